@@ -14,6 +14,9 @@ from .process import Ran, added
 from .rounds import Samples, Step, Value, interleave
 from .session import Session
 
+_MAKING = ("build/ours", "build/pip", "build/uv", "rebuild/one")
+"""The steps whose products later rows need."""
+
 
 def measure(session: Session, names: Sequence[str] = ()) -> None:
     """All of ``build`` and ``rebuild``, or what is named, with as many rounds as asked for."""
@@ -23,12 +26,12 @@ def measure(session: Session, names: Sequence[str] = ()) -> None:
     _finish(session)
 
 
-def ensure(session: Session) -> None:
+def ensure(session: Session, names: Sequence[str] = _MAKING) -> None:
     """Make what later rows need, where no build was measured; its times are not kept."""
     if session.made.bundles and session.made.archives:
         return
     session.say("building once, unmeasured, for the rows that need it")
-    wanted = [step for step in _steps(session) if step.name not in ("build/pex", "rebuild/same")]
+    wanted = [step for step in _steps(session) if step.name in names]
     interleave(wanted, 1, Samples(), lambda _line: None)
     _finish(session)
 
@@ -37,8 +40,11 @@ def sizes(session: Session) -> None:
     """The sizes of what the last round made."""
     ensure(session)
     made = session.made
-    files = {"ours": made.bundles["first"], "pip": made.archives["pip"], "uv": made.archives["uv"]}
-    for name, path in files.items():
+    archives: dict[str, Path] = {
+        name: made.archives[name] for name in ("pip", "uv") if name in made.archives
+    }
+    archives["ours"] = made.bundles["first"]
+    for name, path in archives.items():
         session.samples.add(f"size/{name}", Value(value=path.stat().st_size))
 
 

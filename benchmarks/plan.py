@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import building, cluster, curve, reference, relays, starting, unpacking
+from . import building, cluster, curve, large, reference, relays, starting, unpacking
 from .curve import Point
 from .errors import BenchError
 from .place import GIB, Place, Room, scratch
@@ -29,10 +29,13 @@ MEASURES: dict[str, Callable[[Session], None]] = {
     "start": starting.start,
     "slurm": cluster.measure,
     "relay": relays.measure,
+    "cuda": large.measure,
 }
 """What measures each group of rows, in the order in which it is done."""
 QUICK = ("build", "size", "unpack", "restage", "import")
 """The groups of ``--quick``."""
+_ALONE = {"relay": "the relay", "cuda": "the CUDA environment"}
+"""The groups that have a run of their own."""
 QUICK_NODES = (2, 4)
 """The numbers of nodes of ``--relay --quick``."""
 
@@ -53,6 +56,8 @@ class Options:
     """Whether the rows on a real Slurm are measured, too."""
     relay: bool = False
     """Whether the relay is measured, and nothing else."""
+    cuda: bool = False
+    """Whether the CUDA environment is measured, and nothing else."""
     curve: bool = False
     """Whether ours is measured over the size of the environment, too."""
     cpus: int = 2
@@ -63,6 +68,8 @@ class Options:
     @property
     def reference(self) -> Reference:
         """The environment that is measured."""
+        if self.cuda:
+            return reference.CUDA
         return reference.QUICK if self.quick else reference.FULL
 
     @property
@@ -70,6 +77,8 @@ class Options:
         """The room that it takes."""
         if self.relay:
             return Room(disk=2 * GIB, memory=0)  # the nodes' memory is looked at when they are
+        if self.cuda:
+            return Room(disk=32 * GIB, memory=8 * GIB)
         if self.quick:
             return Room(disk=4 * GIB, memory=GIB)
         return Room(disk=(20 if self.curve else 14) * GIB, memory=int(3.5 * GIB))
@@ -82,11 +91,13 @@ class Options:
         """
         if self.relay:
             return self._relay_rows()
+        if self.cuda:
+            return self._cuda_rows()
         if self.only:
             return self._named_rows()
         if self.quick:
             return tuple(row for row in ROWS if row.group in QUICK and row.key != "build-pex")
-        left_out = {"relay"} if self.slurm else {"relay", "slurm"}
+        left_out = {"relay", "cuda"} if self.slurm else {"relay", "cuda", "slurm"}
         return tuple(row for row in ROWS if row.group not in left_out)
 
     def _relay_rows(self) -> tuple[Row, ...]:
@@ -107,6 +118,21 @@ class Options:
             )
         return rows
 
+    def _cuda_rows(self) -> tuple[Row, ...]:
+        """The rows of the CUDA environment that are wanted.
+
+        Raises:
+            BenchError: one is not known, or none is left.
+        """
+        rows = tuple(row for row in self._chosen(self.only or ("cuda",)) if row.group == "cuda")
+        if self.quick or self.slurm or self.curve or not rows:
+            raise BenchError(
+                "the CUDA environment is measured by itself, and as a whole",
+                where="--cuda",
+                fix="leave --quick, --slurm, --curve and rows of other groups out; see --list",
+            )
+        return rows
+
     def _named_rows(self) -> tuple[Row, ...]:
         """The rows that ``only`` names.
 
@@ -114,12 +140,13 @@ class Options:
             BenchError: one is not known, or needs what the reduced environment has not.
         """
         rows = self._chosen(self.only)
-        if any(row.group == "relay" for row in rows):
-            raise BenchError(
-                "the relay is measured by itself",
-                where=f"--only {' '.join(self.only)}",
-                fix="scripts/bench.py --relay",
-            )
+        for group, what in _ALONE.items():
+            if any(row.group == group for row in rows):
+                raise BenchError(
+                    f"{what} is measured by itself",
+                    where=f"--only {' '.join(self.only)}",
+                    fix=f"scripts/bench.py --{group}",
+                )
         lacking = {row.group for row in rows} - set(QUICK)
         if self.quick and lacking:
             raise BenchError(
@@ -188,7 +215,8 @@ def _session(options: Options, tools: Tools, place: Place, say: Callable[[str], 
     if options.relay:
         prepared = relays.prepare(place, tools)
         return Session(place=place, tools=tools, prepared=prepared, rounds=rounds, say=say)
-    cache = options.cache / ("quick" if options.quick else "full") if options.cache else None
+    kept = "quick" if options.quick else "cuda" if options.cuda else "full"
+    cache = options.cache / kept if options.cache else None
     prepared = reference.prepare(options.reference, cache or place.disk / "cache", tools, say)
     if prepared.wheels.stat().st_dev != place.disk.stat().st_dev:
         raise BenchError(

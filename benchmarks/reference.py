@@ -38,12 +38,17 @@ class Reference:
     """The small package that changes, and its other version."""
     without: tuple[str, ...] = ()
     """Pins that are left out."""
+    more: str = ""
+    """A file with further pins, beside the first; empty for none."""
+    backend: str = "cpu"
+    """The build of PyTorch: a value of ``environment.torch-backend``."""
     reduced: bool = False
     """Whether it is another environment than the targets are meant for."""
 
     def pins(self) -> list[str]:
         """Its pinned requirements."""
-        lines = (self.folder / PINS).read_text(encoding="utf-8").split()
+        files = [PINS, self.more] if self.more else [PINS]
+        lines = [pin for name in files for pin in (self.folder / name).read_text("utf-8").split()]
         return [line for line in lines if line.partition("==")[0] not in self.without]
 
     def changed_pins(self) -> list[str]:
@@ -72,6 +77,14 @@ QUICK = Reference(
     changed=("tqdm", "4.67.1"),
     without=("torch", "accelerate", "sympy", "mpmath", "networkx", "setuptools"),
     reduced=True,
+)
+CUDA = Reference(
+    name="CUDA: torch with its nvidia packages, transformers, datasets, numpy, accelerate",
+    folder=HERE / "reference",
+    imports=("torch", "transformers", "datasets"),
+    changed=("tqdm", "4.67.1"),
+    more="requirements-cuda.txt",
+    backend="none",  # PyPI's own build
 )
 
 
@@ -128,8 +141,7 @@ def prepare(
     remove(project)
     shutil.copytree(reference.folder, project, ignore=shutil.ignore_patterns("__pycache__"))
     _settings(project, reference)
-    env = {**os.environ, "OFFLINE_ROOT": str(store)}
-    env["PATH"] = os.pathsep.join((str(tools.bin), env.get("PATH", os.defpath)))
+    env = _environment(reference, store, tools)
     sets = {"first": reference.pins(), "changed": reference.changed_pins()}
     for which, pins in sets.items():
         (project / PINS).write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
@@ -157,6 +169,15 @@ def prepare(
     )
 
 
+def _environment(reference: Reference, store: Path, tools: Tools) -> dict[str, str]:
+    """Return the variables of locking and fetching: this user's, with our programs first."""
+    env = {**os.environ, "OFFLINE_ROOT": str(store)}
+    env["PATH"] = os.pathsep.join((str(tools.bin), env.get("PATH", os.defpath)))
+    if reference.backend != "cpu":
+        env["PIP_FIND_LINKS"] = ""  # a CPU build there, as 2.13.0+cpu, would sort above 2.13.0
+    return env
+
+
 def _is_kept(folder: Path, pins: Sequence[str]) -> bool:
     """Return whether there is a lock of just these pins."""
     noted = folder / PINS
@@ -164,12 +185,14 @@ def _is_kept(folder: Path, pins: Sequence[str]) -> bool:
 
 
 def _settings(project: Path, reference: Reference) -> None:
-    """Ask for no more modules than the environment has, where it is reduced."""
+    """Ask for the reference's build of PyTorch, and for no more modules than it has."""
     file = project / "stager.toml"
-    text = file.read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    imports = f"imports = {json.dumps(list(reference.imports))}\n"
-    file.write_text(
-        "".join(imports if line.startswith("imports") else line for line in lines),
-        encoding="utf-8",
-    )
+    values = {
+        "imports": json.dumps(list(reference.imports)),
+        "torch-backend": json.dumps(reference.backend),
+    }
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        key = line.partition(" = ")[0]
+        lines.append(f"{key} = {values[key]}\n" if key in values else f"{line}\n")
+    file.write_text("".join(lines), encoding="utf-8")

@@ -103,6 +103,22 @@ def _relay_unlimited(peer: str, target: float | None) -> Row:
     )
 
 
+def _cuda(key: str, what: str, ours: str, peer: str, versus: str) -> Row:
+    """Return a row of the CUDA environment, whose values have the names of the reference's."""
+    return Row(
+        key=f"cuda-{key}",
+        group="cuda",
+        what=what,
+        ours=ours,
+        peer=peer,
+        versus=versus,
+        target=_CUDA_TARGETS.get(key),
+        kind="bytes" if key.startswith("size") else "seconds",
+    )
+
+
+_CUDA_TARGETS = {"build-uv": 0.80, "unpack-zst": 0.5}
+
 ROWS: tuple[Row, ...] = (
     Row(
         key="build-pip",
@@ -285,6 +301,19 @@ ROWS: tuple[Row, ...] = (
     # Here the nodes' CPUs are the limit, so the peer is the one whose nodes unpack as well.
     _relay_unlimited("our-sbcast", 1.0),
     _relay_unlimited("sbcast", None),
+    _cuda("build-pip", "build, empty layer store", "build/ours", "build/pip", "pip + tar czf"),
+    _cuda("build-uv", "build, empty layer store", "build/ours", "build/uv", "uv + tar zstd -3"),
+    _cuda("build-proof", "proof that it is whole", "build/proof", "build/ours", "our build"),
+    _cuda("rebuild-same", "rebuild, nothing changed", "rebuild/same", "build/ours", "our build"),
+    _cuda("rebuild-one", "rebuild, 1 changed", "rebuild/one", "build/ours", "our build"),
+    _cuda("size-gz", "size, with .pyc", "size/ours", "size/pip", "tar.gz"),
+    _cuda("size-zst", "size, with .pyc", "size/ours", "size/uv", "tar.zst"),
+    _cuda("unpack-gz", "unpack to tmpfs", "unpack/tmpfs/ours", "unpack/tmpfs/gz", "tar xzf"),
+    _cuda(
+        "unpack-zst", "unpack to tmpfs", "unpack/tmpfs/ours", "unpack/tmpfs/zst", "tar --zstd -x"
+    ),
+    _cuda("restage-same", "stage again, checked", "restage/same", "restage/first", "first stage"),
+    _cuda("restage-one", "stage again, 1 changed", "restage/one", "restage/first", "first stage"),
 )
 
 

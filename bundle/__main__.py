@@ -5,6 +5,7 @@ node.pyz agent PHASE             one node's part; requests come on standard inpu
 node.pyz unpack BUNDLE ROOT      make the environment under a directory, print its path
 node.pyz probe BUNDLE ROOT       unpack if needed, import what must import, print facts as JSON
 node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
+node.pyz fanout SCRIPT HOST...   run a shell script on hosts, over ssh
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from .protocol.problem import NodeError
 
 if TYPE_CHECKING:
     from .environment import unpack
-    from .format.manifest import Manifest
     from .launch.directories import JobDirectories
 
 # Each command imports what it needs when it is known: an agent is started for every node.
@@ -56,6 +56,8 @@ def _run(argv: Sequence[str]) -> int:
     try:
         if options.command == "drive":
             return _drive(options.job)
+        if options.command == "fanout":
+            return _fanout(options.script, options.hosts)
         if options.command == "agent":
             return _agent(options.phase, options.request)
         return _use_environment(options, argv)
@@ -109,6 +111,14 @@ def _agent(phase: str, handle: int | None) -> int:
     return agent.collect(handle) if phase == agent.COLLECT else agent.main(phase, handle)
 
 
+def _fanout(script: str, hosts: Sequence[str]) -> int:
+    from .channel import fanout
+    from .system.parent_death import signal_at_parent_death
+
+    signal_at_parent_death(signal.SIGTERM)
+    return fanout.main(hosts, script)
+
+
 def _phases() -> list[str]:
     from .agent import agent
 
@@ -119,6 +129,9 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node.pyz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("drive").add_argument("job")
+    fanout = commands.add_parser("fanout")
+    fanout.add_argument("script")
+    fanout.add_argument("hosts", nargs="+")
     agent = commands.add_parser("agent")
     agent.add_argument("phase", choices=phases)
     agent.add_argument("--request", type=int, help="descriptor that holds the request")
@@ -147,34 +160,25 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     """Return the environment of the bundle on the command line; make it if it is missing."""
     from .checks import probe
     from .format.archive import BundleFile
+    from .format.manifest import room_for
     from .node import interpreter
+    from .node.host import host_facts
+    from .node.location import base_for
+    from .node.root import secure_root
     from .system import running_python
 
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
-    host = probe.host_facts()
+    host = host_facts()
     for problem in probe.check_requires(manifest.requires, host):
         raise NodeError(problem)
     python = interpreter.find(manifest.requires.python, options.python)
     if not running_python.loads_modules_for(manifest.requires.python):
         # The decompressor in the bundle is compiled for that one.
         os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
-    root = _node_root(options.base, manifest)
+    base = base_for(options.base, manifest.id, room_for(manifest.layers, manifest), os.environ)
+    root = secure_root(base)
     return _unpack(options, root, manifest.id, python, host.cpus)
-
-
-def _node_root(base: str, manifest: Manifest) -> str:
-    """Return the node root that has the environment, or room for it."""
-    from .environment import unpack
-    from .format.manifest import room_for
-    from .node.root import secure_root
-    from .system import files
-
-    root = secure_root(files.choose_base(base, 0, 0, os.environ))
-    if os.path.isdir(unpack.env_path(root, manifest.id)):
-        return root
-    size, inodes = room_for(manifest.layers, manifest)
-    return secure_root(files.choose_base(base, size, inodes, os.environ))
 
 
 def _unpack(
@@ -231,12 +235,19 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
+    from .launch import hub_cache
+    from .launch.step_ranks import step_variables
     from .launch.variables import environment_variables
 
     directories = _directories(environment)
+    hub_cache.prepare(directories, os.environ)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
-    variables = environment_variables(directories, os.environ, os.environ)
+    variables = environment_variables(directories, os.environ, os.environ, as_rank=True)
+    variables.update(step_variables(os.environ))
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
+    sources = os.path.join(variables["STAGER_PROJECT"], "src")
+    if os.path.isdir(sources) and not os.path.exists(os.path.join(sources, "__init__.py")):
+        variables["PYTHONPATH"] = sources  # a src layout; for ranks, the wrapper does it
     try:
         os.execvpe(command[0], command, variables)
     except (OSError, ValueError) as exc:

@@ -4,6 +4,7 @@
     scripts/bench.py                      every row but those on Slurm, 3 rounds; half an hour
     scripts/bench.py --slurm --curve      everything; needs root for the local cluster
     scripts/bench.py --relay              1 to 32 nodes with slow links; as root, and nothing else
+    scripts/bench.py --cuda               the CUDA environment and nothing else; 32 GiB, an hour
     scripts/bench.py --quick              a reduced environment, once; under 3 minutes
     scripts/bench.py --only unpack size   only these rows or groups of rows
 
@@ -32,9 +33,11 @@ from benchmarks.errors import BenchError  # noqa: E402
 
 RESULTS = REPO / "benchmarks" / "results" / "latest.json"
 RELAY_RESULTS = RESULTS.with_name("relay.json")
+CUDA_RESULTS = RESULTS.with_name("cuda.json")
 SCRATCH = Path("/var/tmp")  # noqa: S108 - on a disk, and nodes of a local cluster see it
 CHART = REPO / "docs" / "performance.png"
 RELAY_CHART = REPO / "docs" / "relay.png"
+CUDA_CHART = REPO / "docs" / "cuda.png"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print rows, groups and targets, and end")
     add("--slurm", action="store_true", help="also on a real Slurm, made by scripts/cluster")
     add("--relay", action="store_true", help="only the relay, over nodes with slow links")
+    add("--cuda", action="store_true", help="only the CUDA environment")
     add("--curve", action="store_true", help="also over the size of the environment")
     add("--cpus", type=_many, default=2, metavar="N", help="CPUs for everything (default: 2)")
     add(
@@ -66,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=CHART,
         metavar="FILE",
-        help="draw a PNG (default: docs/performance.png, docs/relay.png)",
+        help="draw a PNG (default: performance.png in docs, relay.png, cuda.png)",
     )
     return made
 
@@ -112,6 +116,7 @@ def _measured(asked: argparse.Namespace, made: tools.Tools) -> int:
         only=tuple(asked.only),
         slurm=asked.slurm,
         relay=asked.relay,
+        cuda=asked.cuda,
         curve=asked.curve,
         cpus=asked.cpus,
         scratch=asked.scratch,
@@ -119,11 +124,13 @@ def _measured(asked: argparse.Namespace, made: tools.Tools) -> int:
     )
     results = plan.carry_out(options, made, say)
     report.show(results)
-    kept = asked.json or (RELAY_RESULTS if asked.relay else RESULTS)
+    own = RELAY_RESULTS if asked.relay else CUDA_RESULTS if asked.cuda else RESULTS
+    kept = asked.json or own
     report.write_json(results, kept)
     say(f"results: {kept}")
     if asked.chart is not None:
-        path = RELAY_CHART if asked.relay and asked.chart == CHART else asked.chart
+        usual = RELAY_CHART if asked.relay else CUDA_CHART if asked.cuda else CHART
+        path = usual if asked.chart == CHART else asked.chart
         draw = chart.draw_relay if asked.relay else chart.draw
         draw(results, path)
         say(f"chart: {path}")

@@ -1,5 +1,5 @@
 # Sourced by scripts/test: runs programs beside each other, and tells at the end what they said.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 
 # What each of them writes is in $beside/NAME until the end.
 beside=$(mktemp -d)
@@ -18,14 +18,18 @@ start_beside() {
 }
 
 # wait_beside: until all of them have ended; shows what they wrote, in the order of their start.
-# Returns the last exit status that is not 0.
+# Sets beside_status: the exit status of each, by its name.
+declare -A beside_status
 wait_beside() {
-    local each status=0
-    for each in "${!beside_pids[@]}"; do wait "${beside_pids[$each]}" || status=$?; done
+    local each status
+    for each in "${!beside_pids[@]}"; do
+        status=0
+        wait "${beside_pids[$each]}" || status=$?
+        beside_status[${beside_names[$each]}]=$status
+    done
     for each in "${beside_names[@]}"; do cat "$beside/$each"; done
     beside_pids=()
     beside_names=()
-    return "$status"
 }
 
 # Whatever ends the script ends those beside it. Under `set -e` a command that fails in a trap

@@ -9,8 +9,9 @@ programs=(slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge ip:ip
     unshare:util-linux nsenter:util-linux setpriv:util-linux flock:util-linux)
 
 need_programs() {
-    local entry missing=() packages=()
-    for entry in "${programs[@]}"; do
+    local entry missing=() packages=() needed=("${programs[@]}")
+    if [ "$kind" = ssh ]; then needed=("${ssh_programs[@]}"); fi
+    for entry in "${needed[@]}"; do
         if ! command -v "${entry%%:*}" >/dev/null; then
             missing+=("${entry%%:*}")
             packages+=("${entry##*:}")
@@ -55,6 +56,7 @@ write_conf() {
         printf '127.0.0.1 localhost\n%s.1 %s\n' "$subnet" "$login"
         for node in $(nodes); do printf '%s %s\n' "$(address_of "$node")" "$node"; done
     } >"$state/hosts"
+    if [ "$kind" = ssh ]; then write_ssh; return; fi
     # No plugin in use needs cgroups; but left to itself slurmd looks for them, and a container may
     # have none. Since 24.05 slurmd can be told so; before, it takes v1 at its word.
     release=$(slurmctld -V) # slurm-wlm 22.05.8
@@ -106,10 +108,16 @@ CONF
     mv "$conf.new" "$conf"
 }
 
-# become COMMAND...: exec it without the caller's variables, terminal, directory and lock.
+# become COMMAND...: exec it without the caller's variables, terminal, directory and open files: what
+# stands for hours would keep a lock of `flock FILE scripts/cluster up`, or a pipe, for as long.
 become() {
+    local descriptor
     cd /
-    exec env -i PATH="$PATH" LANG=C.UTF-8 setsid "$@" 9>&- </dev/null >>"$state/up.log" 2>&1
+    for descriptor in "/proc/$BASHPID/fd"/*; do
+        descriptor=${descriptor##*/}
+        if [ "$descriptor" -gt 2 ]; then exec {descriptor}>&-; fi
+    done
+    exec env -i PATH="$PATH" LANG=C.UTF-8 setsid "$@" </dev/null >>"$state/up.log" 2>&1
 }
 
 start_munge() {
@@ -174,8 +182,10 @@ start_node() {
             give_up "$node could not be connected to the bridge $bridge" "$state/up.log"
         touch "$made"
     fi
-    start_slurmd "$node"
+    start_daemon "$node"
 }
+
+start_daemon() { if [ "$kind" = ssh ]; then start_sshd "$1"; else start_slurmd "$1"; fi; }
 
 # connect NODE PID: give the node its only interface, without a route to anything but its subnet.
 connect() {
@@ -285,12 +295,13 @@ link_conf() {
 }
 
 up() {
-    local node shape
+    local node shape ssh=
     need_programs
     need_namespaces
     check_hidden
     lock
-    shape="--nodes $count --cpus $cpus${hidden[*]/#/ --hide }"
+    if [ "$kind" = ssh ]; then ssh='--ssh '; fi
+    shape="$ssh--nodes $count --cpus $cpus${hidden[*]/#/ --hide }"
     if [ -e "$conf" ]; then
         if [ "$shape" != "$(cat "$state/shape")" ] && [ -n "$shape_given" ]; then
             fail "cluster $name is up already, with other options: $(cat "$state/shape")" \
@@ -302,11 +313,18 @@ up() {
         trap 'exit 130' INT TERM HUP
         make_files "$shape"
     fi
-    start_munge
-    start_controller
+    if [ "$kind" = slurm ]; then
+        start_munge
+        start_controller
+    fi
     for node in $(nodes); do start_node "$node"; done
-    wait_until_usable
+    if [ "$kind" = ssh ]; then wait_for_logins; else wait_until_usable; fi
     trap - EXIT INT TERM HUP # it stands: nothing below can be a reason to remove it
+    if [ "$kind" = ssh ]; then
+        say "cluster $name is up: $(nodes | paste -sd ' '), each with an sshd of its own"
+        say "in each shell that is to use it: export PATH=$state/bin:\$PATH"
+        return
+    fi
     link_conf
     say "cluster $name is up: $(nodes | paste -sd ' '), partition torch"
     if [ "$(readlink /etc/slurm/slurm.conf 2>/dev/null)" = "$conf" ]; then

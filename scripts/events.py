@@ -28,6 +28,7 @@ from bundle.protocol.answers import (  # noqa: E402
     Ready,
     Relayed,
     Relaying,
+    Unpacking,
 )
 from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEvent  # noqa: E402
 
@@ -58,7 +59,7 @@ A job begins with `job` and ends with `result`. Each phase is between its `begin
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
 that Slurm has put back into the queue continues in the same file with another `job`.
 """
-FOR_THE_DRIVER = (Ready, OutOfReach, Relaying, Relayed)
+FOR_THE_DRIVER = (Ready, OutOfReach, Relaying, Unpacking, Relayed)
 """Messages of agents to the driver alone: it never passes them on."""
 _WORDS = {
     "str": "text",

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from .diagnosis.failure import FirstFailure
     from .forecast.results import PlannedJob
     from .jobs.job import JobOptions
+    from .jobs.listener import JobListener, SilentListener
     from .jobs.summary import NodeCheck, RunResult, SubmittedJob, VerifyResult
-    from .pipeline import CleanOptions, JobListener, SilentListener
+    from .pipeline import CleanOptions
 
 __version__ = "0.1.0"
 
@@ -57,14 +58,14 @@ _MODULES = {
     "CleanedItem": "stager.cleanup.result",
     "FirstFailure": "stager.diagnosis.failure",
     "JobError": "stager.core.errors",
-    "JobListener": "stager.pipeline",
+    "JobListener": "stager.jobs.listener",
     "JobOptions": "stager.jobs.job",
     "Launcher": "bundle.protocol.enumerations",
     "NodeCheck": "stager.jobs.summary",
     "PlannedJob": "stager.forecast.results",
     "Project": "stager.api",
     "RunResult": "stager.jobs.summary",
-    "SilentListener": "stager.pipeline",
+    "SilentListener": "stager.jobs.listener",
     "Stage": "bundle.protocol.enumerations",
     "TransferWay": "bundle.protocol.enumerations",
     "StagerError": "stager.core.errors",

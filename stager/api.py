@@ -18,9 +18,10 @@ from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast.results import PlannedJob
 from .jobs.job import JobOptions
+from .jobs.listener import JobListener, SilentListener
 from .jobs.outcome import Outcome
 from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, verify_result
-from .pipeline import CleanOptions, JobListener, SilentListener
+from .pipeline import CleanOptions
 
 _Result = TypeVar("_Result")
 _EnumT = TypeVar("_EnumT", bound=TextEnum)

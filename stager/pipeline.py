@@ -11,8 +11,8 @@ import os
 import shlex
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Action
@@ -24,65 +24,19 @@ from .core.errors import StagerError
 from .core.store import Store
 
 if TYPE_CHECKING:
-    from bundle.protocol.job import Job
     from bundle.protocol.records import Record
 
     from .building.build import BuildOptions, BuildResult
+    from .building.project_lock import LockResult
     from .cleanup.result import CleanedItem, CleanResult
     from .forecast.history import Basis
     from .forecast.results import PlannedJob
     from .jobs.driver import OnEvent
     from .jobs.job import JobOptions
+    from .jobs.listener import JobListener
     from .jobs.outcome import Outcome
     from .jobs.prepare import Prepared
     from .jobs.summary import SubmittedJob
-
-
-class JobListener(Listener, Protocol):
-    """Receives the progress of a job, besides that of a build."""
-
-    def warn(self, line: str) -> None:
-        """Report something the user must know."""
-
-    def job(self, job: Job, bundle: Path) -> None:
-        """Report a job before the first node is touched."""
-
-    def event(self, record: Record) -> None:
-        """Report one event of the far side; ``docs/events.md`` lists them."""
-
-    def talk(self, line: str) -> None:
-        """Report a line of Slurm's commands, or of the driver's standard error."""
-
-    def submitted(self, job: SubmittedJob) -> None:
-        """Report a batch job that Slurm has accepted."""
-
-
-class SilentListener:
-    """A listener that does nothing; a base for those that want to hear of a few things."""
-
-    def begin(self, phase: str) -> None:
-        """Do nothing."""
-
-    def step(self, what: str, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def note(self, line: str) -> None:
-        """Do nothing."""
-
-    def warn(self, line: str) -> None:
-        """Do nothing."""
-
-    def job(self, job: Job, bundle: Path) -> None:
-        """Do nothing."""
-
-    def event(self, record: Record) -> None:
-        """Do nothing."""
-
-    def talk(self, line: str) -> None:
-        """Do nothing."""
-
-    def submitted(self, job: SubmittedJob) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +65,33 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     """
     from .building.build import build as make_bundle
     from .building.build import build_result
+    from .building.export import copy_to, refuse_in_project
 
-    return build_result(make_bundle(config, options, listener))
+    if options.output is not None:
+        refuse_in_project(options.output, config.project.path)
+    built = make_bundle(config, _with_driver(config, options), listener)
+    copy = copy_to(built.packed.path, options.output) if options.output is not None else None
+    return build_result(built, copy)
+
+
+def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResult:
+    """Make the project's lock anew.
+
+    Raises:
+        StagerError: an expected failure; see :func:`stager.building.project_lock.lock_project`.
+    """
+    from .building.project_lock import lock_project
+
+    return lock_project(config, _with_driver(config, options).resolving, listener)
+
+
+def _with_driver(config: Config, options: BuildOptions) -> BuildOptions:
+    """Return options that know where to look for the nodes' NVIDIA driver, where it matters."""
+    if config.environment.torch_backend != "auto" or options.driver is not None:
+        return options
+    from .jobs.gpu_driver import find_driver
+
+    return replace(options, driver=partial(find_driver, config.name))
 
 
 def verify(
@@ -189,7 +168,7 @@ def _with_failed_nodes(
 
 def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
     """Give the job its number and rates, and report what is about to happen."""
-    from .jobs.job import numbered
+    from .jobs.log_dir import numbered
     from .jobs.scripts import refuse_absent
 
     for note in prepared.notes:
@@ -312,7 +291,7 @@ def _clean_nodes(
     from .cleanup.clean import nodes_keep
     from .cleanup.result import keeps, removed_on_node
     from .jobs.driver import run_driver
-    from .jobs.job import numbered
+    from .jobs.log_dir import numbered
     from .jobs.outcome import Outcome
     from .jobs.prepare import driver_start, named_bundle, prepare, source_of
 
@@ -327,7 +306,8 @@ def _clean_nodes(
             f"have, run this inside: {command}"
         )
         return None, []
-    keep = nodes_keep(manifest.id, (), everything=everything)
+    store = Store(offline_root(config))
+    keep = nodes_keep(store, manifest.id, everything=everything)
     outcome = Outcome(job=replace(numbered(prepared.job), keep=tuple(keep)), bundle=path)
     items: list[CleanedItem] = []
     keeping: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,8 +39,10 @@ class JobCosts:
     """The phases."""
     program: float = 0.0
     """Bytes of the program that the driver's host sends to each node."""
-    place: float = 10.3
-    """Bytes of each node's address and port in the message that tells all nodes of each other."""
+    announcement: float = 45.0
+    """Bytes that tell each node where the source of the relay listens."""
+    place: float = 25.6
+    """Bytes of each place that a node asks the source for; it asks for two in each tree level."""
 
 
 def phase_seconds(costs: PhaseCosts, site: Site) -> float:
@@ -62,11 +65,9 @@ def phase_seconds(costs: PhaseCosts, site: Site) -> float:
 
 
 def messages_seconds(costs: JobCosts, site: Site) -> float:
-    """Return the seconds in which the driver's link carries the program and the nodes' places.
-
-    Slurm sends a step's input to each of its nodes by itself, so the second grows with the square.
-    """
-    each = costs.program + costs.place * site.nodes
+    """Return the seconds in which the driver's link carries what each node must know."""
+    asked = costs.place * 2 * math.log2(max(site.nodes, 2))
+    each = costs.program + costs.announcement + asked
     return each * site.nodes / (site.source_link or site.link)
 
 

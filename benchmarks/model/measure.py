@@ -20,8 +20,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bundle.driver.transports.relay_candidates import candidates_of
 from bundle.transfer.chunks import ChunkFile, chunk_size
-from bundle.transfer.relay import RelayAddresses, listen
+from bundle.transfer.relay import listen
+from bundle.transfer.relay_places import RelayPlace
 from bundle.transfer.relay_process import RelayProcess
 
 from ..cluster import Cluster, running
@@ -297,12 +299,15 @@ def relay_on_loopback(size: int, folder: Path) -> RelayMeasured:
     token = os.urandom(32)
     with _noise(size, folder / "source") as source, _noise(0, folder / "target") as target:
         listeners = [listen("127.0.0.1"), listen("127.0.0.1")]
-        places = tuple(("127.0.0.1", int(one.getsockname()[1])) for one in listeners)
+        places = [
+            RelayPlace(position, "", "127.0.0.1", int(one.getsockname()[1]))
+            for position, one in enumerate(listeners)
+        ]
         first = RelayProcess(ChunkFile(source, size, complete=True), token, listeners[0])
         second = RelayProcess(ChunkFile(target, size), token, listeners[1])
         first.begin(None)
         began = time.monotonic()
-        second.begin(RelayAddresses(places, 1))
+        second.begin(candidates_of(1, places))
         outcome = second.outcome()
         seconds = time.monotonic() - began
         used = [_children_cpu()]

@@ -83,7 +83,7 @@ def sensitivity(costs: JobCosts) -> list[Computed]:
         ("latency 1 ms", WORK, replace(SITE, latency=1e-3), costs),
         ("driver's host at 10 Gbit/s", WORK, replace(SITE, source_link=10 * GBIT), costs),
         ("relay takes twice the CPU time a byte", WORK, SITE, relay_takes(2.0)),
-        ("relay takes a third, as over loopback", WORK, SITE, relay_takes(1 / 3)),
+        ("relay takes a third of it", WORK, SITE, relay_takes(1 / 3)),
         ("driver takes twice the CPU time a node", WORK, SITE, with_driver(costs, 2.0)),
         ("driver takes a quarter of it", WORK, SITE, with_driver(costs, 0.25)),
         ("unpacks to 33 GB, 830,000 files", LIKE_REFERENCE, SITE, costs),

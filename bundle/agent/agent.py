@@ -172,7 +172,7 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
     job = request.job
     if job.action is not Action.RUN or not loads_modules_for(job.requires.python):
         return None
-    if job.allocation is Allocation.SLURM and not job.one_step:
+    if job.allocation is not Allocation.LOCAL and not job.one_step:
         return None
     from ..launch import early_torchrun as early
 
@@ -195,13 +195,6 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
         seconds=round(time.monotonic() - started, 3),
         ok=not answer.problems and not answer.exit_code,
     )
-
-
-def wrapper_source() -> bytes:
-    """Return the source of the run wrapper, from the directory or zip that holds this package."""
-    from ..environment import virtual_environment
-
-    return virtual_environment.source_of("launch.wrapper")
 
 
 def _preflight(request: PreflightRequest, channel: AgentChannel) -> PreflightAnswer:
@@ -270,15 +263,15 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
 def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
     """Remove the environments on this node that nobody uses."""
     from ..environment import clean
+    from ..node.location import ROOT_VARIABLE
     from ..protocol.clean_answers import CleanAnswer
-    from ..system import files
 
     job = request.job
     roots = clean.roots(job.node_root, os.environ)
     cleaned = [clean.clean(root, job.keep, job.dry_run) for root in roots]
     if job.allocation is Allocation.LOCAL and request.node == job.nodes[0]:
         # Below it lie the roots of all these nodes; in it what `stager exec` has unpacked.
-        user_root = os.path.dirname(os.path.dirname(os.environ[files.ROOT_VARIABLE]))
+        user_root = os.path.dirname(os.path.dirname(os.environ[ROOT_VARIABLE]))
         cleaned.append(clean.clean(user_root, job.keep, job.dry_run, nodes=False))
     problems = tuple(problem for root in cleaned for problem in root.problems)
     return CleanAnswer(roots=tuple(cleaned), problems=problems)

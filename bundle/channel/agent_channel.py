@@ -19,6 +19,7 @@ from ..protocol.answers import AgentEvent
 from ..protocol.codec import decode, encode
 from ..protocol.requests import FramesAgain, Handover, RequestReader
 from ..system import signals
+from ..system.step_variables import node_name
 from .frames import Writer
 from .lines import Lines
 
@@ -76,7 +77,7 @@ class AgentChannel:
         """The lines of the driver that were read in a step; an empty one is the end."""
         self._busy = True
         self.sent: dict[int | None, int] = {}
-        self._requests = RequestReader(os.environ.get("SLURMD_NODENAME", ""), phase)
+        self._requests = RequestReader(node_name(os.environ), phase)
         self.request = self._requests.first(_first_message(handle))
         self._in_step = self._requests.in_step
         self.handed_over = self._requests.handed_over
@@ -183,6 +184,11 @@ class AgentChannel:
                 self._send_again([(self._before_last + 1, self._number)])
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return ""
+
+    @property
+    def in_step(self) -> bool:
+        """True if this is an agent in a step of Slurm's."""
+        return self._in_step
 
     @property
     def _number(self) -> int:

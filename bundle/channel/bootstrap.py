@@ -1,9 +1,10 @@
 """The first program on a node of an allocation: it starts the far side without leaving a file.
 
 Its source is sent as the text of ``python3 -I -S -c``; so it stands alone. On standard input come
-a line with two numbers of bytes, then the modules of the node program, compressed, then the
-request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ. Where
-the first number is 0, variables carry the program. Both are kept in memory, the program as a zip.
+a line with three numbers of bytes, then the modules of the node program, compressed, then the
+request, compressed, in JSON with a ``common`` part and an ``own`` part for nodes that differ, then
+variables, where this process does not inherit them: its own count more. Where the first number is
+0, variables carry the program. All are kept in memory, the program as a zip.
 It goes on in this process, or under the Python that the request names for this node; standard input
 stays open behind them.
 """
@@ -75,8 +76,12 @@ def main() -> int:
     sizes = [int(word) for word in line.split()]
     program = zipped(zlib.decompress(take(sizes[0]) or carried()))
     request = zlib.decompress(take(sizes[1]))
+    if sizes[2]:
+        for name, value in json.loads(zlib.decompress(take(sizes[2]))).items():
+            os.environ.setdefault(name, value)
     message = json.loads(request)
-    own = {**message["common"], **message["own"].get(os.environ["SLURMD_NODENAME"], {})}
+    node = os.environ.get("STAGER_NODE") or os.environ["SLURMD_NODENAME"]
+    own = {**message["common"], **message["own"].get(node, {})}
     python = own.get("python") or sys.executable
     path = f"/proc/self/fd/{in_memory(program)}"
     argv = [*sys.argv[1:], "--request", str(in_memory(request))]

@@ -23,13 +23,14 @@ from ..environment.interpreter_link import RENEWED, interpreter_faults
 from ..environment.layer_writer import write_problem
 from ..environment.merge import STATE, Merged, merge, own_files
 from ..environment.process_pool import share
-from ..environment.unpack import env_path, lock_path, making, using
+from ..environment.unpack import lock_path, making, using
 from ..environment.virtual_environment import hooks, own_links
 from ..format.decompressor import load_decompressor
 from ..format.layer import Entry, LayerError
 from ..format.layer_head import decode_head
 from ..format.manifest import Manifest, ManifestError, Part, parse
 from ..node import locks, removal
+from ..node.location import env_path
 from ..protocol.counts import counted
 from ..protocol.digest import Digest
 from ..protocol.problem import NodeError, Problem, ProblemCode

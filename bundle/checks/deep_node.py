@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..channel.agent_channel import AgentChannel
-from ..environment import unpack
 from ..node import host
+from ..node.location import env_path
 from ..protocol.deep_answers import DeepAnswer, NetworkReport, NodeClock
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import DeepRequest
@@ -28,7 +28,7 @@ def check(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
     """Check this node thoroughly; its clock is sent first."""
     channel.emit(NodeClock(clock=time.time()))
     network = None if request.head is None else _network(request, *request.head)
-    path = unpack.env_path(request.root, request.job.bundle_id)
+    path = env_path(request.root, request.job.bundle_id)
     return DeepAnswer(
         network=network,
         torch=os.path.isdir(os.path.join(path, "pkgs", "torch", "distributed")),

@@ -6,27 +6,26 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ..environment import damage, hard_links
 from ..format.archive import BundleFile
-from ..node import interpreter, locks, removal
-from ..node.location import base_for, env_of
+from ..node import gpus, interpreter, locks, removal
+from ..node.host import host_facts
+from ..node.location import base_for, choose_base, env_path, node_root_name
 from ..node.root import secure_root
 from ..protocol.answers import PreflightAnswer
 from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import PreflightRequest
-from ..system import files, network
+from ..system import files, network, step_variables
 from . import probe
 
 SAMPLE = 1 << 20
 """Bytes read at each of a few positions of a bundle, to measure the speed."""
 _SAMPLES = 4
-DRIVER_HOST = "SLURM_LAUNCH_NODE_IPADDR"
-"""The variable of a step with the address of the host that has started it, see srun(1)."""
 INCOMING_PREFIX = "job-"
 """Prefix of the directories for broadcast files in ``incoming/``."""
 _OF_TASK = re.compile(r".+\.\d+\.\d+")
@@ -54,36 +53,22 @@ def base_by_need(request: PreflightRequest) -> str:
         NodeError: no directory fits.
     """
     job = request.job
-    first = base_for(job, os.environ, copies=0)
-    root = os.path.join(first, files.node_root_name())
-    if request.room is None or os.path.isdir(env_of(job, root)):
-        return base_for(job, os.environ)
+    first = choose_base(job.node_root, os.environ)
+    root = os.path.join(first, node_root_name())
+    if request.room is None or os.path.isdir(env_path(root, job.bundle_id)):
+        return base_for(job.node_root, job.bundle_id, job.room, os.environ)
     # A file that is sent takes room while it is unpacked.
-    sent = 0 if _reads_in_place(job) else request.size
+    whole = 0 if _reads_in_place(job) else request.size
     heads = request.heads
     older = hard_links.older_layers(os.path.join(root, "envs"), heads)
     if older:
         missing = [room for head, room in zip(heads, request.room) if head not in older]
-        sent = sent * len(missing) // len(heads)
-        if _has_room(job, first, [request.own_room, *missing], sent):
+        sent = whole * len(missing) // len(heads)
+        size, inodes = (sum(column) for column in zip(request.own_room, *missing))
+        if not files.refusals(files.facts_of(first), size + sent, inodes):
             return first
-    return files.choose_base(job.node_root, job.room[0] + sent, job.room[1], os.environ)
-
-
-def _has_room(job: Job, base: str, rooms: Sequence[tuple[int, int]], sent: int) -> bool:
-    """Tell whether a directory is the first choice, and has room for some layers.
-
-    Args:
-        job: the job.
-        base: the directory.
-        rooms: bytes and inodes of each layer.
-        sent: bytes of a file that is sent.
-    """
-    chosen = files.choose_base(job.node_root, 0, 0, os.environ)
-    if chosen != base:
-        return False
-    needed_bytes, needed_inodes = (sum(column) for column in zip(*rooms))
-    return not files.refusals(files.facts_of(chosen), needed_bytes + sent, needed_inodes)
+    size, inodes = job.room
+    return choose_base(job.node_root, os.environ, (size + whole, inodes))
 
 
 def _reads_in_place(job: Job) -> bool:
@@ -97,13 +82,14 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     """Check everything; report all problems at once."""
     job = request.job
     problems: list[Problem] = []
+    question = gpus.Question(os.environ)  # the driver takes its time to answer
     root = python = ""
     with _collecting(problems):
         root = secure_root(base_by_need(request))
         sweep(root, time.time())
     with _collecting(problems):
         python = interpreter.find(job.requires.python, job.python_hints)
-    host = probe.host_facts(root)
+    host = host_facts(root)
     problems += probe.check_requires(job.requires, host)
     place = NodeAddress()
     with _collecting(problems):
@@ -119,7 +105,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     )
     with _collecting(problems):
         answer = _with_bundle_state(answer, request, max(1, host.cpus // request.nodes_here))
-    return replace(answer, problems=tuple(problems))
+    return replace(answer, gpus=question.answer(), problems=tuple(problems))
 
 
 def _node_address(request: PreflightRequest) -> NodeAddress:
@@ -138,7 +124,7 @@ def _node_address(request: PreflightRequest) -> NodeAddress:
 
 def _way_to_driver() -> str:
     """Return the address that this node has on its way to the driver's host; empty for none."""
-    host = os.environ.get(DRIVER_HOST, "")
+    host = step_variables.driver_host(os.environ)
     if not host or network.is_loopback(host):
         return ""
     with contextlib.suppress(NodeError):
@@ -153,8 +139,26 @@ def _address_and_port(request: PreflightRequest) -> tuple[str, int]:
     else:
         interface = network.interface_setting(job.launch.interface, request.node)
         address = "" if interface == "auto" else network.address_of(interface)
-        address = address or network.advertised_address(os.uname().nodename)
+        address = address or _advertised_address(alone=len(job.nodes) == 1)
     return address, network.free_port(network.port_for(job.id))
+
+
+def _advertised_address(*, alone: bool) -> str:
+    """Return the address of this host's name, or where ``ssh`` has reached it.
+
+    Args:
+        alone: True if no other host has to reach it.
+
+    Raises:
+        NodeError: neither of the two is known.
+    """
+    try:
+        return network.advertised_address(os.uname().nodename)
+    except NodeError:
+        reached = step_variables.reached_address(os.environ)
+        if not reached or (network.is_loopback(reached) and not alone):
+            raise
+        return reached
 
 
 def _with_bundle_state(
@@ -162,7 +166,7 @@ def _with_bundle_state(
 ) -> PreflightAnswer:
     """Add which parts of the bundle are here, and how fast it can be read where it lies."""
     job, root = request.job, answer.root
-    env, started = env_of(job, root), time.monotonic()
+    env, started = env_path(root, job.bundle_id), time.monotonic()
     faults = damage.look(env, processes) if root else None
     check_seconds = round(time.monotonic() - started, 3)
     ready = faults == []

@@ -1,8 +1,6 @@
 """The check of one node: the environment is the one that was built, and it runs there.
 
-``environment_facts`` starts the environment's own interpreter; it sends one JSON object to its
-standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and reads one from its standard
-output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems"}``.
+The environment describes itself: :mod:`bundle.checks.description` runs under its interpreter.
 """
 
 from __future__ import annotations
@@ -14,138 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..node.host import host_facts
 from ..protocol.answers import ProbeAnswer
 from ..protocol.codec import decode
 from ..protocol.facts import HostFacts
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requires import Requires
 from ..system import processes
-
-__all__ = ["check_requires", "environment_facts", "host_facts"]
+from ..system.module_source import source_of
 
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
-
-# Runs in the environment, under its own Python. Imported modules may print, which must not mix with
-# the answer: file descriptor 1 leads to standard error meanwhile.
-_PROGRAM = r'''
-import importlib, importlib.metadata, json, os, re, sys, sysconfig, traceback, types
-
-answer = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-request = json.load(sys.stdin)
-root = os.path.realpath(request["root"])
-sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
-sys.path.append(os.path.join(root, "project"))
-standard = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-problems, origins, versions = [], {}, {}
-
-
-def problem(code, where, **values):
-    problems.append({"code": code, "where": where, "values": values})
-
-
-def inside(path):
-    real = os.path.realpath(path)
-    if real == root or real.startswith(root + os.sep):
-        return True
-    for folder in standard:
-        if real.startswith(folder + os.sep):
-            return real[len(folder) + 1:].split(os.sep)[0] not in ("site-packages", "dist-packages")
-    return False
-
-
-def spec_of(module):
-    """Find a module, and the packages it is in, without importing any."""
-    path, spec, name, stubs = None, None, "", []
-    try:
-        for part in module.split("."):
-            name = name + "." + part if name else part
-            finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-            specs = (find(name, path) for find in finders if find)
-            spec = next((spec for spec in specs if spec is not None), None)
-            if spec is None:
-                return None
-            path = list(spec.submodule_search_locations or ())
-            if name not in sys.modules:  # a namespace package looks for its parent there
-                stubs.append(name)
-                sys.modules[name] = types.ModuleType(name)
-                sys.modules[name].__path__ = path
-    finally:
-        for name in stubs:
-            del sys.modules[name]
-    return spec
-
-
-def check_origin(module, spec):
-    paths = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not paths:  # built in or frozen
-        return
-    origins[module] = paths[0]
-    outside = [path for path in paths if not inside(path)]
-    if outside:
-        problem("module-foreign", module, found=outside[0])
-
-
-def modules_of(dist):
-    """The importable names a distribution brings, by its own record."""
-    record = dist.read_text("RECORD") or ""
-    names = re.findall(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", record, re.M)
-    return sorted(set(names))
-
-
-def check_package(name):
-    try:
-        dist = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        versions[name] = None
-        problem("package-missing", name, root=root)
-        return
-    versions[name] = dist.version
-    path = str(dist.locate_file(""))
-    if not inside(path):
-        problem("package-foreign", name, found=path)
-    for module in modules_of(dist):
-        spec = spec_of(module)
-        if spec is None:
-            problem("package-incomplete", name, module=module)
-        else:
-            check_origin(module, spec)
-
-
-def check_import(module):
-    spec = spec_of(module)
-    if spec is None:
-        problem("module-missing", module, python=sys.executable)
-        return
-    if module not in origins:
-        check_origin(module, spec)
-    if not request["deep"]:
-        return
-    sys.stderr.write("importing " + module + "\n")
-    sys.stderr.flush()
-    try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as exc:
-        last = traceback.format_exception_only(type(exc), exc)[-1].strip()
-        problem("module-not-imported", module, why=last)
-
-
-for name in request["packages"]:
-    check_package(name)
-for module in request["imports"]:
-    check_import(module)
-version = ".".join(str(part) for part in sys.version_info[:3])
-json.dump({"v": 1, "python": version, "prefix": sys.prefix, "packages": versions,
-           "origins": origins, "problems": problems}, answer)
-answer.flush()
-os._exit(0)  # some libraries crash or hang while they are torn down; the answer stands
-'''
 
 
 @dataclass(frozen=True)
 class _Description:
-    """An environment, as the program describes it."""
+    """An environment, as it describes itself."""
 
     v: int
     python: str
@@ -177,7 +57,8 @@ def environment_facts(
         The environment in its own words. After a failure to start only ``problems`` has content;
         nothing is raised.
     """
-    argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", _PROGRAM]
+    program = source_of("checks.description").decode()
+    argv = [str(Path(env_dir, "bin", "python")), "-X", "faulthandler", "-c", program]
     request = {
         "v": 1,
         "root": env_dir,
@@ -212,7 +93,7 @@ def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
 
     Args:
         requires: from the bundle's manifest.
-        host: the result of :func:`host_facts`.
+        host: the result of :func:`bundle.node.host.host_facts`.
     """
     where = host.hostname
     problems = []
@@ -235,14 +116,23 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
-    """Describe why the environment's Python gave no answer, with the module it was importing."""
-    module = next((line for line in reversed(exc.tail) if line.startswith("importing ")), "")
-    errors = [line for line in exc.tail if line.startswith(("Fatal Python error", "ImportError"))]
-    error = errors[:1] or exc.tail[-1:]
-    why = ", ".join(filter(None, [exc.reason, module, *error]))
+    """Describe why the environment's Python gave no answer."""
     code = ProblemCode.PYTHON_FAILED
     if exc.code == -signal.SIGILL:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
+    why = ", ".join([exc.reason, *_last_words(exc.lines)])
     return Problem(code, env_dir, {"why": why})
+
+
+def _last_words(lines: Sequence[str]) -> list[str]:
+    """Return the module that was imported last, if any, and the error behind it.
+
+    Args:
+        lines: all that the program wrote; the stack of a crash in it may be long.
+    """
+    marks = [number for number, line in enumerate(lines) if line.startswith("importing ")]
+    since = lines[marks[-1] :] if marks else lines
+    errors = [line for line in since if line.startswith(("Fatal Python error", "ImportError"))]
+    return [*(since[:1] if marks else ()), *(errors[:1] or since[-1:])]

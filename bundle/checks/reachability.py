@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import network
+from ..system.files import error_text
 
 _LOOKUPS = 16  # at a time: a name server that does not answer takes seconds for each
 _PATIENCE = 2.0
@@ -52,7 +53,7 @@ def await_nodes(
     try:
         listener = socket.create_server((address, port), family=family, backlog=len(nodes) + 16)
     except OSError as exc:
-        values = {"why": exc.strerror or str(exc)}
+        values = {"why": error_text(exc)}
         where = f"{address}:{port}"
         raise NodeError(Problem(ProblemCode.HEAD_PORT_TAKEN, where, values)) from exc
     with listener:
@@ -142,6 +143,4 @@ def _unreached(where: str, exc: OSError, connected: float, timeout: float) -> Pr
         return Problem(ProblemCode.HEAD_REFUSES, where, {"host": host, "seconds": seconds})
     if isinstance(exc, socket.timeout):
         return Problem(ProblemCode.HEAD_SILENT, where, {"host": host, "seconds": seconds})
-    return Problem(
-        ProblemCode.HEAD_UNREACHED, where, {"host": host, "why": exc.strerror or str(exc)}
-    )
+    return Problem(ProblemCode.HEAD_UNREACHED, where, {"host": host, "why": error_text(exc)})

@@ -6,13 +6,15 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
+from typing import IO
 
 from ..launch import directories
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
+from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import NodeError, Problem
-from ..protocol.requests import TidyRequest
-from ..results.receive import Received
+from ..protocol.requests import CollectRequest, TidyRequest
+from ..results.receive import Received, receive
 from .state import State
 
 
@@ -40,7 +42,7 @@ def run_dir_marker(job: Job) -> Iterator[str]:
 
 
 def collect_outputs(state: State, *, standing: bool) -> None:
-    """Bring the outputs from the head node, after a failure too; then remove them there.
+    """Bring the outputs from the node of rank 0, after a failure too; then remove them there.
 
     Args:
         state: the job; nothing happens where nodes share the run directory.
@@ -48,39 +50,67 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     """
     if not state.separate_run_dirs:
         return
-    job, head = state.job, state.job.nodes[0]
-    work_dir = directories.work_dir(job, state.facts[head].root)
+    job, node = state.job, _node_of_first_rank(state)
+    work_dir = directories.work_dir(job, state.facts[node].root)
     if not standing:
-        state.note(f"the allocation has ended; what the ranks wrote is on {head} in {work_dir}")
+        state.note(f"the allocation has ended; what the ranks wrote is on {node} in {work_dir}")
         return
     if not os.path.isdir(job.run_dir):
-        state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {head} in {work_dir}")
+        state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {node} in {work_dir}")
         return
-    if not job.outputs:
+    if not {*job.outputs} - {*job.tracked}:
+        beside = f" but {', '.join(job.tracked)}" if job.tracked else ""
         state.note(
-            f"the nodes do not see {job.run_dir}; nothing is brought back: name results in "
+            f"the nodes do not see {job.run_dir}; nothing{beside} is brought back: name results in "
             "[project] outputs"
         )
-    elif not _fetch_outputs(state, head, work_dir):
-        state.note(f"some outputs were not brought back; they are still on {head} in {work_dir}")
+    if job.outputs and not _fetch_outputs(state, node, work_dir):
+        state.note(f"some outputs were not brought back; they are still on {node} in {work_dir}")
         return
     with contextlib.suppress(NodeError):
-        state.ask("tidy", lambda node: TidyRequest(**state.placed(node)))
+        state.ask("tidy", lambda name: TidyRequest(**state.placed(name)))
 
 
-def _fetch_outputs(state: State, head: str, work_dir: str) -> bool:
+def _node_of_first_rank(state: State) -> str:
+    """Return the node where rank 0 began last: ranks that are started again may change places."""
+    began = {
+        node: answer.first_rank
+        for node, answer in state.answers_of(LaunchAnswer).items()
+        if answer.first_rank is not None and node in state.facts
+    }
+    return max(began, key=lambda node: began[node], default=state.job.nodes[0])
+
+
+def _fetch_outputs(state: State, node: str, work_dir: str) -> bool:
     """Fetch the outputs, and report what has come.
 
     Returns:
         True if all has arrived, so that it may be removed from the node.
     """
     try:
-        received = state.fetch(head, work_dir)
+        received = _received(state, node, work_dir)
     except NodeError as exc:
-        _emit_collected(state, work_dir, _NOTHING, [exc.problem])
+        _emit_collected(state, node, work_dir, _NOTHING, [exc.problem])
         return False
-    _emit_collected(state, work_dir, received, list(received.problems))
+    _emit_collected(state, node, work_dir, received, list(received.problems))
     return received.complete and not received.gaps
+
+
+def _received(state: State, node: str, work_dir: str) -> Received:
+    """Bring the outputs from a directory of one node into the run directory.
+
+    Raises:
+        NodeError: they cannot be put there, or did not come at all.
+    """
+    job = state.job
+    request = CollectRequest(**state.placed(node), directory=work_dir)
+    came: list[Received] = []
+
+    def take(stream: IO[bytes]) -> None:
+        came.append(receive(stream, job.run_dir, job.outputs, node))
+
+    state.transport.fetch("collect", {node: request}, take)
+    return came[0]
 
 
 _NOTHING = Received(
@@ -98,17 +128,17 @@ _NOTHING = Received(
 
 
 def _emit_collected(
-    state: State, work_dir: str, received: Received, problems: list[Problem]
+    state: State, node: str, work_dir: str, received: Received, problems: list[Problem]
 ) -> None:
     state.emit(
         OutputsCollected(
-            node=state.job.nodes[0],
+            node=node,
             source=work_dir,
             target=state.job.run_dir,
             files=received.files,
             bytes=received.bytes,
             renamed=dict(received.renamed),
-            missing=tuple(received.missing),
+            missing=tuple(name for name in received.missing if name not in state.job.tracked),
             left_out=dict(received.left_out),
             changed=dict(received.changed),
             problems=tuple(problems),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import select
 import signal
 import threading
 import time
@@ -177,9 +178,15 @@ class Display:
         return event_lines.line(self._job_id, shown.time, fields).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
+        """Write all of it, also where somebody else has set the reader's end to return at once."""
         view = memoryview(data)
+        room = select.poll()
+        room.register(self._handle, select.POLLOUT)
         while view:
-            view = view[os.write(self._handle, view) :]
+            try:
+                view = view[os.write(self._handle, view) :]
+            except BlockingIOError:  # a terminal's flags are shared by all that have it open
+                room.poll()
 
     def _discard(self) -> None:
         """Print nothing any more; the logs have all of it."""

@@ -27,6 +27,7 @@ from ..system import open_files, signals
 from . import collect
 from .logs import Logs
 from .output_logs import problems_of
+from .own_disk import problems_of_own_disk
 from .phases import Phase, phases_of
 from .state import NodesFailed, State
 from .transports import slurm_commands
@@ -80,18 +81,11 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     if job.allocation is Allocation.SLURM:
         job = slurm_commands.bind(job, os.environ)
     state = State(job, Logs(job))
-    outcome = _Outcome()
     try:
-        _go_through_phases(state, transport or _transport(job))
-    except NodesFailed as exc:
-        outcome.problems = {node: answer.problems for node, answer in exc.answers.items()}
-    except NodeError as exc:
-        outcome.problems = {_place_of(exc.problem, job): (exc.problem,)}
-        outcome.of_driver = exc.problem.where not in job.nodes
+        outcome = _outcome_of_phases(state, transport or _transport(job))
+        signals.ignore_signals()  # before this block ends: a signal in between would have no result
     except signals.Stopped:
-        outcome.interrupted = True
-        outcome.problems = _problems_before(state)
-    signals.ignore_signals()
+        outcome = _Outcome(_problems_before(state), interrupted=True)
     try:
         _conclude(state, outcome)
         return outcome.exit_status
@@ -99,6 +93,23 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         if state.has_transport:
             state.transport.close()
         state.display.drain(READER_SECONDS)
+
+
+def _outcome_of_phases(state: State, transport: Callable[[Job], Transport]) -> _Outcome:
+    """Go through the phases; return what failed, if something did.
+
+    Raises:
+        Stopped: the driver was told to end.
+    """
+    try:
+        _go_through_phases(state, transport)
+    except NodesFailed as exc:
+        return _Outcome({node: answer.problems for node, answer in exc.answers.items()})
+    except NodeError as exc:
+        problem = exc.problem
+        of_driver = problem.where not in state.job.nodes
+        return _Outcome({_place_of(problem, state.job): (problem,)}, of_driver=of_driver)
+    return _Outcome()
 
 
 def _place_of(problem: Problem, job: Job) -> str:
@@ -116,9 +127,13 @@ def _place_of(problem: Problem, job: Job) -> str:
 def _transport(job: Job) -> Callable[[Job], Transport]:
     if job.allocation is Allocation.LOCAL:
         return LocalTransport
-    from .transports.slurm import SlurmTransport
+    if job.allocation is Allocation.SSH:
+        from .transports.ssh import ssh_transport
 
-    return SlurmTransport
+        return ssh_transport
+    from .transports.slurm import slurm_transport
+
+    return slurm_transport
 
 
 def _go_through_phases(state: State, transport: Callable[[Job], Transport]) -> None:
@@ -151,8 +166,9 @@ def _do(phase: Phase, state: State) -> None:
     started = time.monotonic()
     state.emit(PhaseBegins(phase.name))
     try:
-        phase.ask(state)
-        phase.use(state)
+        with problems_of_own_disk():
+            phase.ask(state)
+            phase.use(state)
     finally:
         seconds = state.seconds[phase.name] = round(time.monotonic() - started, 3)
         state.emit(PhaseEnds(phase.name, seconds))

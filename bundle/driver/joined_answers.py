@@ -32,6 +32,7 @@ def _with_ranks(first: LaunchAnswer, second: LaunchAnswer) -> LaunchAnswer:
         failures=(*first.failures, *second.failures),
         tail=(*first.tail, *second.tail),
         stopped=second.stopped if first.lost else first.stopped,
+        first_rank=first.first_rank if second.first_rank is None else second.first_rank,
         left=(*first.left, *second.left),
         vanished=(*first.vanished, *second.vanished),
         lingering=(*first.lingering, *second.lingering),

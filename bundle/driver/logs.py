@@ -17,10 +17,10 @@ import os
 import time
 from typing import IO
 
-from ..agent import agent
 from ..protocol.job import Job, redacted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files, open_files, permissions, signals
+from ..system.module_source import source_of
 
 _FEWEST, _MOST = 8, 1 << 14
 """Limits of the number of files that are kept open at a time; half of what a process may open."""
@@ -65,10 +65,10 @@ class Logs:
                 Problem(
                     ProblemCode.LOG_DIR_UNWRITABLE,
                     job.log_dir,
-                    {"why": exc.strerror or str(exc)},
+                    {"why": files.error_text(exc)},
                 )
             ) from exc
-        self._copy(f"run_wrapper.{job.id}.py", agent.wrapper_source())
+        self._copy(f"run_wrapper.{job.id}.py", source_of("launch.wrapper"))
         text = json.dumps(redacted(job).to_json(), indent=1)
         self._copy(f"job.{job.id}.json", text.encode() + b"\n")
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from ..checks.node_lines import preflight_line
 from ..format.manifest import room_for
 from ..protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
-from ..protocol.enumerations import Action, PhaseName
+from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.job import Job
-from ..protocol.problem import Problem
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
 from ..transfer.plan import first_names
-from . import collect, placement, ranks
+from . import collect, gpu_drivers, placement, ranks
 from .state import State
 
 
@@ -56,6 +56,7 @@ class PreflightPhase(Phase):
 
     def use(self, state: State) -> None:
         """Keep the facts, log them, and decide how many ranks each node gets."""
+        gpu_drivers.compare(state)
         state.facts = state.answers_of(PreflightAnswer)
         lines: list[str] = []
         for node, facts in state.facts.items():
@@ -63,7 +64,9 @@ class PreflightPhase(Phase):
         seconds = [facts.check_seconds for facts in state.facts.values()]
         state.result = replace(state.result, check_seconds=max(seconds, default=0.0))
         state.logs.preflight(lines)
+        _refuse_interface_of_none(state)
         _note_addresses(state)
+        _refuse_same_hosts(state)
         state.leave_out_or_fail()
         state.choose_nproc()
 
@@ -89,7 +92,13 @@ class UnpackPhase(Phase):
 
     def use(self, state: State) -> None:
         """Log where each environment is, and report those that were repaired."""
-        for node, answer in state.answers_of(UnpackAnswer).items():
+        answers = state.answers_of(UnpackAnswer)
+        times = (answer.unpack_seconds for answer in answers.values())
+        own = [seconds for seconds in times if seconds is not None]
+        state.result = replace(
+            state.result, send_seconds=state.send_seconds, unpack_seconds=max(own, default=None)
+        )
+        for node, answer in answers.items():
             if answer.ok:
                 action = "reused" if answer.reused else "staged"
                 state.log_line(node, f"{node} {action} -> {answer.path}")
@@ -201,11 +210,44 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
 def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[str]:
     """Return what the preflight's log says of a node."""
     lines = [preflight_line(facts)]
+    if facts.gpus is not None:
+        lines.append(gpu_drivers.line(node, facts.gpus))
     if facts.damage is not None:
         _warn_of_damage(state, node, facts.damage)
         lines.append(f"{node} damage: {facts.damage}")
     lines += [f"{node} problem: {problem}" for problem in facts.problems]
     return lines
+
+
+def _refuse_interface_of_none(state: State) -> None:
+    """Refuse a setting that names an interface of no node: none of them is to blame for it.
+
+    Raises:
+        NodeError: the setting does.
+    """
+    lacking = [
+        problem
+        for facts in state.facts.values()
+        for problem in (*facts.problems, facts.no_head)
+        if problem is not None and problem.code is ProblemCode.NO_INTERFACE
+    ]
+    if len(lacking) > 1 and len(lacking) == len(state.job.nodes):
+        names = ", ".join(sorted({problem.where for problem in lacking}))
+        values = {**lacking[0].values, "names": names}
+        raise NodeError(Problem(ProblemCode.INTERFACE_OF_NO_NODE, "[launch] interface", values))
+
+
+def _refuse_same_hosts(state: State) -> None:
+    """Note the problem of each host that the user has named twice, by different names."""
+    if state.job.allocation is not Allocation.SSH:
+        return
+    first: dict[str, str] = {}
+    for node, facts in state.facts.items():
+        named = first.setdefault(facts.address, node) if facts.address else node
+        if named != node:
+            values = {"first": named, "address": facts.address}
+            problem = Problem(ProblemCode.SSH_SAME_HOST, node, values)
+            state.answers[node] = replace(facts, ok=False, problems=(*facts.problems, problem))
 
 
 def _note_addresses(state: State) -> None:

@@ -7,16 +7,18 @@ removes the directory whatever happens, so that a block which comes too late fin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import tempfile
 from dataclasses import dataclass, replace
 
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.answers import Answer, PreflightAnswer, UnpackAnswer
+from ..protocol.enumerations import Allocation
 from ..protocol.events import FileSent, TransferPlan
+from ..protocol.job import Job
 from ..protocol.planned_transfer import StagingForecast
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED
@@ -34,9 +36,10 @@ from ..transfer.plan import (
     where,
 )
 from ..transfer.relay_handshake import TOKEN_BYTES
+from .own_disk import scratch
 from .state import State
 from .transports import slurm_faults
-from .transports.transport import Transfer
+from .transports.transport import Delivery, Transfer
 
 
 def decide(state: State) -> None:
@@ -101,8 +104,9 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
     if not nodes or state.bundle is None:
         return
     folder = f"{INCOMING_PREFIX}{state.job.id}.{number}"
-    with tempfile.TemporaryDirectory(prefix="stager-") as scratch:
-        shipment = _Shipment.of_group(state.bundle, group, folder, scratch)
+    with contextlib.ExitStack() as temporary:
+        parts = temporary.enter_context(scratch()) if group.members is not None else ""
+        shipment = _Shipment.of_group(state.bundle, group, folder, parts)
         _deliver(state, shipment, nodes)
         _send_again_where_damaged(state, shipment, nodes)
     answers = state.answers_of(UnpackAnswer)
@@ -139,11 +143,11 @@ class _Shipment:
         return cls(bundle.path, size, folder, relayed=group.how == RELAY)
 
     @classmethod
-    def of_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, scratch: str) -> _Shipment:
-        """Return a shipment of what a group lacks; a part of the bundle is written to scratch."""
+    def of_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, parts: str) -> _Shipment:
+        """Return a shipment of what a group lacks; a part of the bundle is written to ``parts``."""
         if group.members is None:
             return cls.of_bundle(bundle, group, folder)
-        source = os.path.join(scratch, "parts.tar")
+        source = os.path.join(parts, "parts.tar")
         write_excerpt(bundle, group.members, source)
         return cls(
             source,
@@ -180,26 +184,49 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     Nodes that a relay did not reach get the file by ``sbcast``.
     """
     if shipment.relayed:
-        unreached = _try(state, shipment, nodes)
+        unreached = _unreached(state, nodes, _try(state, shipment, nodes))
         if not unreached:
             return
-        for line in _not_relayed(unreached):
+        for line in _not_relayed(unreached, _other_way(state.job)):
             state.note(line, warning=True)
         nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
     for group in by_root(nodes, state.facts):
         for node in _deliver_together(state, shipment, group):
-            faults = _try(state, shipment, (node,))
-            if faults:
-                _blame(state, (node,), faults)
+            delivery = _try(state, shipment, (node,))
+            if delivery.failed and node not in delivery.settled:
+                _blame(state, (node,), delivery.failed)
 
 
-def _not_relayed(unreached: dict[str, str]) -> list[str]:
+def _unreached(state: State, nodes: tuple[str, ...], delivery: Delivery) -> dict[str, str]:
+    """Return the nodes that are to get a file without the relay, and why."""
+    unreached = {}
+    for node in nodes:
+        problems = state.answers[node].problems if node in state.answers else ()
+        if problems and problems[0].code is ProblemCode.RELAY_NOT_STARTED:
+            unreached[node] = problems[0].why
+        elif node in delivery.failed:
+            unreached[node] = delivery.failed[node]
+        elif "" in delivery.failed and node not in delivery.settled and _is_silent(state, node):
+            unreached[node] = delivery.failed[""]
+    return unreached
+
+
+def _is_silent(state: State, node: str) -> bool:
+    return node not in state.answers or state.answers[node].lost
+
+
+def _other_way(job: Job) -> str:
+    """Return the name of the way in which a file comes that a relay did not bring."""
+    return "ssh" if job.allocation is Allocation.SSH else "sbcast"
+
+
+def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
     """Return a line for all nodes that a relay did not reach for the same reason."""
     by_reason: dict[str, list[str]] = {}
     for node, why in unreached.items():
         by_reason.setdefault(why, []).append(node)
     return [
-        f"the relay did not reach {first_names(nodes)} ({why}): using sbcast"
+        f"the relay did not reach {first_names(nodes)} ({why}): using {other_way}"
         for why, nodes in by_reason.items()
     ]
 
@@ -212,11 +239,13 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
     failed_nodes: list[str] = []
     unexplained = 0
     while nodes:
-        faults = _try(state, shipment, nodes)
+        delivery = _try(state, shipment, nodes)
+        faults = delivery.failed
         if not faults:
             break
+        nodes = tuple(node for node in nodes if node not in delivery.settled)
         named = [node for node in nodes if node in faults]
-        unexplained += not named
+        unexplained += not (named or delivery.settled)
         if unexplained > 1:
             _blame(state, nodes, faults)
             break
@@ -255,8 +284,8 @@ def _damaged_on_the_way(
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 
-def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str, str]:
-    """Send to some nodes once; return those that it failed on, and why."""
+def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
+    """Send to some nodes once."""
     for node in nodes:
         state.answers.pop(node, None)
     attempts = state.sent_folders.count(shipment.folder)
@@ -276,8 +305,9 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> dict[str,
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
         state.bytes_sent += shipment.size
         seconds = round(delivery.seconds, 3)
+        state.send_seconds = round((state.send_seconds or 0.0) + seconds, 3)
         state.emit(FileSent(shipment.size, seconds, shipment.relayed))
-    return delivery.failed
+    return delivery
 
 
 def _blame(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:

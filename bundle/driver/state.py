@@ -6,19 +6,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..checks.node_lines import probe_line
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
-from ..protocol.agent_events import RankOutput, answer_class
+from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
 from ..protocol.enumerations import Launcher
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer, Started
-from ..protocol.problem import Problem, ProblemCode
-from ..protocol.requests import AgentRequest, CollectRequest
+from ..protocol.requests import AgentRequest
 from ..redaction.known_values import SecretMask
 from ..system import signals
 from ..transfer.plan import Plan
@@ -26,13 +25,11 @@ from . import event_lines
 from .display import Display
 from .joined_answers import joined
 from .logs import Logs
+from .missing_answers import hanging, silence
 from .output_logs import OutputLogs
 from .request_parts import CommonPart, PlacedPart
 from .started_commands import StartedCommands
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
-
-if TYPE_CHECKING:
-    from ..results.receive import Received
 
 _A = TypeVar("_A", bound=Answer)
 RequestFor = Callable[[str], AgentRequest]
@@ -75,6 +72,8 @@ class State:
     """Exit status of each task of the launch, by its number."""
     bytes_sent: int = 0
     """Bytes of all files that were sent."""
+    send_seconds: float | None = None
+    """Time that sending them took; None if none was sent."""
     sent_folders: list[str] = field(default_factory=list)
     """The names of the directories that files were sent to, whether they arrived or not."""
     nproc: int = 1
@@ -234,27 +233,11 @@ class State:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
         requests = {node: request(node) for node in nodes}
         delivery = self.transport.deliver(transfer, requests, self._listener("unpack"))
-        if transfer.token or not delivery.failed:
-            self._settle("unpack", delivery.ended)
+        ended = delivery.ended
+        if delivery.failed and not transfer.token:  # the others have not had their turn
+            ended = {node: ended[node] for node in delivery.settled}
+        self._settle("unpack", ended)
         return delivery
-
-    def fetch(self, node: str, directory: str) -> Received:
-        """Bring the outputs from a directory of one node into the run directory.
-
-        Raises:
-            NodeError: they cannot be put there, or did not come at all.
-        """
-        from ..results.receive import receive
-
-        job = self.job
-        request = CollectRequest(**self.placed(node), directory=directory)
-        received: list[Received] = []
-
-        def take(stream: IO[bytes]) -> None:
-            received.append(receive(stream, job.run_dir, job.outputs, node))
-
-        self.transport.fetch("collect", {node: request}, take)
-        return received[0]
 
     def fail_if_any(self) -> None:
         """Stop when a node has a problem; all nodes' problems are reported together."""
@@ -339,7 +322,8 @@ class State:
         tasks = self._tasks_per_node(phase)
         silent = {node: end for node, end in ended.items() if not self._has_answered(node, tasks)}
         for node, end in silent.items():
-            self._add_silence(phase, node, end)
+            answer = silence(phase, node, end, self.job.log_dir)
+            self.answers[node] = joined(self.answers.get(node), answer)
         if phase == "launch":
             self._set_missing_codes(silent, tasks)
             self._blame_late_nodes()
@@ -357,19 +341,6 @@ class State:
             return self.nproc
         return 1
 
-    def _add_silence(self, phase: str, node: str, end: Ended) -> None:
-        """Note that a node, or one of its tasks, has not answered."""
-        values = {**end.values, "phase": phase, "log_dir": self.job.log_dir}
-        silence = answer_class(phase)(
-            node=node,
-            ok=False,
-            problems=(Problem(end.problem, node, values),),
-            exit_code=end.code,
-            lost=True,
-            unreachable=end.unreachable,
-        )
-        self.answers[node] = joined(self.answers.get(node), silence)
-
     def _set_missing_codes(self, silent: Mapping[str, Ended], tasks: int) -> None:
         """Give the tasks of nodes that have said nothing the exit status of their node."""
         for node, end in silent.items():
@@ -379,9 +350,4 @@ class State:
 
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():
-            problems = (_hanging(node, seconds),)
-            self.answers[node] = replace(self.answers[node], ok=False, problems=problems)
-
-
-def _hanging(node: str, seconds: int) -> Problem:
-    return Problem(ProblemCode.RANKS_DID_NOT_END, node, {"seconds": str(seconds)})
+            self.answers[node] = hanging(self.answers[node], seconds)

@@ -21,13 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..node import removal
+from ..node import location, removal
 from ..node.locks import ROOT_LOCK, taken
 from ..node.root import SUBDIRECTORIES, secure_root
 from ..protocol.clean_answers import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import files
-from .unpack import env_path, lock_path
+from .unpack import lock_path
 
 IDLE_SECONDS = 3600.0
 """A job that has no process left and has written nothing for this time is over."""
@@ -49,9 +48,9 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
     Raises:
         NodeError: the setting names a variable that is not set.
     """
-    named = env.get(files.ROOT_VARIABLE) or setting
-    bases = files.automatic_bases(env) if named == "auto" else files.named_bases(setting, env)
-    roots = [os.path.join(path, files.node_root_name()) for _, path in bases]
+    named = env.get(location.ROOT_VARIABLE) or setting
+    bases = location.automatic_bases(env) if named == "auto" else location.named_bases(setting, env)
+    roots = [os.path.join(path, location.node_root_name()) for _, path in bases]
     return [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
 
 
@@ -78,7 +77,7 @@ def clean(
     Raises:
         NodeError: it is no node root, is a link, or belongs to another user.
     """
-    if os.path.basename(root) != files.node_root_name():
+    if os.path.basename(root) != location.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
     if not os.path.lexists(root):
         return NodeCleanup(root, gone=True)
@@ -232,7 +231,7 @@ class _Cleaning:
             # Checked under the lock: only its holder makes an environment.
             incoming = _names(self._path("incoming"))
             is_made = any(entry.startswith(bundle_id) for entry in incoming)
-            if not is_made and not os.path.lexists(env_path(self.root, bundle_id)):
+            if not is_made and not os.path.lexists(location.env_path(self.root, bundle_id)):
                 os.unlink(path)
 
     @contextlib.contextmanager

@@ -21,6 +21,8 @@ HOOK = "_stager_"
 """Prefix of the modules that an environment's interpreters run at start; no wheel has such."""
 HOOKS = ("imports", "patches")
 """The rest of their names."""
+HOOK_MODULES = ("hub_datasets",)
+"""The rest of the names of modules that those import."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def own_files(python: str) -> tuple[str, ...]:
         "bin/python3",
         f"bin/python{python}",
         *(f"{site}/{HOOK}{name}.{ending}" for name in HOOKS for ending in ("pth", "py")),
+        *(f"{site}/{HOOK}{name}.py" for name in HOOK_MODULES),
         f"{STATE}/manifest.json",
         f"{STATE}/listing",
     )

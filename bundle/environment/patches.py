@@ -119,6 +119,21 @@ def _allow_copies(formatting: types.ModuleType) -> None:
     formatting.np = view  # type: ignore[attr-defined]
 
 
+def _hub_datasets() -> types.ModuleType:
+    """Import the module about data sets in the hub's cache: beside this one, here or as a copy."""
+    if __package__:
+        return import_module(f"{__package__}.hub_datasets")
+    return import_module("_stager_hub_datasets")
+
+
+def _hub_cache_is_ignored(load: types.ModuleType) -> bool:
+    return bool(_hub_datasets().is_needed(load))
+
+
+def _read_hub_cache(load: types.ModuleType) -> None:
+    _hub_datasets().read_snapshots(load)
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         name="torch-cpu-set-device",
@@ -135,6 +150,14 @@ PATCHES: tuple[Patch, ...] = (
         module="datasets.formatting.formatting",
         applies=_formatter_refuses_to_copy,
         apply=_allow_copies,
+    ),
+    Patch(
+        name="hub-datasets",
+        reason="datasets, when offline, does not look into the hub's cache for a data set's name.",
+        link="https://github.com/huggingface/datasets/issues/4760",
+        module="datasets.load",
+        applies=_hub_cache_is_ignored,
+        apply=_read_hub_cache,
     ),
 )
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""
@@ -207,19 +230,11 @@ class _PatchFinder:
             _patch_after_exec(spec, patches)
         return spec
 
-    def _find_elsewhere(
-        self,
-        fullname: str,
-        path: Optional[Sequence[str]],
-        target: Optional[types.ModuleType],
-    ) -> Optional[ModuleSpec]:
-        for finder in list(sys.meta_path):
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None
+    def _find_elsewhere(self, *asked: Any) -> Optional[ModuleSpec]:  # noqa: ANN401 - passed on
+        """Ask the other finders what this one was asked."""
+        others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
+        specs = (other.find_spec(*asked) for other in others if hasattr(other, "find_spec"))
+        return next((spec for spec in specs if spec is not None), None)
 
 
 def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:

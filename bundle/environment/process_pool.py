@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system import signals
+from ..system.parent_death import prctl, signal_at_parent_death
 
 _NUMBER = struct.Struct("<I")
 _CLOSED = -1
@@ -46,9 +48,11 @@ def share(count: int, work: Callable[[int], None], processes: int, *, niceness: 
     """
     children: dict[int, int] = {}
     stride = -(-count // _RUNS)
+    prctl()  # loads libc, which is unsafe after a fork
     tasks_read, tasks_write = os.pipe()
-    reports_read, reports_write = os.pipe()
+    reports_read = reports_write = _CLOSED
     try:
+        reports_read, reports_write = os.pipe()
         for start in range(0, count, max(stride, 1)):
             os.write(tasks_write, _NUMBER.pack(start))
         os.close(tasks_write)
@@ -101,25 +105,31 @@ def _fork_all(
         reports: the pipe for the reports of failures.
     """
     for _ in range(wanted):
-        try:
-            end, alive = os.pipe()
-        except OSError:
-            return
-        try:
-            child = os.fork()
-        except OSError:
-            os.close(end)
-            os.close(alive)
-            return
-        if not child:
-            _be_child(runs, work, reports)
-        os.close(alive)  # before the next fork: each child holds its own only
-        children[end] = child
+        # A signal in here would leave a child that nobody knows of, or a child that does what its
+        # parent is to do in the end.
+        with signals.held():
+            try:
+                end, alive = os.pipe()
+            except OSError:
+                return
+            try:
+                child = os.fork()
+            except OSError:
+                os.close(end)
+                os.close(alive)
+                return
+            if not child:
+                _be_child(runs, work, reports)
+            os.close(alive)  # before the next fork: each child holds its own only
+            children[end] = child
 
 
 def _be_child(runs: _Runs, work: Callable[[int], None], reports: int) -> None:
     status = 1
     try:
+        signals.end_as_usual()
+        # Between two tasks it looks for its parent; in one, it may wait for bytes that it brings.
+        signal_at_parent_death(signal.SIGKILL)
         os.nice(runs.niceness)
         runs.work_off(work)
         status = 0

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from ..format.archive import BundleFile, Excerpt
 from ..format.arriving_file import Arrival
 from ..node import locks, removal
+from ..node.location import env_path
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import damage
 from .assemble import AssembleOptions, MissingLayer, assemble
@@ -35,7 +36,6 @@ __all__ = [
     "Environment",
     "MissingLayer",
     "Source",
-    "env_path",
     "hold",
     "lock_path",
     "unpack",
@@ -81,11 +81,6 @@ class Source:
 
 class GoneError(NodeError):
     """The environment was removed before it was held."""
-
-
-def env_path(root: str, bundle_id: str) -> str:
-    """Return the path of a bundle's environment under a node root."""
-    return os.path.join(root, "envs", bundle_id)
 
 
 def lock_path(root: str, bundle_id: str) -> str:

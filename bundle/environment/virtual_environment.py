@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.manifest import Manifest
-from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.module_source import source_of
 from . import imports, listing, patches
 from .damage import MANIFEST
 from .interpreter_link import pyvenv_cfg
 from .listing import Window
-from .merge import HOOK, STATE, Merged, site_packages
+from .merge import HOOK, HOOK_MODULES, STATE, Merged, site_packages
 
 
 def renew(path: str, python: str) -> None:
@@ -86,6 +85,8 @@ def hooks(python: str) -> dict[str, bytes]:
     for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
         contents[f"{start}{name}.pth"] = line.encode() + b"\n"
         contents[f"{start}{name}.py"] = source_of(f"environment.{name}")
+    for name in HOOK_MODULES:
+        contents[f"{start}{name}.py"] = source_of(f"environment.{name}")
     return contents
 
 
@@ -98,22 +99,6 @@ def _interpreter(path: str, python: str) -> None:
     link = os.path.join(path, "bin", "python")
     os.symlink(python, link + mark)
     os.rename(link + mark, link)
-
-
-def source_of(name: str) -> bytes:
-    """Return the source of a module, from the directory or the zip that this one came from.
-
-    Args:
-        name: its name below the top of the far side: ``launch.wrapper``, ``channel.bootstrap``.
-
-    Raises:
-        NodeError: there is no such module.
-    """
-    top = __name__.partition(".")[0]
-    data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
-    if data is None:
-        raise NodeError(Problem(ProblemCode.PROGRAM_INCOMPLETE, name))
-    return data
 
 
 def _sync(path: str) -> None:

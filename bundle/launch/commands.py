@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from .directories import JobDirectories
 from .group import RankGroup
 
+PROCESSES = "run_processes.py"
+"""The launcher of ranks that are plain processes, beside the wrapper."""
+
 
 def wrapper(directories: JobDirectories, command: Sequence[str]) -> list[str]:
     """Return the arguments that run a user's command under the wrapper."""
@@ -90,3 +93,13 @@ def possible_ranks(group: RankGroup) -> list[range]:
 def native(directories: JobDirectories, program: Sequence[str]) -> list[str]:
     """Return the command of one rank that Slurm itself starts."""
     return [os.path.join(directories.environment, "bin", "python"), *program]
+
+
+def processes(directories: JobDirectories, group: RankGroup, program: Sequence[str]) -> list[str]:
+    """Return the command that starts all ranks of one node as plain processes."""
+    return [
+        os.path.join(directories.environment, "bin", "python"),
+        os.path.join(directories.job_dir, PROCESSES),
+        *(str(group.nproc), str(group.node_rank * group.nproc), str(group.grace_seconds)),
+        *program,
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..node.location import env_of
+from ..node.location import env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job
 from ..protocol.requests import PlacedRequest
@@ -29,7 +29,7 @@ def directories_of(request: PlacedRequest) -> JobDirectories:
     task = os.environ.get("SLURM_LOCALID", "0") if job.launch.launcher is Launcher.SRUN else "0"
     return JobDirectories(
         root=request.root,
-        environment=env_of(job, request.root),
+        environment=env_path(request.root, job.bundle_id),
         job_dir=os.path.join(request.root, "jobs", f"{job.id}.{request.node_rank}.{task}"),
     )
 

@@ -14,11 +14,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ..environment.merge import STATE
-from ..node.location import env_of
+from ..node.location import choose_base, env_path
 from ..node.root import secure_root
 from ..protocol.job import Job
 from ..protocol.problem import NodeError
-from ..system import descendants, files, processes
+from ..system import descendants, processes
 from .directories import JobDirectories
 from .variables import environment_variables
 
@@ -130,8 +130,8 @@ def start(job: Job, root: str = "") -> EarlyLauncher | None:
     if job.action != "run" or job.dry_run or job.launch.launcher != "torchrun":
         return None
     try:
-        root = root or secure_root(files.choose_base(job.node_root, 0, 0, os.environ))
-        environment = env_of(job, root)
+        root = root or secure_root(choose_base(job.node_root, os.environ))
+        environment = env_path(root, job.bundle_id)
         needed = ("pyvenv.cfg", "bin", STATE, os.path.join("pkgs", "torch", "distributed"))
         if not all(os.path.exists(os.path.join(environment, name)) for name in needed):
             return None

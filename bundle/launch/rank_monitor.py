@@ -41,6 +41,8 @@ class Rank:
     rank: int
     local_rank: int
     pid: int
+    began: float = 0.0
+    """The time when its process began."""
     finished: float | None = None
     """The time when its program finished; None while it runs."""
     status: int = 0
@@ -228,7 +230,7 @@ class RankMonitor:
     def _note_message(self, message: _Message) -> None:
         number = message.rank
         if message.event == "started":
-            self.ranks[number] = Rank(number, message.local_rank, message.pid)
+            self.ranks[number] = Rank(number, message.local_rank, message.pid, time.time())
             self._watch(number, message.pid)
             return
         rank = self.ranks.get(number)

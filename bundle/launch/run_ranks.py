@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..channel.agent_channel import AgentChannel
-from ..checks import probe
-from ..environment import unpack, virtual_environment
+from ..environment import unpack
 from ..node import host, locks, removal
 from ..protocol.counts import counted
 from ..protocol.enumerations import Launcher
@@ -30,7 +29,8 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import LaunchRequest
 from ..redaction.masking import masked
 from ..system import files, network, open_files
-from . import commands, rank_results
+from ..system.module_source import source_of
+from . import commands, hub_cache, rank_results
 from .choices import choose_threads
 from .directories import JobDirectories, directories_of, work_dir
 from .early_torchrun import EarlyLauncher
@@ -38,7 +38,7 @@ from .group import RankGroup
 from .output_reader import Outputs, run_launcher
 from .rank_monitor import Rank, RankMonitor
 from .recent_output import RecentOutput
-from .variables import native_variables, rank_variables
+from .variables import group_variables, native_variables, rank_variables
 
 _SHOWN = 30
 
@@ -80,7 +80,8 @@ def run_ranks(
     job, directories = request.job, directories_of(request)
     group, link = _group(request)
     native = job.launch.launcher is Launcher.SRUN
-    with unpack.using(directories.root, job.bundle_id), _job_dir(directories.job_dir):
+    private = _job_dir(directories.job_dir, job.launch.launcher)
+    with unpack.using(directories.root, job.bundle_id), private:
         start = _start(directories, group, request)
         channel.emit(Started(argv=tuple(masked(start.argv)), interface=link.interface))
         outputs = _open_outputs(directories, start, job.launch.grace_seconds)
@@ -170,9 +171,11 @@ def _observed(answer: LaunchAnswer, ended: _Ended) -> LaunchAnswer:
     told_some = bool(rank_results.signalled(ended.recent.launcher))
     vanished = monitor.vanished(by_rank) if told_some else []
     ranks = monitor.ranks.values()
+    first = monitor.ranks.get(0)
     return replace(
         answer,
         stopped=monitor.stopped,
+        first_rank=first.began if first is not None else None,
         left=tuple(
             Departure(node, rank.rank, since, goes_on=rank.left_and_went_on)
             for since, rank in departed
@@ -202,7 +205,7 @@ def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
     else:
-        cpus = probe.host_facts().cpus // request.nodes_here
+        cpus = host.host_facts().cpus // request.nodes_here
         threads = choose_threads(job.launch.omp_num_threads, cpus, settings.nproc)
     group = RankGroup(
         node=node,
@@ -227,6 +230,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
     job = request.job
     program = commands.wrapper(directories, job.launch.command)
     variables = rank_variables(directories, group, os.environ, job.launch.pass_env)
+    hub_cache.prepare(directories, os.environ)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
@@ -237,25 +241,29 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
     if job.launch.launcher is Launcher.SRUN:
         variables |= native_variables(group, os.environ)
         return _Start(commands.native(directories, program), variables, cwd, [])
-    argv = commands.torchrun(directories, group, f"{job.id}.{job.attempt}", program)
+    if job.launch.launcher is Launcher.PROCESSES:
+        variables |= group_variables(group)
+        argv = commands.processes(directories, group, program)
+    else:
+        argv = commands.torchrun(directories, group, f"{job.id}.{job.attempt}", program)
     return _Start(argv, variables, cwd, commands.possible_ranks(group))
 
 
 @contextlib.contextmanager
-def _job_dir(path: str) -> Iterator[None]:
+def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
     """Make this job's private directory with the wrapper, and remove it when the job ends.
 
     It is locked meanwhile: a directory that a killed agent has left is not, and swept later.
     """
     removal.sweep(path)  # of the same job, before it was requeued
     held = locks.make_held(path)
+    programs = {"run_wrapper.py": "launch.wrapper", "_stager_watch.py": "launch.watch"}
+    if launcher is Launcher.PROCESSES:
+        programs[commands.PROCESSES] = "launch.rank_processes"
     try:
-        for name, source in (
-            ("run_wrapper.py", "launch.wrapper"),
-            ("_stager_watch.py", "launch.watch"),
-        ):
+        for name, source in programs.items():
             with open(os.path.join(path, name), "wb") as handle:
-                handle.write(virtual_environment.source_of(source))
+                handle.write(source_of(source))
         yield
     finally:
         removal.sweep(path)

@@ -1,4 +1,4 @@
-"""The variables of a rank, and of any program in an environment: pure functions."""
+"""The variables of a rank, and of any program in an environment."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from collections.abc import Collection, Mapping
 
 from ..environment.merge import STATE
 from ..redaction.masking import without_secrets
+from . import hub_cache
 from .directories import JobDirectories
 from .group import RankGroup
 
 DROPPED = re.compile(
     r"PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|PLATLIBDIR|SAFEPATH|INSPECT|PYCACHEPREFIX)$"
     r"|VIRTUAL_ENV|CONDA_PREFIX$"
-    r"|__PYVENV_LAUNCHER__$|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
-    r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_|STAGER_(ENV|PROJECT|JOB)"
-    r"|STAGER_OUTPUT(_NONCE)?$"
+    r"|__PYVENV_LAUNCHER__$|STAGER_(ENV|PROJECT|JOB)|STAGER_OUTPUT(_NONCE)?$"
 )
-"""Variables of the caller that would lead a rank out of its environment or give it a wrong rank.
+"""Variables of the caller that would lead a rank out of its environment.
 
 ``PYTHONINSPECT`` would turn the exit status of a rank that failed into 0, ``PYTHONPYCACHEPREFIX``
 would hide the bytecode that came with the bundle. ``LD_PRELOAD`` and the like are the user's own.
 """
+RANK = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)$|LOCAL_WORLD_SIZE$"
+    r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_"
+)
+"""Variables that say which rank a process is: of the caller, which is none, or another one."""
 USE_CPU = "ACCELERATE_USE_CPU"
 """Makes accelerate, and so the Trainer of transformers, use gloo."""
 _TORCHRUN_SECONDS = 30
@@ -37,32 +41,45 @@ _OFFLINE = {
 
 
 def environment_variables(
-    directories: JobDirectories, base: Mapping[str, str], passed: Collection[str] = ()
+    directories: JobDirectories,
+    base: Mapping[str, str],
+    passed: Collection[str] = (),
+    *,
+    as_rank: bool = False,
 ) -> dict[str, str]:
     """Return the variables of any program in an environment: isolated from the node, and offline.
 
     The virtual environment keeps the node's own site-packages out; ``PYTHONNOUSERSITE`` keeps
-    ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept. No bytecode
-    is written: a published environment brings its own and is never modified. Secrets are removed:
-    every program of an environment gets its variables here, however its node was reached.
+    ``~/.local`` out, in child processes too. An ``HF_HOME`` the user has set is kept, and so are
+    models in the user's cache, see :mod:`.hub_cache`. No bytecode is written: a published
+    environment brings its own and is never modified. Secrets are removed: every program of an
+    environment gets its variables here, however its node was reached.
 
     Args:
         directories: the directories, with the environment's.
         base: the caller's variables.
         passed: names of the secrets that it gets nevertheless.
+        as_rank: True if the program is the rank that the caller's variables say.
     """
     kept = without_secrets(base, passed)
-    env = {name: value for name, value in kept.items() if not DROPPED.match(name)}
+    env = {
+        name: value
+        for name, value in kept.items()
+        if not DROPPED.match(name) and (as_rank or not RANK.match(name))
+    }
     caches = os.path.join(directories.root, "cache")
     return {
         **{
             "HF_HOME": os.path.join(caches, "huggingface"),
+            # A tracker that would wait for a server writes to the run directory instead.
+            "WANDB_MODE": "offline",
             # fsspec, and so datasets, otherwise looks into the home as it is imported.
             "FSSPEC_CONFIG_DIR": os.path.join(caches, "fsspec"),
             "TRITON_CACHE_DIR": os.path.join(caches, "triton"),
             "TORCHINDUCTOR_CACHE_DIR": os.path.join(caches, "inductor"),
         },
         **env,
+        **hub_cache.variables(directories, env),
         **_OFFLINE,
         "PATH": os.pathsep.join(
             [os.path.join(directories.environment, "bin"), env.get("PATH") or os.defpath]
@@ -109,6 +126,18 @@ def rank_variables(
         # ranks that have ended (use_agent_store in dynamic_rendezvous.py, torch 2.13).
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return env
+
+
+def group_variables(group: RankGroup) -> dict[str, str]:
+    """Return the variables that all ranks of a node share where torchrun does not set them."""
+    return {
+        "WORLD_SIZE": str(group.nnodes * group.nproc),
+        "LOCAL_WORLD_SIZE": str(group.nproc),
+        "GROUP_RANK": str(group.node_rank),
+        "NODE_RANK": str(group.node_rank),
+        "MASTER_ADDR": group.address,
+        "MASTER_PORT": str(group.port),
+    }
 
 
 def native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:

@@ -119,7 +119,8 @@ def arrange_path(program: Program) -> None:
         site.addsitedir(packages)  # not a plain entry: its .pth files count, too
     head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
     tail = os.environ.get("STAGER_TRAINER")
-    sys.path[:] = _distinct([_first_entry(program), _project(), *head, *sys.path, tail])
+    own_code = [_first_entry(program), _project(), _sources()]
+    sys.path[:] = _distinct([*own_code, *head, *sys.path, tail])
 
 
 def _first_entry(program: Program) -> str:
@@ -134,6 +135,16 @@ def _project() -> Optional[str]:
     """Return the staged project's directory; None for a bundle without one."""
     project = os.environ.get("STAGER_PROJECT")
     return project if project and Path(project).is_dir() else None
+
+
+def _sources() -> Optional[str]:
+    """Return the directory of the project's packages in a src layout; None for another layout.
+
+    https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/
+    """
+    sources = Path(_project() or "", "src")
+    is_layout = sources.is_dir() and not (sources / "__init__.py").exists()
+    return str(sources) if _project() and is_layout else None
 
 
 def _distinct(entries: Iterable[Optional[str]]) -> list[str]:

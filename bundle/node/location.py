@@ -1,38 +1,132 @@
-"""The place of a job's node root on a node."""
+"""The place of a node root on a node: the directory that it is made in, and its name there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from string import Template
 
-from ..protocol.job import Job
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 
+ROOT_VARIABLE = "STAGER_NODE_ROOT"
+"""The variable of a node that wins over the setting ``cluster.node-root``."""
 
-def base_for(job: Job, env: Mapping[str, str], copies: int = 1) -> str:
-    """Return the directory for the node root: one that has the environment, or room for it.
+
+def base_for(setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]) -> str:
+    """Return the directory for the node root: one that has an environment, or room for it.
 
     Args:
-        job: the job.
+        setting: the setting, see :func:`choose_base`.
+        bundle_id: the environment's bundle.
+        room: bytes and inodes that it needs.
         env: the node's variables.
-        copies: number of environments to be made there.
 
     Raises:
         NodeError: no directory fits.
     """
-    base = files.choose_base(job.node_root, 0, 0, env)
-    if not copies:
+    base = choose_base(setting, env)
+    if os.path.isdir(env_path(os.path.join(base, node_root_name()), bundle_id)):
         return base
-    root = os.path.join(base, files.node_root_name())
-    if os.path.isdir(env_of(job, root)):
-        return base
-    size, inodes = job.room
-    return files.choose_base(job.node_root, size * copies, inodes * copies, env)
+    return choose_base(setting, env, room)
 
 
-def env_of(job: Job, root: str) -> str:
-    """Return the path of the job's environment under a node root.
+def env_path(root: str, bundle_id: str) -> str:
+    """Return the path of a bundle's environment under a node root."""
+    return os.path.join(root, "envs", bundle_id)
 
-    It agrees with :func:`bundle.environment.unpack.env_path`.
+
+def node_root_name(user: int | None = None) -> str:
+    """Return the name of a user's node root in its base directory; by default of this user's."""
+    return f"stager-{os.geteuid() if user is None else user}"
+
+
+def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0, 0)) -> str:
+    """Return the directory under which the node root is to be made.
+
+    ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
+    ``$TMPDIR``, ``/tmp`` and ``/dev/shm`` that is local, writable, executable and has room. A
+    directory that was named must meet the same conditions, but may be shared: the user chose it.
+
+    Args:
+        setting: ``auto``, or an absolute path in which ``$NAME`` stands for the node's variable.
+        env: the node's variables.
+        room: bytes and inodes of new files; by default nothing is to be written.
+
+    Raises:
+        NodeError: no directory fits; every candidate is listed with all that is wrong with it.
     """
-    return os.path.join(root, "envs", job.bundle_id)
+    named = (env.get(ROOT_VARIABLE) or setting) != "auto"
+    candidates = named_bases(setting, env) if named else automatic_bases(env)
+    refused, code = [], ProblemCode.NO_PLACE
+    for source, path in candidates:
+        reasons, room_reasons = _faults(path, room, shared_ok=named)
+        if not reasons and not room_reasons:
+            return path
+        if room_reasons:
+            code = ProblemCode.NO_PLACE_WITH_ROOM
+        refused.append(f"{source}{path}: {', '.join([*reasons, *room_reasons])}")
+    raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
+
+
+def automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the candidates in order, with the source of each; each directory once."""
+    seen = set()
+    for source, path in (
+        ("$SLURM_TMPDIR = ", env.get("SLURM_TMPDIR", "")),
+        ("$TMPDIR = ", env.get("TMPDIR", "")),
+        ("", "/tmp"),  # noqa: S108 - examined, and guarded
+        ("", "/dev/shm"),  # noqa: S108 - the same
+    ):
+        real = os.path.realpath(path)
+        if path and real not in seen:
+            seen.add(real)
+            yield source, path
+
+
+def named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the one candidate that the user named, with the node's variables filled in."""
+    named = env.get(ROOT_VARIABLE)
+    if named:
+        yield f"${ROOT_VARIABLE} = ", named
+        return
+    path = _substituted(setting, env)
+    source = "" if path == setting else f"{setting} = "
+    yield source, path
+
+
+def _substituted(setting: str, env: Mapping[str, str]) -> str:
+    try:
+        return Template(setting).substitute(env)
+    except KeyError as exc:
+        values = {"name": str(exc.args[0])}
+        raise NodeError(Problem(ProblemCode.UNSET_VARIABLE, setting, values)) from exc
+    except ValueError:  # a dollar sign that starts no name stands for itself
+        return setting
+
+
+def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[str], list[str]]:
+    """Return every reason why a candidate cannot hold the node root, those of room apart."""
+    if not path.startswith("/"):
+        return ["it is not an absolute path"], []
+    if not os.path.exists(path):
+        return ["it does not exist"], []
+    if not os.path.isdir(path):
+        return ["it is not a directory"], []
+    try:
+        facts = files.facts_of(path)
+    except NodeError as exc:
+        return [exc.problem.values["why"]], []
+    reasons = files.use_refusals(facts)
+    if facts.shared and not shared_ok:
+        reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
+    if not facts.read_only and not _is_writable(path):
+        reasons.append("this user may not write to it")
+    return reasons, files.room_refusals(facts, *room)
+
+
+def _is_writable(base: str) -> bool:
+    """Return True if this user may write to its node root there, or make one."""
+    node_root = os.path.join(base, node_root_name())
+    target = node_root if os.path.isdir(node_root) else base
+    return os.access(target, os.W_OK | os.X_OK)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
+from .location import node_root_name
 
 SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
 _ATTEMPTS = 10
@@ -37,7 +38,7 @@ def secure_root(base: str, uid: int | None = None) -> str:
         with suppress(_Vanished):
             return _secure(real, owner)
     why = "it cannot be made there, or is removed again and again"
-    path = str(Path(real, files.node_root_name(owner)))
+    path = str(Path(real, node_root_name(owner)))
     raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
 
 
@@ -48,7 +49,7 @@ class _Vanished(Exception):
 def _secure(real: str, owner: int) -> str:
     base_fd = _open_base(real)
     try:
-        root = str(Path(real, files.node_root_name(owner)))
+        root = str(Path(real, node_root_name(owner)))
         root_fd = _open_private(base_fd, root, owner)
         try:
             for name in SUBDIRECTORIES:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from .codec import REQUIRED, WRITTEN, encode
 from .digest import Digest
-from .facts import HostFacts
+from .facts import GpuFacts, HostFacts
 from .json_values import AnyText
 from .problem import Problem
 from .requests import VERSION
@@ -90,6 +90,8 @@ class PreflightAnswer(Answer):
     """True if an environment there has the bundle's decompressor, or none is needed."""
     host: HostFacts | None = None
     """The machine."""
+    gpus: GpuFacts | None = None
+    """Its NVIDIA driver and GPUs; None where there is no such driver."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,21 @@ class Relaying(AgentEvent):
     """
 
     event: ClassVar[str] = "relaying"
+
+
+@dataclass(frozen=True)
+class Unpacking(AgentEvent):
+    """A node still unpacks: it makes progress, or hangs.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "unpacking"
+
+    hung: str = ""
+    """The processes that hang, and what in; empty while it makes progress."""
+    seconds: float = 0.0
+    """Time since its last progress."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Allocation(TextEnum):
     """Processes on this machine."""
     SLURM = "slurm"
     """Nodes of a Slurm allocation."""
+    SSH = "ssh"
+    """Hosts that are reached over OpenSSH."""
 
 
 class Launcher(TextEnum):
@@ -39,6 +41,7 @@ class Launcher(TextEnum):
 
     TORCHRUN = "torchrun"
     SRUN = "srun"
+    PROCESSES = "processes"
 
 
 class Backend(TextEnum):

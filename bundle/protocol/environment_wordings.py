@@ -66,6 +66,20 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "root on a file system that the nodes see; where a later build has replaced the bundle, "
         "print or submit the script again",
     ),
+    ProblemCode.HOST_DISK_FULL: Wording(
+        "a disk of the host where the job is driven from is full",
+        fix="free some space in {where} on that host, or set TMPDIR to another place",
+        failure_class=FailureClass.DISK_FULL,
+        meaning="the driver runs where `stager` asked for the nodes, or on the first node of a "
+        "batch job; no other node is to blame",
+    ),
+    ProblemCode.HOST_DISK_UNWRITABLE: Wording(
+        "a disk of the host where the job is driven from cannot be used",
+        fix="look at {where} on that host (full, read-only, failing?), or set TMPDIR to another "
+        "place",
+        meaning="the driver runs where `stager` asked for the nodes, or on the first node of a "
+        "batch job; no other node is to blame",
+    ),
     ProblemCode.EXCERPT_UNWRITABLE: Wording(
         "the part of the bundle that is to be sent cannot be written",
         fix="free some space there, or set TMPDIR to another place",
@@ -98,6 +112,18 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "{arrived} of {size} bytes had arrived, {free} are free",
         "see the problem that is reported first",
         FailureClass.DISK_FULL,
+    ),
+    ProblemCode.RELAY_SOURCE_ENDED: Wording(
+        "the process on {host} that sends the bundle has ended",
+        "{why}",
+        "start the job again; after SIGKILL, look there for a lack of memory (dmesg)",
+        FailureClass.KILLED,
+    ),
+    ProblemCode.RELAY_SOURCE_HANGS: Wording(
+        "the process on {host} that sends the bundle hangs",
+        "{why}",
+        "look at the file system of {where} on that host: it may not answer at present",
+        meaning="the nodes waited for a minute; none of them is to blame",
     ),
     ProblemCode.BUNDLE_NOT_SENT: Wording(
         "the bundle could not be sent to the node",

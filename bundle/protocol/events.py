@@ -218,6 +218,10 @@ class JobEnds(DriverEvent):
     """Bytes that were sent to nodes."""
     seconds: dict[str, float] = field(default_factory=dict, metadata=REQUIRED)
     """Time taken by phase."""
+    send_seconds: float | None = None
+    """Time in which files were sent, a part of the phase ``unpack``; null if none was."""
+    unpack_seconds: float | None = None
+    """The longest unpacking of a node, without its wait for bytes; null if none unpacked."""
     check_seconds: float | None = None
     """The longest check of an environment that a node had already."""
     plan: TransferPlan | None = None
@@ -287,6 +291,7 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
     answers.Ready,
     answers.OutOfReach,
     answers.Relaying,
+    answers.Unpacking,
     answers.Relayed,
     answers.UnpackAnswer,
     answers.ProbeAnswer,

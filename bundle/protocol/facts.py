@@ -40,6 +40,32 @@ class NodeRootProblem:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    name: str
+    """Its kind: ``NVIDIA A100-SXM4-80GB``."""
+    memory: int = 0
+    """Bytes of its memory; 0 where that is unknown."""
+    mig: tuple[str, ...] = ()
+    """The profiles of its MIG instances: ``3g.20gb``."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """The NVIDIA driver of a machine, and its GPUs."""
+
+    driver: str = ""
+    """Version of the driver: ``570.124.06``; empty where that is unknown."""
+    library: str = ""
+    """Version of the driver's library that LD_LIBRARY_PATH puts first; empty for the driver's."""
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs that can be seen."""
+    fault: str = ""
+    """What ``nvidia-smi`` says of a driver that does not work; empty for one that does."""
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """Everything about a machine that may trouble a job."""
 

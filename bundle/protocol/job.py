@@ -109,6 +109,8 @@ class Job:
     """CPUs of each node's part; None for all that the allocation has there."""
     outputs: tuple[str, ...] = ()
     """Paths below the run directory that come back where nodes do not share it."""
+    tracked: tuple[str, ...] = ()
+    """Those of them that trackers may write, and that nobody misses."""
     dry_run: bool = False
     """True to stop after the plan."""
     keep: tuple[str, ...] = ()

@@ -41,6 +41,12 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         "job {job} has {nodes}, and {least} are required",
         "use --nodes {nodes}, or ask Slurm for more",
     ),
+    ProblemCode.TOO_FEW_CPUS: Wording(
+        "the allocation has too few CPUs",
+        "job {job} has {cpus} on a node, and {setting} = {asked} needs {asked}",
+        "ask Slurm for more (--cpus-per-task={asked}), or make {setting} smaller in stager.toml",
+        meaning="`stager` runs in an allocation that was made for less. No node is at fault",
+    ),
     ProblemCode.NODE_LIST_UNREADABLE: Wording(
         "the node list cannot be read",
         fix="write it as Slurm does, for example n[01-03,07],login1",

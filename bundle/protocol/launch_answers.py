@@ -114,6 +114,8 @@ class LaunchAnswer(Answer):
     """Bytes of output that were sent, by rank; ``""`` for the launcher's own."""
     stopped: bool = field(default=False, metadata=WRITTEN)
     """True if the ranks were told to end."""
+    first_rank: float | None = None
+    """The time when rank 0 last began here, in seconds since the epoch; None if it never did."""
     left: tuple[Departure, ...] = field(default=(), metadata=WRITTEN)
     """The first rank that others may have missed."""
     vanished: tuple[Vanished, ...] = field(default=(), metadata=WRITTEN)

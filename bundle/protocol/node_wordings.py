@@ -89,6 +89,14 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         meaning="a wheel needs a newer glibc than the node has. Build with a lower "
         "`environment.platform`",
     ),
+    ProblemCode.OLD_GPU_DRIVER: Wording(
+        "has driver {driver}, the bundle's CUDA {cuda} needs {needed} or newer",
+        "{package} is built for it",
+        "build for the driver with [environment] torch-backend in stager.toml (cu126, cu118), or "
+        "leave the node out with --exclude={where}",
+        meaning="no program of the bundle could use the GPUs there: each CUDA version needs a "
+        "minimal version of NVIDIA's driver. Nothing has been sent yet",
+    ),
     # Its network, names and clock.
     ProblemCode.NAME_UNRESOLVED: Wording(
         "the name cannot be resolved",
@@ -108,6 +116,14 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         FailureClass.INTERFACE,
         meaning="`launch.interface` names an interface that only other nodes have. The line lists "
         "those of this node; with a table, each group of nodes can have its own",
+    ),
+    ProblemCode.INTERFACE_OF_NO_NODE: Wording(
+        "no node of the job has the interface that the setting names",
+        "none has {names}; on {host} there are: {listed}",
+        'name one of the nodes\' own in stager.toml, or with --interface; "auto" takes the route '
+        "between them",
+        FailureClass.INTERFACE,
+        meaning="the setting is wrong, and no node is at fault",
     ),
     ProblemCode.NO_INTERFACE_WITH_ADDRESS: Wording(
         "no interface has this address", "on {host} there are: {listed}", _LINK_SETTING
@@ -261,6 +277,16 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         FailureClass.NODE_FAILURE,
         meaning="the node's agent has not taken its part in the transfer of the bundle, or has "
         "said nothing more when asked; the other nodes did not wait for it",
+    ),
+    ProblemCode.NO_ANSWER_HANGS: Wording(
+        _NO_ANSWER,
+        "its processes have made no progress for {seconds} s: {why}",
+        "look on {where} for a disk or a file server that does not answer (`dmesg`), and leave the "
+        "node out with --exclude={where}",
+        FailureClass.NODE_FAILURE,
+        meaning="while the node unpacked, none of its processes ran for a minute, and some were in "
+        "a state in which no signal reaches them (D), or stopped (T). What they wait in is the "
+        "kernel's name for it. A node that is merely slow is waited for",
     ),
 }
 """By code."""

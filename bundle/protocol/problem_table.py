@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from .enumerations import Ending
 from .environment_wordings import ENVIRONMENT_WORDINGS
+from .host_wordings import HOST_WORDINGS
 from .job_wordings import JOB_WORDINGS
 from .node_wordings import NODE_WORDINGS
 from .problem import Problem, ProblemCode
@@ -17,6 +18,7 @@ from .wording import Wording
 
 TABLE: Mapping[ProblemCode, Wording] = {
     **NODE_WORDINGS,
+    **HOST_WORDINGS,
     **ENVIRONMENT_WORDINGS,
     **JOB_WORDINGS,
 }

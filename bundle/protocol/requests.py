@@ -249,15 +249,15 @@ RELAY_SOURCE = "the source"
 
 
 @dataclass(frozen=True)
-class RelayNodes:
-    """The nodes of a relay, in the order of their places in its trees."""
+class RelayStart:
+    """The beginning of a relay. Each node asks its source for the places that it must know."""
 
-    nodes: tuple[str, ...]
-    """Their names."""
-    addresses: tuple[str, ...]
-    """The address of the source, and of each node; empty for the address of the driver's host."""
-    ports: tuple[int, ...]
-    """The port of each."""
+    port: int
+    """The port of the source on the driver's host."""
+    nodes: int
+    """The number of nodes that take part."""
+    left_out: tuple[str, ...] = ()
+    """The names of those that take no part: they listened too late, or were lost."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..format.manifest import BLOCK, padding
 from ..protocol.codec import encode
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import error_text
 from .selection import OutputEntry, measure, select
 from .stream import CHUNK, LINE_LIMIT, VERSION, StreamEnd, StreamHead, some_of
 
@@ -164,7 +165,7 @@ def _send_content(handle: int, size: int, writer: _StreamWriter) -> tuple[int, s
         try:
             data = os.read(handle, min(left, CHUNK))
         except OSError as exc:
-            return left, exc.strerror or str(exc)
+            return left, error_text(exc)
         if not data:
             return left, "it became shorter"
         writer.tar(data)

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from ..node import removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import error_text
 from .selection import leads_out
 from .stream import InvalidStream
 
@@ -105,7 +106,7 @@ class ResultsWriter:
                 raise
             if exc.errno == errno.EEXIST and info.name in self._directories:
                 raise InvalidStream(f"{info.name!r} comes twice") from exc
-            self._leave_out(info, exc.strerror or str(exc))
+            self._leave_out(info, error_text(exc))
             return
         self._count(root, info)
 
@@ -133,7 +134,7 @@ class ResultsWriter:
             try:
                 self._publish_root(root, root if complete else root + PARTIAL)
             except OSError as exc:
-                failed[root] = exc.strerror or str(exc)
+                failed[root] = error_text(exc)
         if failed:
             self._keep_unpublished(failed)
 
@@ -359,5 +360,5 @@ def _set_time(path: int | str, info: tarfile.TarInfo) -> None:
 
 
 def _unusable(target: str, exc: OSError) -> NodeError:
-    values = {"why": exc.strerror or str(exc)}
+    values = {"why": error_text(exc)}
     return NodeError(Problem(ProblemCode.RESULTS_UNWRITABLE, target, values))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import error_text
 from .patterns import above, expand, split
 
 
@@ -166,7 +167,7 @@ class _LeftOutPaths:
 
     def fail(self, name: str, error: OSError) -> None:
         """Leave out a path that could not be read."""
-        self.reasons[name] = error.strerror or str(error)
+        self.reasons[name] = error_text(error)
         self.unread += 1
 
 

@@ -1,4 +1,4 @@
-"""File systems of a node: mounts, and the choice of a directory for environments."""
+"""File systems of a node: mounts, what matters of a directory, and the files in it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 
 from ..protocol.counts import sized
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
-ROOT_VARIABLE = "STAGER_NODE_ROOT"
 _SHARED = """9p acfs afs beegfs ceph cifs cvmfs2 exafs fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs
     nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs wekafs"""
 # The daemons behind "fuse.NAME" that reach over a network; squashfuse and overlays do not.
@@ -189,105 +187,6 @@ def room_refusals(facts: DirectoryFacts, needed_bytes: int, needed_inodes: int) 
     if facts.free_inodes is not None and facts.free_inodes < needed_inodes:
         reasons.append(f"needs {needed_inodes} inodes, {facts.free_inodes} are free")
     return reasons
-
-
-def node_root_name(user: int | None = None) -> str:
-    """Return the name of a user's node root in its base directory; by default of this user's."""
-    return f"stager-{os.geteuid() if user is None else user}"
-
-
-def choose_base(setting: str, needed_bytes: int, needed_inodes: int, env: Mapping[str, str]) -> str:
-    """Return the directory under which the node root is to be made.
-
-    ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
-    ``$TMPDIR``, ``/tmp`` and ``/dev/shm`` that is local, writable, executable and has room. A
-    directory that was named must meet the same conditions, but may be shared: the user chose it.
-
-    Args:
-        setting: ``auto``, or an absolute path in which ``$NAME`` stands for the node's variable.
-        needed_bytes: space for new files; 0 if nothing is to be written.
-        needed_inodes: number of new files and directories.
-        env: the node's variables.
-
-    Raises:
-        NodeError: no directory fits; every candidate is listed with all that is wrong with it.
-    """
-    named = (env.get(ROOT_VARIABLE) or setting) != "auto"
-    candidates = named_bases(setting, env) if named else automatic_bases(env)
-    refused, code = [], ProblemCode.NO_PLACE
-    for source, path in candidates:
-        reasons, room_reasons = _faults(path, needed_bytes, needed_inodes, shared_ok=named)
-        if not reasons and not room_reasons:
-            return path
-        if room_reasons:
-            code = ProblemCode.NO_PLACE_WITH_ROOM
-        refused.append(f"{source}{path}: {', '.join([*reasons, *room_reasons])}")
-    raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
-
-
-def automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the candidates in order, with the source of each; each directory once."""
-    seen = set()
-    for source, path in (
-        ("$SLURM_TMPDIR = ", env.get("SLURM_TMPDIR", "")),
-        ("$TMPDIR = ", env.get("TMPDIR", "")),
-        ("", "/tmp"),  # noqa: S108 - examined, and guarded
-        ("", "/dev/shm"),  # noqa: S108 - the same
-    ):
-        real = os.path.realpath(path)
-        if path and real not in seen:
-            seen.add(real)
-            yield source, path
-
-
-def named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the one candidate that the user named, with the node's variables filled in."""
-    named = env.get(ROOT_VARIABLE)
-    if named:
-        yield f"${ROOT_VARIABLE} = ", named
-        return
-    path = _substituted(setting, env)
-    source = "" if path == setting else f"{setting} = "
-    yield source, path
-
-
-def _substituted(setting: str, env: Mapping[str, str]) -> str:
-    try:
-        return Template(setting).substitute(env)
-    except KeyError as exc:
-        values = {"name": str(exc.args[0])}
-        raise NodeError(Problem(ProblemCode.UNSET_VARIABLE, setting, values)) from exc
-    except ValueError:  # a dollar sign that starts no name stands for itself
-        return setting
-
-
-def _faults(
-    path: str, needed_bytes: int, needed_inodes: int, *, shared_ok: bool
-) -> tuple[list[str], list[str]]:
-    """Return every reason why a candidate cannot hold the node root, those of room apart."""
-    if not path.startswith("/"):
-        return ["it is not an absolute path"], []
-    if not os.path.exists(path):
-        return ["it does not exist"], []
-    if not os.path.isdir(path):
-        return ["it is not a directory"], []
-    try:
-        facts = facts_of(path)
-    except NodeError as exc:
-        return [exc.problem.values["why"]], []
-    reasons = use_refusals(facts)
-    if facts.shared and not shared_ok:
-        reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
-    if not facts.read_only and not _is_writable(path):
-        reasons.append("this user may not write to it")
-    return reasons, room_refusals(facts, needed_bytes, needed_inodes)
-
-
-def _is_writable(base: str) -> bool:
-    """Return True if this user may write to its node root there, or make one."""
-    node_root = os.path.join(base, node_root_name())
-    target = node_root if os.path.isdir(node_root) else base
-    return os.access(target, os.W_OK | os.X_OK)
 
 
 def _covers(point: str, path: str) -> bool:

@@ -6,7 +6,7 @@ Read here rather than by ``scontrol show hostnames``, which a container may not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 
@@ -86,6 +86,24 @@ def matches(pattern: str, host: str) -> bool:
     """Return True if a list in this notation has the host, by its full or its short name."""
     names = expand_hostlist(pattern)
     return host in names or host.partition(".")[0] in names
+
+
+def wrong_hosts(names: Iterable[str]) -> list[str]:
+    """Return the names that cannot be a host's: ``ssh`` or a shell would read them otherwise."""
+    return [name for name in names if not _is_host(name)]
+
+
+def _is_host(name: str) -> bool:
+    user, at, host = name.rpartition("@")
+    if host.count(":") == 1:  # a port; more of them are an address
+        return False
+    return _is_word(host, "-._:%") and (not at or _is_word(user, "-._"))
+
+
+def _is_word(text: str, others: str) -> bool:
+    """Return whether a text has letters, digits and some others only, and begins with no dash."""
+    usual = all(char.isascii() and (char.isalnum() or char in others) for char in text)
+    return bool(text) and usual and not text.startswith("-")
 
 
 def _terms(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import hostlist
+from .files import error_text
 
 FIRST_PORT = 61000  # above Linux' default ephemeral range, which ends at 60999
 LAST_PORT = 65535
@@ -267,7 +268,7 @@ def free_port(preferred: int, span: int = 64, address: str = "") -> int:
         try:
             _listen(address, port).close()
         except OSError as exc:
-            why = exc.strerror or str(exc)
+            why = error_text(exc)
         else:
             return port
     where = f"{socket.gethostname()} {address}".rstrip()

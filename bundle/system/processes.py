@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import selectors
 import shlex
 import signal
 import subprocess
@@ -58,7 +59,8 @@ class ProcessError(Exception):
     Attributes:
         argv: the command.
         code: its exit status, negative for a signal; None where it never started.
-        tail: the last lines it wrote to standard error, or else to standard output.
+        lines: the lines that it wrote to standard error, or else to standard output.
+        tail: the last of them.
         reason: the event, in a few words.
         timed_out: True if it took too long, and was killed for that.
     """
@@ -68,7 +70,8 @@ class ProcessError(Exception):
     ) -> None:
         self.argv = tuple(argv)
         self.code = code
-        self.tail = tuple(output.strip().splitlines()[-TAIL_LINES:])
+        self.lines = tuple(output.strip().splitlines())
+        self.tail = self.lines[-TAIL_LINES:]
         self.reason = reason or describe_exit(code)
         self.timed_out = False
         shown = shlex.join(masked(self.argv))
@@ -228,6 +231,46 @@ def run(
     if check and process.returncode != 0:
         raise ProcessError(argv, process.returncode, stderr.strip() or stdout)
     return CompletedCommand(tuple(argv), process.returncode, stdout, stderr)
+
+
+def output_of(process: Process, timeout: float, limit: int = 1 << 20) -> bytes | None:
+    """Return what a process writes until it ends; None where it takes too long, and is killed then.
+
+    So is one that writes ``limit`` bytes, which are returned. The end of what is killed is not
+    waited for: a driver of the kernel may hold it.
+
+    Args:
+        process: a process whose standard output is a pipe.
+        timeout: seconds.
+        limit: bytes.
+    """
+    until = time.monotonic() + timeout
+    output = _read(process.stdout, until, limit)
+    try:
+        if output is not None and len(output) < limit:
+            process.wait(max(0.0, until - time.monotonic()))
+            return output
+    except subprocess.TimeoutExpired:
+        output = None
+    _signal_group(process.pid, signal.SIGKILL)
+    return output
+
+
+def _read(pipe: IO[bytes] | None, until: float, limit: int) -> bytes | None:
+    """Read a pipe to its end, but no more than ``limit`` bytes; None where that takes too long."""
+    output = b""
+    if pipe is None:
+        return output
+    with pipe, selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while len(output) < limit:
+            if not ready.select(max(0.0, until - time.monotonic())):
+                return None
+            chunk = os.read(pipe.fileno(), limit - len(output))
+            if not chunk:
+                break
+            output += chunk
+    return output
 
 
 def start(

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -65,12 +65,45 @@ def held() -> Iterator[None]:
             _stop(signal.SIGTERM, None)
 
 
+def end_as_usual() -> None:
+    """Let the same signals end this process, a forked child, without an exception or clean-up.
+
+    Those that are ignored, or were handled by somebody else, stay as they are.
+
+    Raises:
+        Stopped: one has come since the fork, or before it while signals were put off.
+    """
+    for number in _ENDING_SIGNALS:
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_DFL)
+    if _deferral.pending:
+        raise Stopped
+
+
 def ignore_signals() -> None:
     """Ignore the same signals from now on: the remaining work is short, and must be done."""
     for number in (*_ENDING_SIGNALS, signal.SIGALRM):
         # A function, not SIG_IGN: for a signal that has come already and whose handler has not run
         # yet, Python would then print a traceback (see Modules/signalmodule.c, "race condition").
         signal.signal(number, _pass)
+
+
+@contextlib.contextmanager
+def heeding(act: Callable[[], None]) -> Iterator[None]:
+    """Call a function at each of these signals while the block runs, whatever came of them before.
+
+    To be used in the main thread.
+    """
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        act()
+
+    before = {number: signal.signal(number, heed) for number in _ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

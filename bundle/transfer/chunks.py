@@ -11,6 +11,7 @@ import os
 import zlib
 from array import array
 
+from ..system.files import error_text
 from .trees import TREES
 
 _LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 16, 1 << 20
@@ -102,7 +103,7 @@ class ChunkFile:
                 written = os.pwrite(self.handle, data, offset)
                 data, offset = data[written:], offset + written
         except OSError as exc:
-            raise UnwritableFile(exc.strerror or str(exc)) from exc
+            raise UnwritableFile(error_text(exc)) from exc
         self._note(position * TREES + tree, checksum)
         self.have[tree] = position + 1
         missing = min(have * TREES + tree for tree, have in enumerate(self.have))

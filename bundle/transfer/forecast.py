@@ -215,7 +215,7 @@ def forecast(
             environment.
         nodes: all nodes.
         rates: their speeds.
-        launcher: ``torchrun`` or ``srun``.
+        launcher: ``torchrun``, ``srun`` or ``processes``.
     """
     step = a_step(nodes, rates)
     probe = nodes.alone(rates.probe)
@@ -229,5 +229,5 @@ def forecast(
         unpack=sum(group.unpack for group in staged),
         stage=sum(group.seconds for group in staged) + extra_steps * step,
         probe=probe,
-        launch=torchrun if launcher == "torchrun" else step,
+        launch={"torchrun": torchrun, "srun": step}.get(launcher, 0.0),
     )

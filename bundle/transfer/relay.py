@@ -1,9 +1,9 @@
 """A relay: a node takes a file from others, and passes it on while it comes.
 
-The driver tells every node where all of them listen. A node then finds its place in the two trees
-(:mod:`bundle.transfer.trees`), pulls each half of the file from the node above it, and serves those
-below. The source runs the same loop with all of the file. One process and one selector do it; it
-needs less than 6 MB of memory of its own, whatever the size of the file.
+A node learns its place in the two trees (:mod:`bundle.transfer.trees`) and where those above it
+listen (:mod:`bundle.transfer.relay_places`), pulls each half of the file from the node above it,
+and serves those below. The source runs the same loop with all of the file. One process and one
+selector do it; it needs less than 6 MB of memory of its own, whatever the size of the file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from . import trees
 from .chunks import ChunkFile
-from .relay_child import ConnectionOver, RelayChild
+from .relay_child import ConnectionOver, Directory, RelayChild
 from .relay_clock import RelayClock
 from .relay_inflow import Inflow
 from .relay_parent import RelayParent
+from .relay_places import RelayCandidates
 
 MOST_CHILDREN = 8
 """Nodes that one node serves at a time: two in its own tree, and those whose parent has failed."""
@@ -39,16 +40,6 @@ _PAUSE_SECONDS = 0.002
 packet would cost several times the processor time of the relaying."""
 BACKLOG = 512
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-
-@dataclass(frozen=True)
-class RelayAddresses:
-    """The nodes of a transfer in the order of their places in the trees."""
-
-    addresses: tuple[tuple[str, int], ...]
-    """Address and port of the source, and of each node."""
-    position: int
-    """The place of this node; 0 for the source."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,12 @@ class Relay:
     """The loop of one node, or of the source."""
 
     def __init__(
-        self, file: ChunkFile, token: bytes, listener: socket.socket, rounds: memoryview
+        self,
+        file: ChunkFile,
+        token: bytes,
+        listener: socket.socket,
+        rounds: memoryview,
+        directory: Directory | None = None,
     ) -> None:
         """Take what serving needs.
 
@@ -99,11 +95,13 @@ class Relay:
             token: the transfer's token.
             listener: the socket that others connect to.
             rounds: one number, which counts the rounds of the loop: it stands still as the loop.
+            directory: the source's answers to nodes that ask for their places.
         """
+        self._directory = directory
         self._rounds = rounds
         self._most_children = MOST_CHILDREN
         self._file, self._token, self._listener = file, token, listener
-        self._addresses: tuple[tuple[str, int], ...] = ()
+        self._addresses: dict[int, tuple[str, int]] = {}
         self._position = trees.SOURCE
         self._clock = RelayClock()
         self._selector = selectors.DefaultSelector()
@@ -117,7 +115,7 @@ class Relay:
 
     def run(
         self,
-        addresses: RelayAddresses | None,
+        candidates: RelayCandidates | None,
         control: int,
         on_outcome: Callable[[RelayOutcome], None],
     ) -> None:
@@ -127,23 +125,24 @@ class Relay:
         would wait for the rest in vain.
 
         Args:
-            addresses: where the others are; None for the source.
+            candidates: where those are that chunks may come from; None for the source.
             control: the pipe's end to read from.
             on_outcome: called once the file is here, or cannot come.
 
         Raises:
             UnwritableFile: this node's disk does not take a chunk.
         """
-        if addresses is not None:
-            self._addresses, self._position = addresses.addresses, addresses.position
-            nodes = len(addresses.addresses) - 1
-            for tree in range(trees.TREES):
-                chain = trees.ancestors(addresses.position, nodes, tree)
+        if candidates is not None:
+            self._position = candidates.position
+            self._addresses = {
+                place.position: (place.address, place.port) for place in candidates.places
+            }
+            for tree, chain in enumerate(candidates.by_tree):
                 self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
         self._began = time.monotonic()
         self._selector.register(control, _READ)
-        reported = addresses is None
-        if addresses is None:
+        reported = candidates is None
+        if candidates is None:
             self._most_children = MOST_OF_SOURCE
         while self._do_round(control):
             outcome = None if reported else self._outcome()
@@ -227,7 +226,8 @@ class Relay:
             for _ in range(_MOST_ACCEPTED):
                 connection, _ = self._listener.accept()
                 child = RelayChild(
-                    connection, self._position, self._token, self._file, self._clock.now
+                    *(connection, self._position, self._token, self._file, self._clock.now),
+                    self._directory,
                 )
                 self._children.append(child)
                 self._selector.register(child, _READ | _WRITE, self._server_of(child))

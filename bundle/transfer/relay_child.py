@@ -6,10 +6,13 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 
-from . import relay_handshake
 from .chunks import ChunkFile
-from .relay_handshake import HELLO_BYTES, NONCE_BYTES, ParentReply
+from .relay_handshake import HELLO_BYTES, NONCE_BYTES, PLACES, Handshake, ParentReply
+
+Directory = Callable[[int], "bytes | None"]
+"""Returns the source's answer to the node with a key; None for one that takes no part."""
 
 FRAME = struct.Struct("!BQII")
 """The head of a frame: its kind, the position of a chunk in its tree, its length, its CRC-32."""
@@ -37,7 +40,13 @@ class RelayChild:
     """
 
     def __init__(
-        self, connection: socket.socket, position: int, token: bytes, file: ChunkFile, now: float
+        self,
+        connection: socket.socket,
+        position: int,
+        token: bytes,
+        file: ChunkFile,
+        now: float,
+        directory: Directory | None = None,
     ) -> None:
         """Challenge it.
 
@@ -47,15 +56,17 @@ class RelayChild:
             token: the transfer's token.
             file: what there is to pass on.
             now: the time.
+            directory: answers nodes that ask for their places; only the source has one.
         """
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit = int(_STUCK_SECONDS * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
-        self._socket, self._position, self._token, self._file = connection, position, token, file
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._socket, self._position, self._file = connection, position, file
+        self._directory = directory
+        self._handshake = Handshake(token, secrets.token_bytes(NONCE_BYTES))
         self._hello = b""
-        self._unsent = memoryview(self._nonce)
+        self._unsent = memoryview(self._handshake.nonce)
         self._body = (0, 0)
         """The part of a chunk that is still to be sent: its offset and length in the file."""
         self._until = now + HANDSHAKE_SECONDS
@@ -100,20 +111,33 @@ class RelayChild:
             self._answer(room=room)
 
     def _answer(self, *, room: bool) -> None:
-        request = relay_handshake.read_hello(self._token, self._nonce, self._hello)
+        request = self._handshake.read_hello(self._hello)
+        if request is not None and request.tree == PLACES:
+            self._answer_place(request.first)
+            return
         if request is None or request.tree >= len(self._file.have):
             raise ConnectionOver("it does not know the token")
         self._asked, self.accepted = True, room and request.parent == self._position
         self._tree, self._next = request.tree, request.first
         answer = ParentReply(self._position, self.accepted, self._file.have[request.tree])
-        raw = relay_handshake.reply(self._token, self._nonce, self._hello, answer)
+        raw = self._handshake.reply(self._hello, answer)
+        self._unsent = memoryview(bytes(self._unsent) + raw)
+
+    def _answer_place(self, key: int) -> None:
+        """Tell a node where those are that it may take chunks from; that is all that it gets."""
+        places = self._directory(key) if self._directory is not None else None
+        answer = ParentReply(self._position, places is not None, len(places or b""))
+        raw = self._handshake.reply(self._hello, answer)
+        if places is not None:
+            raw += places + self._handshake.seal(self._hello, places)
+        self._asked = True
         self._unsent = memoryview(bytes(self._unsent) + raw)
 
     def send(self, now: float) -> None:
         """Send as much as the connection takes, of one chunk at most.
 
         Raises:
-            ConnectionOver: all that it may have is sent, after a refusal.
+            ConnectionOver: all that it may have is sent: a refusal, or its places.
             OSError: the connection is broken, or the file cannot be read.
         """
         self._last, self.blocked = now, True
@@ -127,7 +151,7 @@ class RelayChild:
         if self._body[1]:
             self._send_body()
         elif self._asked and not self.accepted:
-            raise ConnectionOver("refused")
+            raise ConnectionOver("it has its answer")
         self.blocked = self._body[1] > 0
 
     def _send_body(self) -> None:

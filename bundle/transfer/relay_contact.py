@@ -13,35 +13,26 @@ import socket
 import time
 
 from . import trees
-from .relay import RelayAddresses
+from .relay_places import RelayCandidates
 
 CONTACT_SECONDS = 1.5
 """Time for all connections to stand. A lost packet is sent again after a second."""
-_ASKED = 16
-"""About so many nodes, evenly spread, try the source; more would crowd it."""
 
 
-def parents(position: int, nodes: int) -> set[int]:
-    """Return the positions of the nodes that a node would take the file from."""
-    above = {trees.parent(position, nodes, tree) for tree in range(trees.TREES)}
-    return above - {trees.SOURCE}
+def unreachable(candidates: RelayCandidates) -> dict[int, str]:
+    """Try to connect to the parents of this node; return whom it cannot reach, and why.
 
-
-def tries_source(position: int, nodes: int) -> bool:
-    """Return whether a node is among those that try the source."""
-    return position % max(1, nodes // _ASKED) == 0
-
-
-def unreachable(addresses: RelayAddresses) -> dict[int, str]:
-    """Try to connect to those above this node, and return whom it cannot reach, and why.
-
-    Takes :data:`CONTACT_SECONDS` at most. Nothing is sent.
+    The source is left out: a node has asked it for its places. Takes :data:`CONTACT_SECONDS` at
+    most. Nothing is sent.
     """
-    nodes = len(addresses.addresses) - 1
-    places = parents(addresses.position, nodes)
-    if tries_source(addresses.position, nodes):
-        places.add(trees.SOURCE)
-    return _failures({place: addresses.addresses[place] for place in places})
+    parents = {chain[0] for chain in candidates.by_tree} - {trees.SOURCE}
+    return _failures(
+        {
+            place.position: (place.address, place.port)
+            for place in candidates.places
+            if place.position in parents
+        }
+    )
 
 
 def _failures(places: dict[int, tuple[str, int]]) -> dict[int, str]:

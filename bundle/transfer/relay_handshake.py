@@ -11,6 +11,10 @@ connecting end has proved its right, it gets 16 random bytes and nothing else.
     request           position of the parent that is meant (4 bytes), tree (1), first chunk (8)
     reply             position of the parent that answers (4), accepted (1), chunks it has (8)
 
+A node also asks the source for the places that it must know, in the same way: the tree is
+:data:`PLACES`, the first chunk is the node's key, and "chunks it has" is the length of the answer,
+which follows with an HMAC-SHA256("places", both nonces, request, answer).
+
 All nodes of a transfer know its token. So both ends also say which position they mean, under the
 proofs: where an address leads to another node of the same transfer (it was given to another host,
 or translated on the way), that node refuses, and the child sees who answered. Otherwise two nodes
@@ -28,6 +32,9 @@ TOKEN_BYTES = 32
 _MAC_BYTES = 32
 _REQUEST = struct.Struct("!IBQ")
 _REPLY = struct.Struct("!IBQ")
+PLACES = 255
+"""What a question for places has in the place of a tree."""
+SEAL_BYTES = _MAC_BYTES
 HELLO_BYTES = NONCE_BYTES + _REQUEST.size + _MAC_BYTES
 REPLY_BYTES = _REPLY.size + _MAC_BYTES
 
@@ -56,68 +63,62 @@ class ParentReply:
     """The number of the tree's chunks that it has."""
 
 
-def hello(token: bytes, theirs: bytes, ours: bytes, request: ChunkRequest) -> bytes:
-    """Return what a child sends.
+@dataclass(frozen=True)
+class Handshake:
+    """The handshake of one connection, at either end of it."""
 
-    Args:
-        token: the transfer's token.
-        theirs: the parent's nonce.
-        ours: the child's nonce.
-        request: what it asks for.
-    """
-    asked = _REQUEST.pack(request.parent, request.tree, request.first)
-    return ours + asked + _proof(token, b"child", theirs, ours, asked)
+    token: bytes
+    """The transfer's token."""
+    nonce: bytes
+    """The parent's nonce, with which the handshake begins."""
 
+    def hello(self, child_nonce: bytes, request: ChunkRequest) -> bytes:
+        """Return what a child sends.
 
-def read_hello(token: bytes, ours: bytes, raw: bytes) -> ChunkRequest | None:
-    """Return what a child asks for; None if it does not know the token.
+        Args:
+            child_nonce: the child's nonce.
+            request: what it asks for.
+        """
+        asked = _REQUEST.pack(request.parent, request.tree, request.first)
+        return child_nonce + asked + self._proof(b"child", child_nonce, asked)
 
-    Args:
-        token: the transfer's token.
-        ours: the parent's nonce.
-        raw: ``HELLO_BYTES`` bytes.
-    """
-    theirs, asked, proof = _split(raw, NONCE_BYTES, _REQUEST.size)
-    if not hmac.compare_digest(proof, _proof(token, b"child", ours, theirs, asked)):
-        return None
-    return ChunkRequest(*_REQUEST.unpack(asked))
+    def read_hello(self, hello: bytes) -> ChunkRequest | None:
+        """Return what a child asks for with ``HELLO_BYTES`` bytes; None without the token."""
+        child_nonce, asked, proof = _split(hello)
+        if not hmac.compare_digest(proof, self._proof(b"child", child_nonce, asked)):
+            return None
+        return ChunkRequest(*_REQUEST.unpack(asked))
 
+    def reply(self, hello: bytes, answer: ParentReply) -> bytes:
+        """Return what a parent answers to a child's hello."""
+        child_nonce, asked, _ = _split(hello)
+        answered = _REPLY.pack(answer.parent, answer.accepted, answer.have)
+        return answered + self._proof(b"parent", child_nonce, asked, answered)
 
-def reply(token: bytes, ours: bytes, raw: bytes, answer: ParentReply) -> bytes:
-    """Return what a parent answers to a child's hello.
+    def read_reply(self, hello: bytes, reply: bytes) -> ParentReply | None:
+        """Return a parent's answer in ``REPLY_BYTES`` bytes; None without the token."""
+        child_nonce, asked, _ = _split(hello)
+        answered, proof = reply[: _REPLY.size], reply[_REPLY.size :]
+        if not hmac.compare_digest(proof, self._proof(b"parent", child_nonce, asked, answered)):
+            return None
+        parent, accepted, have = _REPLY.unpack(answered)
+        return ParentReply(parent, bool(accepted), have)
 
-    Args:
-        token: the transfer's token.
-        ours: the parent's nonce.
-        raw: the hello.
-        answer: the answer.
-    """
-    theirs, asked, _ = _split(raw, NONCE_BYTES, _REQUEST.size)
-    answered = _REPLY.pack(answer.parent, answer.accepted, answer.have)
-    return answered + _proof(token, b"parent", ours, theirs, asked, answered)
+    def seal(self, hello: bytes, places: bytes) -> bytes:
+        """Return the proof that follows the source's answer to a question for places."""
+        child_nonce, asked, _ = _split(hello)
+        return self._proof(b"places", child_nonce, asked, places)
 
+    def is_sealed(self, hello: bytes, places: bytes, seal: bytes) -> bool:
+        """Return whether an answer to a question for places is the source's."""
+        return hmac.compare_digest(seal, self.seal(hello, places))
 
-def read_reply(token: bytes, theirs: bytes, sent: bytes, raw: bytes) -> ParentReply | None:
-    """Return a parent's answer; None if it does not know the token.
-
-    Args:
-        token: the transfer's token.
-        theirs: the parent's nonce.
-        sent: the hello.
-        raw: ``REPLY_BYTES`` bytes.
-    """
-    ours, asked, _ = _split(sent, NONCE_BYTES, _REQUEST.size)
-    answered, proof = raw[: _REPLY.size], raw[_REPLY.size :]
-    if not hmac.compare_digest(proof, _proof(token, b"parent", theirs, ours, asked, answered)):
-        return None
-    parent, accepted, have = _REPLY.unpack(answered)
-    return ParentReply(parent, bool(accepted), have)
+    def _proof(self, what: bytes, *parts: bytes) -> bytes:
+        """Return a proof; the lengths of all parts but the last are fixed, so none is separated."""
+        return hmac.new(self.token, b"".join([what, self.nonce, *parts]), "sha256").digest()
 
 
-def _proof(token: bytes, *parts: bytes) -> bytes:
-    """Return the proof for parts whose lengths are fixed, so that they need no separator."""
-    return hmac.new(token, b"".join(parts), "sha256").digest()
-
-
-def _split(raw: bytes, first: int, second: int) -> tuple[bytes, bytes, bytes]:
-    return raw[:first], raw[first : first + second], raw[first + second :]
+def _split(hello: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the child's nonce, its request and its proof."""
+    end = NONCE_BYTES + _REQUEST.size
+    return hello[:NONCE_BYTES], hello[NONCE_BYTES:end], hello[end:]

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from ..system.files import error_text
 from . import trees
 from .chunks import ChunkFile
 from .relay_child import ConnectionOver
 from .relay_pace import Pace
-from .relay_parent import CorruptChunk, ParentBusy, RelayParent
+from .relay_parent import CorruptChunk, ParentBusy, ParentSilent, RelayParent
 
-_BEFORE_SOURCE = 3
-"""Ancestors that are tried before the source: a firewall that drops what is sent costs the time of
-a connection for each. The source may be busy, so those further up come after it."""
 _PAUSE_SECONDS = 0.3
 """Time between two rounds through all candidates."""
 GIVE_UP_SECONDS = 15.0
 """Time without a chunk after which a node gives up, if it has no parent and finds none."""
 _UNREACHED_SECONDS = 6.0
 """The same where nobody has ever answered: it may be a network that does not let it."""
+_SILENT_SOURCE_SECONDS = 60.0
+"""The same where the source can be connected to, and says nothing: its disk may hang for a while.
+Should it have ended, the driver knows, and tells all."""
 _SEARCH_SECONDS = 3.0
 """Time that a node looks for another parent at least, however long the last one sent nothing. Where
 the source is gone, all nodes on the way to a leaf give up one after the other: so it is short."""
@@ -47,41 +48,45 @@ class Connections(Protocol):
 class Inflow:
     """The chunks of one tree, from one parent or the next.
 
-    The candidates are the next nodes above this one in the tree, the source, and the nodes further
-    up. They are gone through in this order, again and again: a parent that fails is left for the
+    The candidates are nodes above this one in the tree, and the source. They are gone through in
+    the order of preference, again and again: a parent that fails is left for the
     next one; beside a slow one the next is tried, and takes its place if it is further. Chunks come
     from no other nodes, so no two nodes can wait for each other.
 
     Attributes:
         tree: the tree.
         parent: the node that the chunks come from; None while one is looked for.
-        trial: a node that may become the parent.
+        candidate: a node that is tried, and may become the parent.
         corrupt: the positions that sent damaged chunks; only the source is used again.
         refusals: why candidates could not be used, by position, since one is looked for.
     """
 
     def __init__(
-        self, file: ChunkFile, tree: int, chain: list[int], connections: Connections, now: float
+        self,
+        file: ChunkFile,
+        tree: int,
+        candidates: Sequence[int],
+        connections: Connections,
+        now: float,
     ) -> None:
         """Begin with no parent.
 
         Args:
             file: the file.
             tree: the tree.
-            chain: the positions above this node in the tree, from the next one up to the source.
+            candidates: the positions above this node in the tree, in the order of preference.
             connections: makes and ends connections.
             now: the time.
         """
         self._file, self.tree, self._connections = file, tree, connections
-        *nodes, source = chain
-        self._candidates = [*nodes[:_BEFORE_SOURCE], source, *nodes[_BEFORE_SOURCE:]]
+        self._candidates = list(candidates)
         self._next = 0
         """The index of the candidate that is tried next."""
         self.parent: RelayParent | None = None
-        self.trial: RelayParent | None = None
+        self.candidate: RelayParent | None = None
         self.corrupt: list[int] = []
         self.refusals: dict[int, str] = {}
-        self._pace = Pace(file, tree, _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(chain), now)
+        self._pace = Pace(file, tree, _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(candidates), now)
         self._have, self._fed = 0, now
         """The chunks of the tree that are there, and the time at which the last one came."""
         self._lost = self._again = now
@@ -89,6 +94,8 @@ class Inflow:
         self._had = 0
         """The chunks that were there when the present parent became it."""
         self._reached = False
+        self._source_silent = False
+        """True if the source, when it was last asked, stood and said nothing."""
 
     @property
     def done(self) -> bool:
@@ -98,7 +105,7 @@ class Inflow:
     @property
     def connections(self) -> list[RelayParent]:
         """The open connections."""
-        return [link for link in (self.parent, self.trial) if link is not None]
+        return [link for link in (self.parent, self.candidate) if link is not None]
 
     def gave_up(self, now: float) -> bool:
         """Return whether no parent can be found."""
@@ -107,6 +114,8 @@ class Inflow:
         if not all(position in self.refusals for position in self._candidates):
             return False
         patience = GIVE_UP_SECONDS if self._reached else _UNREACHED_SECONDS
+        if self._source_silent:
+            patience = _SILENT_SOURCE_SECONDS
         return now > max(self._fed + patience, self._lost + _SEARCH_SECONDS)
 
     def receive(self, link: RelayParent, now: float) -> None:
@@ -116,8 +125,8 @@ class Inflow:
                 link.connect(now)
                 return
             link.receive(self._file, now)
-            if link is self.trial and link.accepted:
-                self._judge_trial(link, now)
+            if link is self.candidate and link.accepted:
+                self._take_or_leave(link, now)
 
     def tick(self, now: float) -> None:
         """Look after the connections: end those that are of no use, and look for better ones."""
@@ -132,7 +141,7 @@ class Inflow:
                 link.tick(now)
         slow = self._pace.is_slow(now)
         wanted = slow if self.parent is not None else now >= self._again
-        if wanted and self.trial is None:
+        if wanted and self.candidate is None:
             self._try_next(now)
 
     def _try_next(self, now: float) -> None:
@@ -147,16 +156,16 @@ class Inflow:
         position = self._candidates[self._next]
         self._next += 1
         try:
-            self.trial = self._connections.connect(position, self)
+            self.candidate = self._connections.connect(position, self)
         except OSError as exc:
-            self.refusals[position] = (exc.strerror or str(exc)).lower()
+            self._refuse(position, error_text(exc).lower())
 
-    def _judge_trial(self, link: RelayParent, now: float) -> None:
+    def _take_or_leave(self, link: RelayParent, now: float) -> None:
         """Let a node that serves this one be the parent, unless it is no further than a slow one.
 
         The chunk that comes next may be on its way from the present parent.
         """
-        self._reached, self.trial = True, None
+        self._reached, self.candidate = True, None
         if self.parent is not None:
             useful = min(self._file.have[self.tree] + 2, self._file.totals[self.tree])
             if link.have < useful:
@@ -176,13 +185,13 @@ class Inflow:
         except ConnectionOver as exc:
             # One that is busy lives, and has proved that it knows this transfer.
             self._reached = self._reached or isinstance(exc, ParentBusy)
-            self._leave(link, str(exc), now)
+            self._leave(link, str(exc), now, silent=isinstance(exc, ParentSilent))
             if isinstance(exc, CorruptChunk):
                 self._exclude(link.position)
         except OSError as exc:
-            self._leave(link, (exc.strerror or str(exc)).lower(), now)
+            self._leave(link, error_text(exc).lower(), now)
 
-    def _leave(self, link: RelayParent, why: str, now: float) -> None:
+    def _leave(self, link: RelayParent, why: str, now: float, *, silent: bool = False) -> None:
         """End a connection that has failed; if it was the parent's, look for another one.
 
         A parent that sent nothing does not count as lost: one that fails each time would be asked
@@ -193,8 +202,14 @@ class Inflow:
                 self.refusals.clear()
                 self._lost = now
             self._next = self._above(link)
-        self.refusals[link.position] = why
+        self._refuse(link.position, why, silent=silent)
         self._end(link)
+
+    def _refuse(self, position: int, why: str, *, silent: bool = False) -> None:
+        """Note why a candidate cannot be used; silent if it stands, and says nothing."""
+        self.refusals[position] = why
+        if position == trees.SOURCE:
+            self._source_silent = silent
 
     def _exclude(self, position: int) -> None:
         """Use a node no more: it sent damaged chunks. The source stays, for lack of another."""
@@ -211,5 +226,5 @@ class Inflow:
         self._connections.disconnect(link)
         if link is self.parent:
             self.parent = None
-        if link is self.trial:
-            self.trial = None
+        if link is self.candidate:
+            self.candidate = None

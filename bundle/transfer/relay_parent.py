@@ -7,11 +7,11 @@ import os
 import secrets
 import socket
 import zlib
+from dataclasses import replace
 
-from . import relay_handshake
 from .chunks import ChunkFile
 from .relay_child import ALIVE, CHUNK, FRAME, HANDSHAKE_SECONDS, ConnectionOver
-from .relay_handshake import NONCE_BYTES, REPLY_BYTES, ChunkRequest
+from .relay_handshake import NONCE_BYTES, REPLY_BYTES, ChunkRequest, Handshake
 
 CONNECT_SECONDS = 1.5
 """Time for a connection to stand. A firewall that drops what is sent shows in no other way."""
@@ -21,6 +21,10 @@ SILENT_SECONDS = 5.0
 
 class CorruptChunk(ConnectionOver):
     """A chunk did not come as it was sent."""
+
+
+class ParentSilent(ConnectionOver):
+    """A parent stands, and says nothing: it was stopped, or waits for its disk."""
 
 
 class ParentBusy(ConnectionOver):
@@ -58,10 +62,10 @@ class RelayParent:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.position, self.have, self.accepted = position, 0, False
         self.drained = True
-        self._token, self._tree = token, tree
+        self._tree = tree
         self._until = now + CONNECT_SECONDS
         self._connected = False
-        self._theirs = self._hello = b""
+        self._handshake, self._hello = Handshake(token, b""), b""
         self._buffer = bytearray(REPLY_BYTES)
         self._filled, self._wanted = 0, NONCE_BYTES
         code = self._socket.connect_ex(address)
@@ -112,7 +116,7 @@ class RelayParent:
 
     def _take(self, file: ChunkFile, now: float) -> None:
         """Take the next part of what has come, which is there as a whole."""
-        if not self._theirs:
+        if not self._handshake.nonce:
             self._prove(file)
         elif not self.accepted:
             self._read_reply(file, now)
@@ -130,16 +134,15 @@ class RelayParent:
 
     def _prove(self, file: ChunkFile) -> None:
         """Answer its challenge, and ask for the chunks that are missing."""
-        self._theirs = bytes(self._buffer[:NONCE_BYTES])
+        self._handshake = replace(self._handshake, nonce=bytes(self._buffer[:NONCE_BYTES]))
         request = ChunkRequest(self.position, self._tree, file.have[self._tree])
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        self._hello = relay_handshake.hello(self._token, self._theirs, nonce, request)
+        self._hello = self._handshake.hello(secrets.token_bytes(NONCE_BYTES), request)
         self._socket.sendall(self._hello)  # the first bytes of a connection always have room
         self._filled, self._wanted = 0, REPLY_BYTES
 
     def _read_reply(self, file: ChunkFile, now: float) -> None:
         raw = bytes(self._buffer[:REPLY_BYTES])
-        answer = relay_handshake.read_reply(self._token, self._theirs, self._hello, raw)
+        answer = self._handshake.read_reply(self._hello, raw)
         if answer is None:
             raise ConnectionOver("it does not know this transfer")
         if answer.parent != self.position:
@@ -180,8 +183,11 @@ class RelayParent:
         Raises:
             ConnectionOver: nothing has come for too long.
         """
-        if now > self._until:
-            raise ConnectionOver("no answer" if not self.accepted else "it fell silent")
+        if now <= self._until:
+            return
+        if not self._connected:
+            raise ConnectionOver("no answer")
+        raise ParentSilent("it fell silent" if self.accepted else "no answer")
 
     def close(self) -> None:
         """End the connection."""

@@ -16,10 +16,12 @@ import traceback
 from collections.abc import Callable
 
 from ..protocol.codec import decode, encode
-from ..system import signals
+from ..system import processes, signals
 from ..system.parent_death import prctl, signal_at_parent_death
 from .chunks import ChunkFile, UnwritableFile
-from .relay import Relay, RelayAddresses, RelayOutcome
+from .relay import Relay, RelayOutcome
+from .relay_child import Directory
+from .relay_places import RelayCandidates
 
 STILL_SECONDS = 30
 """Time without a round of its loop after which a relay is given up: it was stopped, or its disk
@@ -31,40 +33,52 @@ _END_SECONDS = 5.0
 class RelayProcess:
     """A forked process that takes a file and passes it on, or is the source of it."""
 
-    def __init__(self, file: ChunkFile, token: bytes, listener: socket.socket) -> None:
-        """Start it; it waits for the addresses of the others.
+    def __init__(
+        self,
+        file: ChunkFile,
+        token: bytes,
+        listener: socket.socket,
+        directory: Directory | None = None,
+    ) -> None:
+        """Start it; it waits for :meth:`begin`.
 
         Args:
             file: the file.
             token: the transfer's token.
             listener: the socket that others connect to; this process's copy is closed.
+            directory: the source's answers to nodes that ask for their places.
 
         Raises:
             OSError: there can be no further process.
         """
         prctl()  # loads libc, which is unsafe after a fork
-        control, self._control = os.pipe()
-        self._report, report = os.pipe()
+        control, self._control, self._report, report = _pipes()
         self._ending = threading.Lock()
         self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
         """One number, shared with the child: the rounds of its loop."""
         parent = os.getpid()
         with signals.held():  # else the child might do its parent's clean-up
-            self._child = os.fork()
+            try:
+                self._child = os.fork()
+            except OSError:
+                for handle in (control, self._control, self._report, report):
+                    os.close(handle)
+                raise
             if not self._child:
                 os.close(self._control)
                 os.close(self._report)
-                make = functools.partial(Relay, file, token, listener, self._rounds)
+                make = functools.partial(Relay, file, token, listener, self._rounds, directory)
                 _be_the_relay(make, control, report, parent)
         os.close(control)
         os.close(report)
         listener.close()
 
-    def begin(self, addresses: RelayAddresses | None) -> None:
-        """Tell it where the others are; None for the source, which only serves."""
-        raw = None if addresses is None else encode(addresses)
-        with contextlib.suppress(BrokenPipeError):  # it has ended: then there is no outcome, either
-            _write(self._control, json.dumps(raw).encode() + b"\n")
+    def begin(self, candidates: RelayCandidates | None) -> None:
+        """Tell it where its candidates are; None for the source, which only serves."""
+        raw = None if candidates is None else encode(candidates)
+        with self._ending, contextlib.suppress(BrokenPipeError):
+            if self._child:  # where it has ended there is no outcome, either
+                _write(self._control, json.dumps(raw).encode() + b"\n")
 
     def outcome(self) -> RelayOutcome:
         """Wait until the file is here, or cannot come; or until the relay stands still."""
@@ -78,10 +92,50 @@ class RelayProcess:
             if still >= STILL_SECONDS:
                 self.end()
                 return RelayOutcome(failure=f"its relay stood still for {STILL_SECONDS} s")
+        return self._last_word()
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read from once there is an outcome, or none can come."""
+        return self._report
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 once it has ended."""
+        return self._child
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that its loop has begun, 20 in a second at least."""
+        return int(self._rounds[0])
+
+    def source_failure(self) -> str:
+        """Return why this process, a source, serves no longer; empty while it does."""
+        coming = select.poll()
+        coming.register(self._report, select.POLLIN)
+        return self._last_word().failure if coming.poll(0) else ""
+
+    def _last_word(self) -> RelayOutcome:
+        """Return what the process reports, or how it has ended; it has done one of both."""
         line = _line(self._report)
-        if not line:
-            return RelayOutcome(failure="its relay ended")
-        return decode(RelayOutcome, json.loads(line))
+        if line:
+            return decode(RelayOutcome, json.loads(line))
+        with self._ending:
+            status = self._reap()
+        if status is not None and os.WIFSIGNALED(status):
+            how = processes.describe_exit(-os.WTERMSIG(status))
+            return RelayOutcome(failure=f"its relay was {how}")
+        return RelayOutcome(failure="its relay ended")
+
+    def _reap(self) -> int | None:
+        """Forget the process, which has ended; return its status, None if it was known before."""
+        if not self._child:
+            return None
+        status = None
+        with contextlib.suppress(ChildProcessError):  # reaped elsewhere
+            status = _await_end(self._child)
+        os.close(self._control)
+        self._child = 0
+        return status
 
     def end(self) -> None:
         """End it, with all its connections; whoever waits for the outcome learns that it ended.
@@ -91,11 +145,9 @@ class RelayProcess:
         with self._ending:
             if not self._child:
                 return
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped elsewhere
+            with contextlib.suppress(ProcessLookupError):  # reaped elsewhere
                 os.kill(self._child, signal.SIGKILL)  # it may be stopped, or wait for a disk
-                _await_end(self._child)
-            os.close(self._control)
-            self._child = 0
+            self._reap()
 
     def close(self) -> None:
         """End it, and forget its outcome, for which nobody may wait any more."""
@@ -103,24 +155,45 @@ class RelayProcess:
         os.close(self._report)
 
 
-def _await_end(child: int) -> None:
+def _pipes() -> tuple[int, int, int, int]:
+    """Return the ends of two pipes: to read from and to write to, of one and of the other.
+
+    Raises:
+        OSError: too many files are open.
+    """
+    first = os.pipe()
+    try:
+        return (*first, *os.pipe())
+    except OSError:
+        for handle in first:
+            os.close(handle)
+        raise
+
+
+def _await_end(child: int) -> int | None:
     """Wait until a process that was killed has ended, or holds out for too long.
+
+    Returns:
+        Its status, as the kernel gives it; None for one that holds out.
 
     Raises:
         ChildProcessError: somebody else has waited for it.
     """
     until = time.monotonic() + _END_SECONDS
     pause = 0.001
-    while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < until:
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+    return None
 
 
 def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
     """Be the child: it leaves nothing behind, whatever happens, and does not return."""
     try:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        signals.end_as_usual()
         signal_at_parent_death(signal.SIGKILL)
         if os.getppid() == parent:
             raw = _line(control)
@@ -138,9 +211,9 @@ def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: 
 
 
 def _relay(make: Callable[[], Relay], control: int, report: int, raw: object) -> None:
-    addresses = None if raw is None else decode(RelayAddresses, raw)
+    candidates = None if raw is None else decode(RelayCandidates, raw)
     with contextlib.closing(make()) as relay:
-        relay.run(addresses, control, lambda outcome: _send(report, outcome))
+        relay.run(candidates, control, lambda outcome: _send(report, outcome))
 
 
 def _send(report: int, outcome: RelayOutcome) -> None:

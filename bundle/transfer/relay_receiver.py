@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ..channel.agent_channel import RELAY, REPORT, AgentChannel, unpacked
 from ..format.arriving_file import Arrival
 from ..protocol.answers import OutOfReach, Ready, Relayed, Relaying
 from ..protocol.codec import decode
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import RELAY_SOURCE, Incoming, RelayNodes, RelayTask
-from ..system import files
+from ..protocol.requests import RELAY_SOURCE, Incoming, RelayStart, RelayTask
+from ..system import files, step_variables
+from . import trees
 from .chunks import ChunkFile
-from .relay import RelayAddresses, RelayOutcome, listen
+from .relay import RelayOutcome, listen
 from .relay_contact import unreachable
+from .relay_places import RelayCandidates, RelayPlace, SourceUnreachable, ask_source, first_pause
 from .relay_process import RelayProcess
 
-_DRIVER_HOST = "SLURM_LAUNCH_NODE_IPADDR"
-"""The variable of a step with the address of the host that has started it, see srun(1)."""
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 """The variable of a step with the switches above a node, see srun(1)."""
 
@@ -37,8 +39,13 @@ class RelayReceiver:
         Raises:
             NodeError: one of both cannot be done.
         """
-        self._waiting: threading.Thread | None = None
-        """Waits for the outcome."""
+        self._taking: threading.Thread | None = None
+        """Takes the file, and reports the outcome."""
+        self._over = threading.Event()
+        """Set when the driver has said the end, or this node ends by itself."""
+        self._source_unreached = False
+        """True once the driver has been told that the source cannot be connected to."""
+        self._token = bytes.fromhex(task.token)
         path = incoming.target
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -50,10 +57,10 @@ class RelayReceiver:
             self.arrival = Arrival(file.prefix)
             listener = listen(task.address)
             self._address, self._port = listener.getsockname()[:2]
-            self._relay = RelayProcess(file, bytes.fromhex(task.token), listener)
+            self._relay = RelayProcess(file, self._token, listener)
         except OSError as exc:
             os.close(self._handle)
-            values = {"why": exc.strerror or str(exc)}
+            values = {"why": files.error_text(exc)}
             problem = Problem(ProblemCode.RELAY_NOT_STARTED, task.address, values)
             raise NodeError(problem) from exc
 
@@ -64,71 +71,111 @@ class RelayReceiver:
         return Ready(address=self._address, port=self._port, switches=switches)
 
     def follow(self, channel: AgentChannel) -> None:
-        """Begin when the driver says where the others are, and serve them until it says the end."""
+        """Take part from the driver's word on, and serve others until it says the end."""
         command = channel.command()
-        nodes = None
+        start = None
         if command.startswith(RELAY):
-            nodes = decode(RelayNodes, unpacked(command[len(RELAY) :]))
-        if nodes is None or channel.node not in nodes.nodes:  # the driver has given this node up
+            start = decode(RelayStart, unpacked(command[len(RELAY) :]))
+        if start is None or channel.node in start.left_out:  # the driver has given this node up
             self.arrival.end(whole=False)
             return
-        waiting = threading.Thread(target=self._wait, args=(channel, nodes), daemon=True)
-        waiting.start()
-        self._waiting = waiting
-        addresses = _addresses(nodes, channel.node)
-        self._relay.begin(addresses)
-        over = threading.Event()
-        threading.Thread(target=_try, args=(channel, nodes, addresses, over), daemon=True).start()
+        taking = threading.Thread(target=self._take, args=(channel, start), daemon=True)
+        try:
+            taking.start()
+        except RuntimeError as exc:  # the limit on threads
+            self._report(channel, RelayOutcome(failure=str(exc)), {})
+            return
+        self._taking = taking
         while channel.command() == REPORT:  # whatever else it is, there is no more to do for others
-            if waiting.is_alive():
+            if taking.is_alive():
                 channel.emit(Relaying())
-        over.set()
-        self._relay.end()
-        waiting.join()
+        self._end()
 
-    def _wait(self, channel: AgentChannel, nodes: RelayNodes) -> None:
-        """Wait until the file is here, or cannot come, and report it."""
-        outcome = self._relay.outcome()
+    def _take(self, channel: AgentChannel, start: RelayStart) -> None:
+        """Take the file, or learn that it cannot come, and report it."""
+        names: dict[int, str] = {}
+        try:
+            candidates = self._ask(channel, start)
+        except SourceUnreachable as exc:
+            outcome = RelayOutcome(
+                "no other node can be reached", unreached=((trees.SOURCE, str(exc)),)
+            )
+            names = {trees.SOURCE: RELAY_SOURCE}
+            self._relay.end()  # it can serve nobody
+        else:
+            names = {place.position: place.name for place in candidates.places}
+            self._relay.begin(candidates)
+            trying = threading.Thread(
+                target=self._try, args=(channel, candidates, names), daemon=True
+            )
+            with contextlib.suppress(RuntimeError):  # the limit on threads; it is only a test
+                trying.start()
+            outcome = self._relay.outcome()
+        self._report(channel, outcome, names)
+
+    def _ask(self, channel: AgentChannel, start: RelayStart) -> RelayCandidates:
+        """Ask the source for the places that this node must know.
+
+        Raises:
+            SourceUnreachable: it does not answer.
+        """
+        driver_host = step_variables.driver_host(os.environ)
+
+        def report_unreached(why: str) -> None:
+            self._source_unreached = True
+            _tell(channel, OutOfReach(nodes=((RELAY_SOURCE, why),)))
+
+        self._over.wait(first_pause(channel.node, start.nodes))
+        source = (driver_host, start.port)
+        candidates = ask_source(source, self._token, channel.node, self._over, report_unreached)
+        places = tuple(_with_address(place, driver_host) for place in candidates.places)
+        return replace(candidates, places=places)
+
+    def _try(
+        self, channel: AgentChannel, candidates: RelayCandidates, names: Mapping[int, str]
+    ) -> None:
+        """Tell the driver which parents cannot be connected to, unless the relay is over by then.
+
+        It also takes back that the source cannot be reached, if that was told.
+        """
+        failures = unreachable(candidates)
+        if (failures or self._source_unreached) and not self._over.is_set():
+            out_of_reach = tuple((names[place], why) for place, why in failures.items())
+            _tell(channel, OutOfReach(nodes=out_of_reach))
+
+    def _report(
+        self, channel: AgentChannel, outcome: RelayOutcome, names: Mapping[int, str]
+    ) -> None:
+        """Report the outcome to the driver, and to whoever unpacks what comes."""
         self.arrival.end(whole=not outcome.failure)
-        with contextlib.suppress(OSError):  # the driver has gone
-            channel.emit(_relayed(outcome, nodes))
+        _tell(channel, _relayed(outcome, names))
+
+    def _end(self) -> None:
+        """End the relay, and wait until that is reported."""
+        self._over.set()
+        self._relay.end()
+        if self._taking is not None:
+            self._taking.join()
 
     def close(self) -> None:
-        """End the relay."""
-        self._relay.end()
-        if self._waiting is not None:
-            self._waiting.join()
+        """End the relay, and forget the file."""
+        self._end()
         self._relay.close()
         os.close(self._handle)
 
 
-def _addresses(nodes: RelayNodes, node: str) -> RelayAddresses:
-    """Return where the others are, and the place of this node among them."""
-    addresses = [address or os.environ.get(_DRIVER_HOST, "") for address in nodes.addresses]
-    places = tuple(zip(addresses, nodes.ports))
-    return RelayAddresses(places, nodes.nodes.index(node) + 1)
+def _with_address(place: RelayPlace, driver_host: str) -> RelayPlace:
+    """Return a place with an address: the source has that of the driver's host."""
+    return place if place.address else replace(place, address=driver_host)
 
 
-def _try(
-    channel: AgentChannel, nodes: RelayNodes, addresses: RelayAddresses, over: threading.Event
-) -> None:
-    """Tell the driver whom this node cannot connect to, unless the relay is over by then."""
-    names = _names(nodes)
-    failures = unreachable(addresses)
-    if failures and not over.is_set():
-        told = OutOfReach(nodes=tuple((names[place], why) for place, why in failures.items()))
-        with contextlib.suppress(OSError):  # the driver has gone
-            channel.emit(told)
+def _tell(channel: AgentChannel, event: OutOfReach | Relayed) -> None:
+    with contextlib.suppress(OSError):  # the driver has gone
+        channel.emit(event)
 
 
-def _names(nodes: RelayNodes) -> tuple[str, ...]:
-    """Return the names of all places."""
-    return (RELAY_SOURCE, *nodes.nodes)
-
-
-def _relayed(outcome: RelayOutcome, nodes: RelayNodes) -> Relayed:
+def _relayed(outcome: RelayOutcome, names: Mapping[int, str]) -> Relayed:
     """Return the outcome with the names of nodes."""
-    names = _names(nodes)
     reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
     return Relayed(
         seconds=outcome.seconds,

@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..channel.agent_channel import GO, AgentChannel
-from ..checks import probe
 from ..environment import unpack
 from ..format import archive
 from ..format.archive import Excerpt
 from ..format.arriving_file import Arrival
-from ..node import locks, removal
+from ..node import host, locks, removal
 from ..protocol.answers import Ready, UnpackAnswer
 from ..protocol.digest import Digest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import Incoming, UnpackRequest
 from ..system import files
+from .progress_reports import reporting
 
 _TRIES = 5
 _TRY_SECONDS = 0.02
@@ -43,8 +43,9 @@ def stage(
         receiver_of: begins to receive a file; None for ``sbcast``'s.
     """
     if request.incoming is None:
-        return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
-    with locks.using_root(request.root):
+        with reporting(channel):
+            return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
+    with reporting(channel), locks.using_root(request.root):
         return _receive(request, request.incoming, channel, receiver_of or BroadcastReceiver)
 
 
@@ -117,7 +118,8 @@ class BroadcastReceiver:
 
     def ready(self) -> Ready:
         """Return the event that tells the driver the step to send to."""
-        return Ready(step=f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
+        job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
+        return Ready(step=f"{job}.{step}")
 
     def follow(self, channel: AgentChannel) -> None:
         """Wait for the driver to report the end: ``go`` if the file is complete."""
@@ -154,7 +156,7 @@ def _remove(folder: str) -> None:
 
 
 def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackAnswer:
-    job, cpus = request.job, probe.host_facts().cpus
+    job, cpus = request.job, host.host_facts().cpus
     try:
         made = unpack.unpack(
             path,
@@ -167,12 +169,13 @@ def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackA
     except unpack.MissingLayer as exc:
         return UnpackAnswer(problems=(exc.problem,), lacking=True)
     waited = source.arrival.waited if source.arrival is not None else 0.0
+    seconds = None if made.reused else round(max(0.0, made.seconds - waited), 3)
     return UnpackAnswer(
         path=made.path,
         reused=made.reused,
         files_linked=made.linked,
         files_written=made.written,
-        unpack_seconds=round(max(0.0, made.seconds - waited), 3),
+        unpack_seconds=seconds,
         mended=made.mended,
     )
 

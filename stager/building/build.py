@@ -16,24 +16,33 @@ from bundle.format.manifest import Layer
 
 from ..config.load import Config
 from ..config.template import unnamed_requirements
-from ..core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
+from ..core.errors import BundleError, StagerError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
 from ..layers.build import MadeLayers, make_layers
 from ..layers.modules import top_modules
 from ..layers.prune import Pruned
-from ..layers.source import LayerSource, project_sources
-from ..lock.lock import Lock, ResolveOptions, make_lock, read_lock
+from ..layers.source import LayerSource
+from ..lock.changes import PackageChanges
+from ..lock.lock_file import read_lock
+from ..lock.pylock import Lock
+from ..lock.resolve import ResolveOptions
 from ..lock.resolver import ResolverName
-from ..lock.spec import Spec, read_spec
+from ..lock.spec import Spec
+from ..lock.torch_backend import FindDriver
 from ..pack import existing
 from ..pack.bundle import Contents, Packed, pack, stored_index
 from ..pack.compiled_program import compiled_program
 from ..pack.decompressor import decompressor_lock
 from ..pack.existing import ChosenBundle, Newest
-from ..pack.prove import Proof, prove
-from ..wheels.fetch import fetch
-from .current_bundle import Listener, inputs, lock_path, offline_root
+from ..pack.prove import Proof, Wanted, prove
+from ..wheels.fetch import FetchSettings, fetch
+from .changes import before, changes
+from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
+from .hub_layers import forget_files, hub_sources
+from .hub_lock import hub_files, upgraded, with_assets
+from .project_lock import buildable_spec, current_lock
+from .project_size import project_is_large
 
 REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages whose versions a probe always reports where they are present."""
@@ -43,16 +52,41 @@ REPORTED = ("torch", "transformers", "datasets", "numpy")
 class BuildOptions:
     """Options of a build."""
 
-    resolver: ResolverName = "auto"
-    """The program that resolves; ``auto`` takes uv if it is installed."""
+    resolver: ResolverName = "uv"
+    """The program that resolves."""
     offline: bool = False
     """True if nothing may be fetched."""
+    upgrade: bool = False
+    """True to keep no pin of the lock before."""
+    upgrade_packages: tuple[str, ...] = ()
+    """Packages whose pins are not kept, and models and data sets whose commits are not."""
+    exclude_newer: str | None = None
+    """A date, or a time with its zone: files uploaded after it do not count. ``none`` lifts that
+    of the lock before, which is kept by default."""
     locked: bool = False
     """True if a lock that is not current is an error."""
     prove: bool = True
     """True to prove that nothing is missing."""
+    driver: FindDriver | None = None
+    """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
+    output: Path | None = None
+    """File that gets a copy of the bundle; None for none."""
+    launcher: tuple[str, ...] = ()
+    """The command that runs builds from source on a node; empty to build on this machine."""
     jobs: int | None = None
     """Number of layers made at a time; None for one for each CPU of this process."""
+
+    @property
+    def resolving(self) -> ResolveOptions:
+        """Return the options of the resolution."""
+        return ResolveOptions(
+            resolver=self.resolver,
+            offline=self.offline,
+            upgrade=self.upgrade,
+            upgrade_packages=self.upgrade_packages,
+            exclude_newer=self.exclude_newer,
+            driver=self.driver,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +99,8 @@ class Built:
     """The lock it was made from."""
     made: MadeLayers
     """Its layers."""
+    changes: PackageChanges
+    """The difference to the bundle before."""
     proof: Proof | None
     """The proof that nothing is missing; None if it was skipped."""
     seconds: dict[str, float]
@@ -93,6 +129,10 @@ class BuildResult:
     """Layers that were made."""
     layers_reused: int
     """Layers that existed."""
+    changes: PackageChanges
+    """The difference to the bundle before."""
+    output: Path | None
+    """The copy at the place that ``--output`` names; null without one."""
     pruned: Pruned
     """What ``environment.prune`` left out."""
     proved: bool
@@ -103,64 +143,32 @@ class BuildResult:
     """Duration of each phase."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockResult:
-    """The result of ``stager lock``."""
-
-    lock: Path
-    """The lock."""
-    packages: int
-    """Number of packages in it."""
-
-
-def lock_project(config: Config, options: BuildOptions, listener: Listener) -> LockResult:
-    """Make the project's lock anew.
-
-    Raises:
-        StagerError: see :func:`stager.lock.spec.read_spec` and :func:`stager.lock.lock.make_lock`.
-    """
-    store = Store(offline_root(config))
-    spec = read_spec(config)
-    listener.begin("lock")
-    with store.lock():
-        lock = _make_lock(config, spec, store, options)
-    return LockResult(lock=lock.path, packages=len(lock.files))
-
-
 def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     """Make the project's bundle, with everything that the store has already.
 
     Raises:
         StagerError: an expected failure; see the stages.
     """
-    _refuse_unsupported(config)
     store = Store(offline_root(config))
+    earlier = before(store, config.source)
     phase = _Phases(listener)
-
-    def fetched(line: str) -> None:
-        listener.step(line, 0, 0)
-
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"):
-            spec = read_spec(config)
+            spec = buildable_spec(config, options.launcher)
             _note_no_requirements(config, listener)
-            lock = _current_lock(config, spec, store, options)
+            files = hub_files(store, options.offline, listener)
+            locked = options.locked
+            resolving, moved = upgraded(config, options.resolving)
+            lock = current_lock(config, spec, store, resolving, listener, locked=locked)
+            lock = with_assets(config, lock, files, listener, locked=locked, moved=moved)
         with phase("wheels"):
-            wheels = fetch(
-                lock, store, offline=options.offline, progress=fetched, indexes=spec.indexes
-            )
-            decompressor = _decompressor(spec, store, options, fetched)
+            wheels = _fetched(lock, store, spec, options, phase.fetched)
+            decompressor = _decompressor(spec, store, options, phase.fetched)
         with phase("layers"):
-            trees = project_sources(config, (store.root, lock.path), listener.note)
-            made = make_layers(
-                [*(LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels), *trees],
-                store=store,
-                target=spec.target,
-                jobs=options.jobs or len(os.sched_getaffinity(0)),
-                progress=listener.step,
-            )
-            for line in made.notes:
-                listener.note(line)
+            trees = sources_of_project(config, store, lock.path, listener.note)
+            of_wheels = [LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels]
+            of_hub = hub_sources(lock.assets, files, spec.target)
+            made = _made([*of_wheels, *trees, *of_hub], spec, store, options, listener)
         with phase("bundle"):
             requested = _requested(spec, lock)
             contents = Contents(
@@ -177,13 +185,40 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         proof = None
         if options.prove:
             with phase("proof"):
-                proof = _proved(packed, store, spec, requested)
-                listener.note(proof.how)
-        newest = Newest(
-            path=packed.path, id=packed.manifest.id, inputs=inputs(spec, trees, lock.path)
-        )
+                proof = _proved(packed, store, spec, requested, listener)
+        made_of = inputs(config, spec, trees, lock.path)
+        newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
         existing.remember(store, config.source, newest)
-    return Built(packed=packed, lock=lock, made=made, proof=proof, seconds=phase.seconds)
+    return Built(
+        packed=packed,
+        lock=lock,
+        made=made,
+        changes=changes(earlier, packed.manifest),
+        proof=proof,
+        seconds=phase.seconds,
+    )
+
+
+def _made(
+    sources: Sequence[LayerSource],
+    spec: Spec,
+    store: Store,
+    options: BuildOptions,
+    listener: Listener,
+) -> MadeLayers:
+    """Make the layers that do not exist; what was fetched for them is of no use any more."""
+    made = make_layers(
+        sources,
+        store=store,
+        target=spec.target,
+        jobs=options.jobs or len(os.sched_getaffinity(0)),
+        progress=listener.step,
+    )
+    if any(source.hub for source in sources):
+        forget_files(store)
+    for line in (*made.notes, *project_is_large(made.layers)):
+        listener.note(line)
+    return made
 
 
 class _Phases:
@@ -192,6 +227,10 @@ class _Phases:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.seconds: dict[str, float] = {}
+
+    def fetched(self, line: str) -> None:
+        """Announce a file."""
+        self._listener.step(line, 0, 0)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -222,8 +261,13 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
 
 
-def build_result(built: Built) -> BuildResult:
-    """Return the result of ``stager build``."""
+def build_result(built: Built, output: Path | None = None) -> BuildResult:
+    """Return the result of ``stager build``.
+
+    Args:
+        built: the build.
+        output: the copy at a place of the user's; None without one.
+    """
     manifest = built.packed.manifest
     return BuildResult(
         bundle=built.packed.path,
@@ -234,22 +278,13 @@ def build_result(built: Built) -> BuildResult:
         unpacked_bytes=manifest.unpacked_size,
         layers_built=built.made.built,
         layers_reused=built.made.reused,
+        output=output,
         pruned=existing.pruned(built.packed.path),
         proved=built.proof is not None and built.proof.done,
         lock=built.lock.path,
+        changes=built.changes,
         seconds=built.seconds,
     )
-
-
-def _refuse_unsupported(config: Config) -> None:
-    hub = [f"assets.models: {name}" for name in config.assets.models]
-    hub += [f"assets.datasets: {name}" for name in config.assets.datasets]
-    if hub:
-        raise ConfigError(
-            "models and data sets cannot be fetched from a hub by this version",
-            hint="download them yourself and name the folders in assets.paths",
-            context=hub,
-        )
 
 
 def _note_no_requirements(config: Config, listener: Listener) -> None:
@@ -262,25 +297,12 @@ def _note_no_requirements(config: Config, listener: Listener) -> None:
         )
 
 
-def _current_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
-    """Return the lock on disk if it matches the spec, else a new one."""
-    path = lock_path(config, spec)
-    if path.exists():
-        lock = read_lock(path, spec.target)
-        if lock.is_current(spec):
-            return lock
-    if options.locked:
-        state = "is out of date" if path.exists() else "does not exist"
-        raise ResolveError(
-            f"the lock {path} {state}, and --locked does not allow making it",
-            hint="run `stager lock`, review the difference, and build again",
-        )
-    return _make_lock(config, spec, store, options)
-
-
-def _make_lock(config: Config, spec: Spec, store: Store, options: BuildOptions) -> Lock:
-    resolving = ResolveOptions(resolver=options.resolver, offline=options.offline)
-    return make_lock(spec, path=lock_path(config, spec), store=store, options=resolving)
+def _fetched(
+    lock: Lock, store: Store, spec: Spec, options: BuildOptions, progress: Callable[[str], None]
+) -> tuple[Wheel, ...]:
+    """Return the wheels of a lock, with what the spec knows besides it."""
+    given = FetchSettings(indexes=spec.all_indexes, builds=spec.builds)
+    return fetch(lock, store, offline=options.offline, progress=progress, given=given)
 
 
 def _decompressor(
@@ -290,9 +312,7 @@ def _decompressor(
     if lock is None:
         return None
     try:
-        (wheel,) = fetch(
-            lock, store, offline=options.offline, progress=progress, indexes=spec.indexes
-        )
+        (wheel,) = _fetched(lock, store, spec, options, progress)
     except WheelError as exc:
         (file,) = lock.files
         raise WheelError(
@@ -308,6 +328,9 @@ def _requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
     requested = [*spec.requirements]
     if spec.pylock is not None:
         requested = [file.name for file in lock.files]
+    if spec.uv_lock is not None:
+        locked = {file.name for file in lock.files}
+        requested += [name for name in spec.uv_lock.direct() if name in locked]
     for wheel, _ in lock.sources:
         requested.append(parse_wheel_filename(wheel)[0])
     return tuple(requested)
@@ -334,12 +357,15 @@ def _imports(
     return tuple(dict.fromkeys(modules))
 
 
-def _proved(packed: Packed, store: Store, spec: Spec, requested: Sequence[str]) -> Proof:
+def _proved(
+    packed: Packed, store: Store, spec: Spec, requested: Sequence[str], listener: Listener
+) -> Proof:
     try:
-        return prove(
-            packed.path, packed.manifest, store=store, target=spec.target, requirements=requested
-        )
+        wanted = Wanted(requirements=requested, overridden=spec.overridden)
+        proof = prove(packed.path, packed.manifest, store=store, target=spec.target, wanted=wanted)
     except StagerError:
         if not packed.reused:  # a bundle that would fail on a node gets no name
             packed.path.unlink(missing_ok=True)
         raise
+    listener.note(proof.how)
+    return proof

@@ -6,16 +6,22 @@ Every job starts with this, so the code that makes a bundle is imported only whe
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bundle.protocol.digest import Digest, canonical_json
 
+from ..config import script
 from ..config.load import Config
+from ..config.trackers import tracker_outputs
 from ..core.errors import BundleError
+from ..core.home import expanded
+from ..core.regular_files import text_of
 from ..core.store import Store, sha256_of
 from ..core.values import Target
+from ..hub.names import HubRequest
 from ..pack import existing
 from ..pack.existing import ChosenBundle, Newest
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
     from ..lock.spec import Spec
 
 LOCK_NAME = "pylock.toml"
+_NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)
+"""The name of a package in a lock of ours."""
 
 
 class Listener(Protocol):
@@ -43,15 +51,17 @@ def offline_root(config: Config) -> Path:
     """Return the project's offline root: ``$OFFLINE_ROOT``, else the setting, else the default."""
     named = os.environ.get("OFFLINE_ROOT")
     if named:
-        return Path(named).expanduser().absolute()
+        return expanded(named).absolute()
     if config.environment.offline_root is not None:
         return config.environment.offline_root
     python = config.environment.python or Target.of_host().python
-    return Path.home() / f"offline_repo_py{python.replace('.', '')}"
+    return expanded("~") / f"offline_repo_py{python.replace('.', '')}"
 
 
 def lock_path(config: Config, spec: Spec) -> Path:
     """Return the path of the project's lock, never that of a lock that the user supplied."""
+    if script.is_script(config):
+        return config.root / f"pylock.{script.name_of(config.source)}.toml"
     path = config.root / LOCK_NAME
     if spec.pylock == path:
         return config.root / "pylock.stager.toml"
@@ -87,27 +97,82 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     """Return the project's newest bundle, made again if files of the project have changed.
 
     That is quick and needs no network: the store has the packages' layers. Changed requirements
-    are left to ``stager build``.
+    are left to ``stager build``, except those of a script that brings its own.
 
     Raises:
         StagerError: there is no bundle yet, or the requirements have changed.
     """
-    from ..layers.source import project_sources
     from ..lock.spec import read_spec
 
     store = Store(offline_root(config))
+    if script.is_script(config) and existing.newest(store, config.source) is None:
+        return _of_script(config, listener)
     newest = _newest(config, store)
     spec = read_spec(config)
     lock = lock_path(config, spec)
-    current = inputs(spec, project_sources(config, (store.root, lock)), lock)
+    trees = sources_of_project(config, store, lock, remembered=True)
+    current = inputs(config, spec, trees, lock)
     if newest.id is not None and newest.inputs == current:
         return ChosenBundle(path=newest.path, id=newest.id)
+    if script.is_script(config):
+        return _of_script(config, listener)
     from .build import make_again
 
     return make_again(config, spec, newest.path, listener)
 
 
-def inputs(spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
+def sources_of_project(
+    config: Config,
+    store: Store,
+    lock: Path,
+    note: Callable[[str], None] = lambda line: None,
+    *,
+    remembered: bool = False,
+) -> Sequence[LayerSource]:
+    """Return the sources of the layers that are not wheels.
+
+    Args:
+        config: the project's settings.
+        store: the offline root, which is no part of the project.
+        lock: the lock, which is none either; a tracker among its packages has results to leave out.
+        note: called with notes on files that were left out.
+        remembered: True if sources without their files will do, where nothing has changed.
+
+    Raises:
+        StagerError: files that cannot be shipped.
+    """
+    from ..layers.source import project_sources
+    from .project_look import ProjectLook
+
+    try:
+        packages = _NAME.findall(text_of(lock))
+    except (OSError, UnicodeDecodeError):
+        packages = []
+    tracked = tracker_outputs(packages)
+    look = ProjectLook(store, config, [str(store.root), str(lock), *tracked])
+    known = look.unchanged() if remembered else None
+    if known is not None:
+        return known
+    sources = project_sources(config, (store.root, lock), note, tracked)
+    look.remember(sources)
+    return sources
+
+
+def _of_script(config: Config, listener: Listener) -> ChosenBundle:
+    """Make the bundle of a script that brings its own settings: to run it is all its user asks."""
+    from .build import BuildOptions, build
+
+    listener.note(f"{config.source.name} says itself what it needs: building its bundle")
+    packed = build(config, BuildOptions(), listener).packed
+    return ChosenBundle(path=packed.path, id=packed.manifest.id)
+
+
+def hub_requests(config: Config) -> tuple[HubRequest, ...]:
+    """Return the models and data sets that the settings name."""
+    return (*config.assets.models, *config.assets.datasets)
+
+
+def inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
     """Return the digest of everything that decides a bundle, known without building it."""
     from ..layers.source import layer_id
     from ..pack.program import make_node_program
@@ -115,5 +180,6 @@ def inputs(spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
     pinned = sha256_of(lock) if lock.is_file() else None
     node = Digest.of(make_node_program())
-    content = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
+    content: dict[str, object] = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
+    content["hub"] = [request.to_dict() for request in hub_requests(config)]
     return Digest.of(canonical_json(content))

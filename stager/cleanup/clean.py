@@ -5,7 +5,8 @@ node program of every bundle that stays; so do the layers and wheels that its lo
 their digests. Whatever was read or written within a day stays too: it may belong to a lock or a
 bundle that is still being made. Bundles and layers that this version cannot use, as their format is
 an older one, are needed by nobody. What is removed can be made again: layers from wheels, at the
-cost of time; wheels only with a network, so they are removed on request alone.
+cost of time; wheels only with a network, so they are removed on request alone. Files of a hub that
+were fetched and are in no bundle yet stay as long as a lock names their commit.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from bundle.protocol.digest import Digest
 from ..core.deletion import size_of
 from ..core.digest_cache import DigestCache
 from ..core.errors import BundleError, StagerError
-from ..core.regular_files import text_of
+from ..core.regular_files import bytes_of, text_of
 from ..core.store import Store
 from ..pack import existing
 from ..pack.decompressor import PINNED
+from . import hub_files
 from .files import content_of, files_in, folders_in, is_outdated, nobody_has_open
 
 UNUSED_SECONDS = 86400.0
 """Files read or written more recently than this stay."""
 LOCKS = "pylock*.toml"
-_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+_DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
+"""A file's sha256, or a commit."""
 _BUNDLE = ".pkgs.tar"
 _LAYER = ".tar.zst"
 _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
@@ -55,7 +58,8 @@ class UnusedItem:
     """Something that can be removed."""
 
     kind: str
-    """``bundle``, ``layer``, ``wheel``, ``program``, ``seal``, ``note`` or ``partial``."""
+    """``bundle``, ``layer``, ``wheel``, ``hub``, ``program``, ``seal``, ``lock``, ``note`` or
+    ``partial``."""
     path: Path
     """Its place in the offline root."""
     size: int
@@ -79,16 +83,25 @@ class StoreCleanup:
         return sum(item.size for item in self.removed)
 
 
-def nodes_keep(newest: Digest | None, named: Iterable[Digest], *, everything: bool) -> list[Digest]:
-    """Return the bundles whose environments stay on the nodes.
+def nodes_keep(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
+    """Return the bundles whose environments stay on the nodes: each project's newest.
 
     Args:
-        newest: the project's newest bundle, if it has one.
-        named: further bundles that the user wants to keep.
-        everything: whether all others are removed (``--all``), but for those in use.
+        store: the offline root, which knows the projects that were built with it.
+        used: the bundle that the nodes are cleaned with.
+        everything: whether all are removed (``--all``), but for those in use.
+
+    Raises:
+        StagerError: what the offline root knows of a project cannot be read.
     """
-    first = [newest] if newest and not everything else []
-    return list(dict.fromkeys([*first, *named]))
+    if everything:
+        return []
+    try:
+        notes = [*map(_read_note, files_in(store.root / "projects", ".json"))]
+    except OSError as exc:
+        raise _unreadable(store, exc) from exc
+    others = [note.id for note in notes if note and note.id and _is_there(note.settings)]
+    return list(dict.fromkeys([used, *others]))
 
 
 def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
@@ -105,11 +118,15 @@ def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
     try:
         return tuple(_Plan(store, rules, now).items())
     except OSError as exc:
-        raise StagerError(
-            f"{exc.filename or store.root}: {exc.strerror or exc}",
-            hint="make it readable; without it stager cannot tell what is needed, so nothing is "
-            "removed",
-        ) from exc
+        raise _unreadable(store, exc) from exc
+
+
+def _unreadable(store: Store, exc: OSError) -> StagerError:
+    return StagerError(
+        f"{exc.filename or store.root}: {exc.strerror or exc}",
+        hint="make it readable; without it stager cannot tell what is needed, so nothing is "
+        "removed",
+    )
 
 
 def apply(
@@ -151,6 +168,8 @@ class _Note:
     """The project's settings file."""
     bundle: str
     """The name of the project's newest bundle."""
+    id: Digest | None
+    """Its id; None if an older version of stager made it, which did not record the id."""
 
 
 class _Plan:
@@ -160,6 +179,7 @@ class _Plan:
         self.store, self.rules = store, rules
         self.limit = now - UNUSED_SECONDS
         self.unreadable: list[Path] = []
+        self.unread_locks: list[Path] = []
         self.alive: list[_Note] = []
         self.abandoned: list[_Note] = []
         for path in self._files("projects", ".json"):
@@ -170,6 +190,10 @@ class _Plan:
                 self.alive.append(note)
             else:
                 self.abandoned.append(note)
+        notes = self._files("imports", ".txt")
+        imported = {bytes_of(path).decode(errors="replace").strip() for path in notes}
+        self.newest = imported | {note.bundle for note in self.alive}
+        """The file names of the bundles that stay: each project's newest, built or imported."""
 
     def items(self) -> Iterator[UnusedItem]:
         """Yield everything that can be removed: bundles first, as others need no more then."""
@@ -188,6 +212,9 @@ class _Plan:
         yield from self._programs(manifests)
         if self.rules.wheels:
             yield from self._wheels(locked)
+        if not self.unread_locks:
+            for path, size, why in hub_files.unused(self.store.root / "hub", locked, self.limit):
+                yield UnusedItem(kind="hub", path=path, size=size, why=why)
         yield from _partial(self.store.root)
 
     def _notes(self) -> Iterator[UnusedItem]:
@@ -205,17 +232,21 @@ class _Plan:
             return "it was made by an older version of stager, and cannot be used"
         if not self.rules.keep_newest:
             return "it is not in use"
-        newest = {note.bundle for note in self.alive}
-        return "" if path.name in newest else "it is not a project's newest bundle"
+        if path.name in self.newest:
+            return ""
+        return "it is not a project's newest bundle"
 
     def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the seals of other bundles than these."""
         for path in self._files("seals", f"{_BUNDLE}.txt"):
             if path.name.removesuffix(".txt") not in bundles:
                 yield _item("seal", path, "its bundle is gone")
+        for path in self._files("bundles", existing.LOCK_SUFFIX):
+            if path.name.removesuffix(existing.LOCK_SUFFIX) + _BUNDLE not in bundles:
+                yield _item("lock", path, "its bundle is gone")
 
     def _locked(self) -> set[str]:
-        """Return every digest that a lock names, of any project or of the tool itself."""
+        """Return every digest and commit that a lock names, of any project or of the tool."""
         pinned = resources.files("stager.pack") / PINNED
         digests = set(_DIGEST.findall(pinned.read_text(encoding="utf-8")))
         for folder in {*(note.settings.parent for note in self.alive), *self.rules.projects}:
@@ -226,6 +257,7 @@ class _Plan:
             except OSError:
                 if self.rules.wheels:  # a layer can be made again, a wheel perhaps not
                     raise
+                self.unread_locks.append(folder)
         return digests
 
     def _layers(
@@ -257,7 +289,7 @@ class _Plan:
             if self._has_come_long_ago(path) and cache.digest(path) not in locked:
                 yield _item("wheel", path, "no lock names it")
         for folder in folders_in(self.store.root / "wheels-built"):
-            if folder.name in locked:  # the digest of the sdist
+            if folder.name.partition(".")[0] in locked:  # the digest of the sdist
                 continue
             for path in files_in(folder, ".whl"):
                 if self._has_come_long_ago(path) and cache.digest(path) not in locked:
@@ -287,7 +319,12 @@ def _read_note(path: Path) -> _Note | None:
     """Return a project's note; None for one that makes no sense."""
     try:
         raw = json.loads(text_of(path))
-        return _Note(path=path, settings=Path(raw["project"]), bundle=str(raw["bundle"]))
+        return _Note(
+            path=path,
+            settings=Path(raw["project"]),
+            bundle=str(raw["bundle"]),
+            id=Digest(raw["id"]) if raw.get("id") else None,
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -302,7 +339,7 @@ def _is_there(settings: Path) -> bool:
 
 
 def _digests_of_locks(folder: Path) -> set[str]:
-    """Return every digest that the locks of a project name."""
+    """Return every digest and commit that the locks of a project name."""
     digests: set[str] = set()
     for path in folder.iterdir():
         if path.match(LOCKS):
@@ -337,6 +374,8 @@ def _remove(item: UnusedItem) -> str:
         return "it is in use" if item.path.exists() else ""
     if item.kind == "bundle":
         return "" if existing.clear_away(item.path) else "it is in use, or cannot be removed"
+    if item.kind == "hub":
+        return "" if hub_files.remove_unused(item.path) else "not all of it can be removed"
     try:
         item.path.unlink(missing_ok=True)
         if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":

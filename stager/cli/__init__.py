@@ -6,9 +6,12 @@ from __future__ import annotations
 # isort: off
 from . import (  # noqa: F401
     init,
+    config,
     lock,
     build,
     inspect,
+    export,
+    import_file,
     verify,
     run,
     script,
@@ -23,6 +26,10 @@ from . import (  # noqa: F401
 )
 
 # isort: on
+from .help import HelpfulCommand
 from .program import app, main
+
+for _registered in app.registered_commands:
+    _registered.cls = HelpfulCommand
 
 __all__ = ["app", "main"]

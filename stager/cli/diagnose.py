@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, job_files
+from .options.logs import JobArgument, LogDir, job_files
+from .options.output import Talk
 from .program import app, boundary
+from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,5 +40,5 @@ def _diagnosis(job: str | None, log_dir: Path | None) -> Diagnosis:
     from ..logs.files import default_folder
 
     folder = default_folder(log_dir)
-    refusal = refused.newest(folder, project_file()) if job is None else None
+    refusal = refused.newest(folder, project_file(settings_place())) if job is None else None
     return of_refused(refusal, folder) if refusal else diagnose_job(job_files(job, log_dir))

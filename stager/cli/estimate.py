@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
-from .options import Bundle, NprocPerNode, Talk, node_counts
+from .options.bundle import Bundle
+from .options.launch import NprocPerNode
+from .options.output import Talk
 from .program import app, boundary
+from .settings_place import settings_place
 
 
 @app.command()
@@ -36,7 +39,9 @@ def estimate(
     counts = node_counts(nodes, MOST_NODES)
     console = talk.reports()
     with boundary(console):
-        config = settle(project(bundle), JobOptions(nproc_per_node=nproc_per_node))
+        config = settle(
+            project(bundle, start=settings_place()), JobOptions(nproc_per_node=nproc_per_node)
+        )
         path, manifest = named_bundle(config, bundle)
         basis = history.known(Store(offline_root(config)))
         setting = setting_of(config, path, manifest, basis)
@@ -45,3 +50,24 @@ def estimate(
             console.emit(result)
         else:
             console.estimated(result)
+
+
+def node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
+    """Return numbers of nodes, each once, the fewest first; another value is a usage error.
+
+    Args:
+        texts: each one number, or several with commas between.
+        most: the largest that is allowed.
+    """
+    words = [word.strip() for text in texts or () for word in text.split(",")]
+    return tuple(sorted({_node_count(word, most) for word in words}))
+
+
+def _node_count(word: str, most: int) -> int:
+    count = int(word) if word.isascii() and word.isdigit() else 0
+    if not 1 <= count <= most:
+        raise typer.BadParameter(
+            f"{word!r} cannot be used, allowed: 1 to {most}, as in 1,8,64",
+            param_hint="--nodes",
+        )
+    return count

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
-from .options import BundleFlags
+from .options.bundle import BundleFlags
 from .program import app, boundary, make_reports
+from .settings_place import settings_place
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
@@ -29,6 +30,6 @@ def exec_(
     wanted_id = chosen.asked
     console = make_reports(quiet=quiet)
     with boundary(console):
-        config = project(chosen.bundle, wanted_id)
+        config = project(chosen.bundle, wanted_id, settings_place(), command)
         path, manifest = bundle_of(config, chosen.bundle, console, wanted_id)
         execute(config, ChosenBundle(path=path, id=manifest.id), command)

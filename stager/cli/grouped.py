@@ -2,15 +2,17 @@
 
 typer reads a command's options from its signature. A command marked :func:`grouped` may take a
 dataclass; typer is shown a signature in which that parameter is replaced by the class's fields.
+A class's ``panel`` is their heading on the help page.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,7 +27,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             continue
         groups[name] = kind
         inner = get_type_hints(kind, include_extras=True)
-        shown += [_keyword(one.name, one.default, inner[one.name]) for one in fields(kind)]
+        panel = getattr(kind, "panel", None)
+        shown += [
+            _keyword(one.name, one.default, _under(panel, inner[one.name])) for one in fields(kind)
+        ]
 
     @wraps(command)
     def called(**given: object) -> None:
@@ -38,6 +43,16 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     called.__dict__["__signature__"] = inspect.Signature(shown)
     called.__annotations__ = {one.name: one.annotation for one in shown}
     return called
+
+
+def _under(panel: str | None, annotation: type[Any]) -> object:
+    """Return an option's annotation with the heading of its group on the help page."""
+    if panel is None:
+        return annotation
+    kind, option = get_args(annotation)[:2]
+    option = copy(option)
+    option.rich_help_panel = panel
+    return Annotated[kind, option]
 
 
 def _keyword(name: str, default: object, annotation: object) -> inspect.Parameter:

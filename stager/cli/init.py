@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .options import Json, Quiet
+from .options.output import Json, Quiet
 from .program import app, boundary, make_reports
+from .settings_place import settings_place
 
 
 @app.command()
@@ -27,7 +28,8 @@ def init(
 
     console = make_reports(quiet=quiet, as_json=json)
     with boundary(console):
-        made = create(Path.cwd(), source)
+        place = settings_place()
+        made = create(place if place.is_dir() else Path.cwd(), source)
         if json:
             console.emit(made)
         if made.requirements:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .options import Json
+from .options.output import Json
 from .program import app, boundary, make_reports
+from .settings_place import settings_place
 
 
 @app.command()
@@ -28,7 +29,7 @@ def inspect(
 
     console = make_reports(as_json=json)
     with boundary(console):
-        chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(Path.cwd()))
+        chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(settings_place()))
         look = inspect_files if files else inspect_bundle
         result = look(chosen.path, asked=chosen.id)
         if json:

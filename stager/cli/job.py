@@ -10,6 +10,7 @@ import typer
 from bundle.protocol.enumerations import Action
 
 from ..core.errors import EXIT_JOB, CommandFailure, JobError
+from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from ..config.load import Config
@@ -47,8 +48,10 @@ def carry_out(
 
     config: Config | None = None
     try:
-        with remembered(default_folder(options.log_dir), action.value, project_file()):
-            config = project(options.bundle, options.bundle_id)
+        with remembered(
+            default_folder(options.log_dir), action.value, project_file(settings_place())
+        ):
+            config = project(options.bundle, options.bundle_id, settings_place(), options.command)
             ended = _verb(action)(config, options, console)
     except JobError as exc:
         if config is None or not _hook(config, options):

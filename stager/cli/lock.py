@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from bundle.protocol.counts import counted
-
 from .grouped import grouped
-from .options import Offline, Resolver, Talk, resolver_name
+from .options.lock import ResolveFlags, Script, settings_for
+from .options.output import Talk
 from .program import app, boundary
 
 
@@ -15,19 +12,19 @@ from .program import app, boundary
 @grouped
 def lock(
     *,
-    resolver: Resolver = "auto",
-    offline: Offline = False,
+    script: Script = None,
+    resolving: ResolveFlags,
     talk: Talk,
 ) -> None:
     """Pin the requirements: pylock.toml, exact files and digests."""
-    from ..building.build import BuildOptions, lock_project
-    from ..config.load import load
+    from .. import pipeline
+    from ..building.build import BuildOptions
 
     console = talk.reports()
     with boundary(console):
-        options = BuildOptions(resolver=resolver_name(resolver), offline=offline)
-        written = lock_project(load(Path.cwd()), options, console)
+        options = resolving.options(BuildOptions())
+        written = pipeline.lock(settings_for(script), options, console)
         console.stop()
         if talk.json:
             console.emit(written)
-        console.say(f"locked {counted(written.packages, 'package')} in {written.lock}", "good")
+        console.locked(written)

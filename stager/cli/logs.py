@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, chosen_files, job_files
+from .options.logs import JobArgument, LogDir, chosen_files, job_files
+from .options.output import Talk
 from .program import app, boundary
 
 if TYPE_CHECKING:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import time
 from typing import Annotated
 
 import typer
 
 from .grouped import grouped
-from .options import Talk
+from .options.output import Talk
 from .program import app, boundary
+from .settings_place import settings_place
 
 MOST_DAYS = 90
 
@@ -39,7 +39,7 @@ def nodes(
     names = _node_names(forget)
     console = talk.reports()
     with boundary(console):
-        here = Path.cwd()
+        here = settings_place()
         store = Store(offline_root(default(here) if find(here) is None else load(here)))
         now = time()
         pending_jobs.settle(store, now)

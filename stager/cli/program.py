@@ -8,16 +8,26 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from .. import __version__
 from ..core import damaged_bytecode
-from ..core.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, StagerError
+from ..core.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    UNWRITABLE,
+    StagerError,
+)
 from ..core.printable import visible
+from .help import HelpfulGroup
+from .options.values import path_option
+from .settings_place import choose_place
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
     from ..console.reports import Reports
 
 app = typer.Typer(
+    cls=HelpfulGroup,
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -36,6 +47,13 @@ app = typer.Typer(
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command, and return its exit code, however it ends."""
+    try:
+        return _exit_code(argv)
+    finally:
+        _drop_unwritable(sys.stderr)
+
+
+def _exit_code(argv: list[str] | None) -> int:
     try:
         _open_streams()
         _end_as_ctrl_c_does()
@@ -49,10 +67,13 @@ def main(argv: list[str] | None = None) -> int:
         _drop_stdout()
         return EXIT_FAILURE
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EIO) or exc.filename is not None:
+        if exc.errno not in UNWRITABLE or exc.filename is not None:
             raise
         _drop_stdout()
-        print(f"error: standard output cannot be written: {exc.strerror}", file=sys.stderr)
+        _tell(
+            f"error: standard output cannot be written: {exc.strerror}",
+            "hint: free some space there, or send the output elsewhere",
+        )
         return EXIT_FAILURE
     except Exception as exc:
         return _usage_error(exc)
@@ -63,11 +84,30 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _drop_stdout() -> None:
-    """Let nothing more be written to standard output.
+    """Let nothing more be written to standard output."""
+    _drop(sys.stdout)
 
-    Python flushes at exit, too; see the note on SIGPIPE in the signal module's manual.
+
+def _drop_unwritable(stream: TextIO) -> None:
+    """Let nothing more be written to a stream that cannot be written: its file system is full.
+
+    Python flushes at exit, too, and would end with a status of its own.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        _drop(stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """See the note on SIGPIPE in the signal module's manual."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell(*lines: str) -> None:
+    """Print lines on standard error, if that can be written."""
+    with suppress(OSError):
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _end_of_damaged(exc: BaseException) -> int:
@@ -75,23 +115,30 @@ def _end_of_damaged(exc: BaseException) -> int:
     file = damaged_bytecode.damaged_file(exc)
     if not file:
         return EXIT_OK
-    print(f"error: {visible(damaged_bytecode.message(file))}", file=sys.stderr)
-    print(f"hint: {damaged_bytecode.HINT}", file=sys.stderr)
+    _tell(f"error: {visible(damaged_bytecode.message(file))}", f"hint: {damaged_bytecode.HINT}")
     return EXIT_FAILURE
 
 
 def _usage_error(exc: Exception) -> int:
-    """Show a usage error as typer words it, and return its exit code; raise any other error."""
+    """Show a usage error like any other, and return its exit code; raise any other error."""
     code = _end_of_damaged(exc)
     if code:
         return code
     if isinstance(exc.__cause__, KeyboardInterrupt):  # before 3.12, from within a class's body
         return EXIT_INTERRUPTED
-    show = getattr(exc, "show", None)
-    if show is None:
+    if not hasattr(exc, "format_message"):
         raise exc
-    show()
-    return int(getattr(exc, "exit_code", 2))
+    context = getattr(exc, "ctx", None)
+    if type(exc).__name__ == "NoArgsIsHelpError" and context is not None:
+        print(context.get_help(), file=sys.stderr)
+        return EXIT_USAGE
+    message = str(exc.format_message())
+    command = context.command_path if context is not None else "stager"
+    _tell(
+        f"error: {visible(message[:1].lower() + message[1:])}",
+        f"hint: `{command} --help` shows what can be given",
+    )
+    return int(getattr(exc, "exit_code", EXIT_USAGE))
 
 
 def _end_as_ctrl_c_does() -> None:
@@ -110,14 +157,62 @@ def _open_streams() -> None:
 
 @app.callback(invoke_without_command=True)
 def top(
+    *,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            metavar="DIR",
+            parser=path_option,
+            help="Go to this directory first.",
+        ),
+    ] = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            "--project",
+            metavar="DIR",
+            parser=path_option,
+            help="Look for the settings in this folder and above it; ranks still run here.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            parser=path_option,
+            help="The settings file; paths in it start at its folder.",
+        ),
+    ] = None,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version.")
+        bool, typer.Option("-V", "--version", is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options before the command."""
     if version:
         print(f"stager {__version__}")
         raise typer.Exit
+    if directory is not None:
+        try:
+            os.chdir(directory)
+        except OSError as exc:
+            raise typer.BadParameter(
+                f"{directory}: {exc.strerror}", param_hint="--directory"
+            ) from None
+    choose_place(_place(project, config))
+
+
+def _place(project: Path | None, config: Path | None) -> Path | None:
+    """Return the place of the settings; one that is not there is a usage error."""
+    if project is not None and config is not None:
+        raise typer.BadParameter("cannot be used with --config", param_hint="--project")
+    # Not the methods of Path, which raise where it is too long, or may not be looked at.
+    if project is not None and not os.path.isdir(project):  # noqa: PTH112
+        raise typer.BadParameter(f"{project} is not a directory", param_hint="--project")
+    if config is not None and not os.path.isfile(config):  # noqa: PTH113
+        raise typer.BadParameter(f"{config} is not a file", param_hint="--config")
+    return config or project
 
 
 @contextmanager
@@ -134,22 +229,50 @@ def boundary(console: Output) -> Iterator[None]:
             raise
         console.error(StagerError(damaged_bytecode.message(file), hint=damaged_bytecode.HINT))
         raise typer.Exit(EXIT_FAILURE) from None
-    except OSError as exc:
-        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+    except (OSError, MemoryError) as exc:
+        failure = _limit_reached(exc)
+        if failure is None:
             raise
-        console.error(
-            StagerError(
-                f"too many files are open: {exc}",
-                hint="allow more: `ulimit -n` shows how many one process may open, "
-                "`ulimit -n 1024` sets it",
-            )
-        )
+        console.error(failure)
         raise typer.Exit(EXIT_FAILURE) from None
     except KeyboardInterrupt:  # typer makes an exit code of it, without a word
         console.interrupted()
         raise
     finally:
         console.stop()
+
+
+def _limit_reached(exc: OSError | MemoryError) -> StagerError | None:
+    """Return the failure for a limit of this machine; None for any other error."""
+    if isinstance(exc, MemoryError):
+        return StagerError(
+            "there is not enough memory",
+            hint="free some, build with --jobs 1, or allow more: `ulimit -v` shows the limit in kB",
+        )
+    if exc.errno in (errno.EMFILE, errno.ENFILE):
+        return StagerError(
+            f"too many files are open: {exc}",
+            hint="allow more: `ulimit -n` shows how many one process may open, "
+            "`ulimit -n 1024` sets it",
+        )
+    without_tmp = "temporary directory" in str(exc.strerror)  # the standard library's: all are full
+    full = exc.errno in UNWRITABLE and (exc.filename is not None or _is_writable(sys.stdout))
+    if not full and not without_tmp:
+        return None
+    return StagerError(
+        f"{exc.filename or 'a file'} cannot be written: {exc.strerror}",
+        hint="free some space in the offline root, in the project's folder and in $TMPDIR or /tmp; "
+        "`quota` and `ulimit -f` show other limits",
+    )
+
+
+def _is_writable(stream: TextIO) -> bool:
+    """Return False if what was printed last could not be written."""
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 class _Visible(logging.Formatter):

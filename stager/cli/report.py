@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, chosen_files, path_option
+from .options.logs import JobArgument, LogDir, chosen_files
+from .options.output import Talk, file_option
 from .program import app, boundary
 
 
@@ -18,16 +17,7 @@ def report(
     *,
     job: JobArgument = None,
     log_dir: LogDir = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            parser=path_option,
-            help="Default: report.JOB.html beside the logs.",
-        ),
-    ] = None,
+    output: Annotated[Path | None, file_option("Default: report.JOB.html beside the logs.")] = None,
     talk: Talk,
 ) -> None:
     """Write one HTML page about a job: its failure, times and nodes."""

@@ -8,17 +8,14 @@ from dataclasses import replace
 from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
-from .options import (
-    BundleFlags,
-    Command,
-    LaunchFlags,
-    PlaceFlags,
-    RequestFlags,
-    ScriptFlags,
-    Talk,
-    job_options,
-)
+from .options.batch import ScriptFlags
+from .options.bundle import BundleFlags, PlaceFlags
+from .options.job import job_options
+from .options.launch import Command, LaunchFlags
+from .options.output import Talk
+from .options.request import RequestFlags
 from .program import app, boundary
+from .settings_place import settings_place
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -44,7 +41,7 @@ def script(
     options = replace(job_options(slurm, launch, place), command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
-        config = project(options.bundle, options.bundle_id)
+        config = project(options.bundle, options.bundle_id, settings_place(), options.command)
         bundle = bundle_of(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
         nodes = failed_nodes(Store(offline_root(config)))

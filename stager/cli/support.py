@@ -13,7 +13,8 @@ from bundle.protocol.counts import counted
 
 from ..support import LOG_BYTES
 from .grouped import grouped
-from .options import JobArgument, LogDir, Talk, chosen_files, path_option
+from .options.logs import JobArgument, LogDir, chosen_files
+from .options.output import Talk, file_option
 from .program import app, boundary
 
 if TYPE_CHECKING:
@@ -29,16 +30,7 @@ _QUIET_SECONDS = 2.0
 class PackFlags:
     """The options of the archive."""
 
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            parser=path_option,
-            help="Default: stager-support-JOB.tar.gz here.",
-        ),
-    ] = None
+    output: Annotated[Path | None, file_option("Default: stager-support-JOB.tar.gz here.")] = None
     max_log_bytes: Annotated[
         int,
         typer.Option(

@@ -11,7 +11,12 @@ from bundle.protocol.enumerations import Action
 
 from .grouped import grouped
 from .job import carry_out
-from .options import BatchFlags, LaunchFlags, PlaceFlags, RequestFlags, Talk, job_options
+from .options.batch import BatchFlags
+from .options.bundle import PlaceFlags
+from .options.job import job_options
+from .options.launch import LaunchFlags
+from .options.output import Talk
+from .options.request import RequestFlags
 from .program import app, boundary
 
 

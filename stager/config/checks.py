@@ -9,13 +9,15 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from bundle.protocol.enumerations import TextEnum
 
 T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
 EnumT = TypeVar("EnumT", bound=TextEnum)
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -26,16 +28,57 @@ MOST = 65_535
 COUNT = f"a whole number from 1 to {MOST}"
 """The values that ``whole(1)`` allows, in words."""
 
+MEMORY = 'memory on each node, for example "64G"'
+"""The values that ``memory`` allows, in words."""
+
 COMMAND = "a command and its arguments, with closed quotes"
 """The values that ``command`` allows, in words."""
 
 # The forms sbatch(1) documents for --time.
 _TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
-_NODE_RANGE = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
-_TORCH = re.compile(r"none|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
+_NODE_RANGE = re.compile(r"(\d{1,6})(?:[:-](\d{1,6}))?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TORCH = re.compile(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
 _INTERFACE = re.compile(r"[^\s/,=^]{1,15}")  # IFNAMSIZ is 16 with the closing zero byte
 
 
+@dataclass(frozen=True, kw_only=True)
+class Check(Generic[R_co]):
+    """A check, and the values that it allows as JSON Schema says it."""
+
+    read: Callable[[object], R_co]
+    """Returns the value to use, or raises ValueError."""
+    schema: Mapping[str, Any]
+    """The allowed values: for a value that is written in TOML, and no narrower than the check."""
+
+    def __call__(self, value: object) -> R_co:
+        """Return the value to use.
+
+        Raises:
+            ValueError: it is not allowed.
+        """
+        return self.read(value)
+
+
+def described(**schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
+    """Make a check of a function, with the JSON Schema of what it allows."""
+
+    def made(read: Callable[[object], T]) -> Check[T]:
+        return Check(read=read, schema=schema)
+
+    return made
+
+
+def schema_of(check: Callable[[object], object]) -> Mapping[str, Any]:
+    """Return what a check allows as JSON Schema; anything, for a plain function."""
+    return check.schema if isinstance(check, Check) else {}
+
+
+def _either(*schemas: Mapping[str, Any]) -> dict[str, object]:
+    return {"anyOf": list(schemas)}
+
+
+@described(type="string", minLength=1)
 def text(value: object) -> str:
     """Any string but the empty one."""
     if not isinstance(value, str) or not value:
@@ -43,6 +86,7 @@ def text(value: object) -> str:
     return value
 
 
+@described(type="string", pattern=r"^\S+$")
 def word(value: object) -> str:
     """A string without white space."""
     string = text(value)
@@ -51,14 +95,18 @@ def word(value: object) -> str:
     return string
 
 
-def texts(value: object) -> tuple[str, ...]:
-    """A list of strings that are not empty."""
-    return each(text)(value)
+@described(type="array", items={"type": ["string", "object"]})
+def listed(value: object) -> tuple[object, ...]:
+    """A list of strings and tables, which are checked one by one."""
+    if not isinstance(value, list):
+        raise ValueError
+    return tuple(value)
 
 
-def each(check: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
+def each(check: Callable[[object], T]) -> Check[tuple[T, ...]]:
     """A list whose every item passes a check."""
 
+    @described(type="array", items=schema_of(check))
     def listed(value: object) -> tuple[T, ...]:
         if not isinstance(value, list):
             raise ValueError
@@ -67,10 +115,15 @@ def each(check: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
     return listed
 
 
-def matching(pattern: str) -> Callable[[object], str]:
+texts = each(text)
+"""A list of strings that are not empty."""
+
+
+def matching(pattern: str) -> Check[str]:
     """A string that a regular expression matches as a whole."""
     compiled = re.compile(pattern)
 
+    @described(type="string", pattern=f"^({pattern})$")
     def matched(value: object) -> str:
         return _full_match(compiled, value)
 
@@ -84,15 +137,17 @@ def _full_match(pattern: re.Pattern[str], value: object) -> str:
     return string
 
 
-def member_of(kind: type[EnumT]) -> Callable[[object], EnumT]:
+def member_of(kind: type[EnumT]) -> Check[EnumT]:
     """A word of an enumeration."""
 
+    @described(enum=[str(word) for word in kind])
     def chosen(value: object) -> EnumT:
         return kind(text(value))
 
     return chosen
 
 
+@described(type="boolean")
 def boolean(value: object) -> bool:
     """Either true or false."""
     if not isinstance(value, bool):
@@ -100,6 +155,7 @@ def boolean(value: object) -> bool:
     return value
 
 
+@described(type="string", minLength=1)
 def command(value: object) -> tuple[str, ...]:
     """A command as a shell would split it; no shell runs it."""
     string = text(value)
@@ -109,9 +165,10 @@ def command(value: object) -> tuple[str, ...]:
     return argv
 
 
-def whole(least: int) -> Callable[[object], int]:
+def whole(least: int) -> Check[int]:
     """A whole number from ``least`` to ``MOST``; true and false are not numbers."""
 
+    @described(type="integer", minimum=least, maximum=MOST)
     def number(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError
@@ -122,9 +179,10 @@ def whole(least: int) -> Callable[[object], int]:
     return number
 
 
-def whole_or_auto(least: int) -> Callable[[object], int | None]:
+def whole_or_auto(least: int) -> Check[int | None]:
     """A whole number, or ``auto``, which becomes None."""
 
+    @described(**_either(whole(least).schema, {"const": "auto"}))
     def number(value: object) -> int | None:
         if value == "auto":
             return None
@@ -133,8 +191,14 @@ def whole_or_auto(least: int) -> Callable[[object], int | None]:
     return number
 
 
+@described(
+    **_either(
+        {"type": "integer", "minimum": 1, "maximum": MOST},
+        {"type": "string", "pattern": r"^\d{1,6}([:-]\d{1,6})?$"},
+    )
+)
 def node_range(value: object) -> tuple[int, int]:
-    """A number of nodes, or fewest and most as ``MIN:MAX``; the same twice for a fixed number."""
+    """A number of nodes, twice, or fewest and most as ``MIN:MAX`` or Slurm's ``MIN-MAX``."""
     if not isinstance(value, str):
         count = whole(1)(value)
         return count, count
@@ -147,6 +211,12 @@ def node_range(value: object) -> tuple[int, int]:
     return least, most
 
 
+@described(
+    **_either(
+        {"type": "integer", "minimum": 1, "maximum": MOST},
+        {"type": "string", "pattern": r"^([\w.-]+:)?[1-9]\d{0,4}$"},
+    )
+)
 def gpus(value: object) -> str:
     """GPUs of one node: a number, or a type and a number, as Slurm's --gpus-per-node has them."""
     if isinstance(value, int):
@@ -154,14 +224,29 @@ def gpus(value: object) -> str:
     return matching(r"([\w.-]+:)?[1-9]\d{0,4}")(value)
 
 
+@described(
+    **_either(
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": "^[1-9][0-9]{0,11}[KMGTkmgt]?$"},
+    )
+)
+def memory(value: object) -> str:
+    """Memory of one node as Slurm writes it: megabytes, or a number with K, M, G or T."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return str(value)
+    return matching(r"[1-9]\d{0,11}[KMGTkmgt]?")(value)
+
+
+@described(type="string", pattern=r"^[^\s:,]+:[^\s:,]+(:[^\s:,]+)?$")
 def mount(value: object) -> str:
     """A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
     return matching(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")(value)
 
 
-def path(root: Path) -> Callable[[object], Path]:
+def path(root: Path) -> Check[Path]:
     """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
 
+    @described(type="string", minLength=1)
     def absolute(value: object) -> Path:
         try:
             expanded = Path(text(value)).expanduser()
@@ -172,9 +257,10 @@ def path(root: Path) -> Callable[[object], Path]:
     return absolute
 
 
-def path_or_false(root: Path) -> Callable[[object], Path | None]:
+def path_or_false(root: Path) -> Check[Path | None]:
     """A path, or false, which becomes None."""
 
+    @described(**_either({"type": "string", "minLength": 1}, {"const": False}))
     def absolute(value: object) -> Path | None:
         if value is False:
             return None
@@ -183,6 +269,7 @@ def path_or_false(root: Path) -> Callable[[object], Path | None]:
     return absolute
 
 
+@described(type="string", pattern="^(auto$|/|\\$)")
 def node_path(value: object) -> str:
     """``auto``, or a path that means the same wherever a process on the node starts."""
     string = text(value)
@@ -191,14 +278,40 @@ def node_path(value: object) -> str:
     return string
 
 
+def place(root: Path) -> Callable[[object], str]:
+    """A URL, or a path that starts at a folder and becomes absolute."""
+    local = path(root)
+
+    def checked(value: object) -> str:
+        return word(value) if "://" in text(value) else str(local(value))
+
+    return checked
+
+
+def variables(value: object) -> tuple[tuple[str, str], ...]:
+    """A table of environment variables with their values; numbers become text."""
+    if not isinstance(value, dict):
+        raise ValueError
+    pairs = []
+    for name, held in value.items():
+        if isinstance(held, bool) or not isinstance(held, (str, int)) or "\0" in str(held):
+            raise ValueError
+        pairs.append((_full_match(_VARIABLE, name), str(held)))
+    return tuple(pairs)
+
+
+@described(type="string", pattern=f"^({_TORCH.pattern})$")
 def torch_backend(value: object) -> str | None:
-    """The name of one of PyTorch's indexes; ``none`` becomes None."""
+    """The name of one of PyTorch's indexes, or ``auto``; ``none`` becomes None."""
     backend = _full_match(_TORCH, value)
     if backend == "none":
         return None
     return backend
 
 
+@described(
+    **_either({"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[\d:-]+$"})
+)
 def slurm_time(value: object) -> str:
     """A time limit in one of Slurm's forms; a TOML time and a number of minutes are one too."""
     if isinstance(value, datetime.time) and not value.microsecond:
@@ -208,6 +321,7 @@ def slurm_time(value: object) -> str:
     return _full_match(_TIME, value)
 
 
+@described(**_either({"type": "string", "pattern": r"^\S+$"}, {"type": "array", "minItems": 1}))
 def node_list(value: object) -> str:
     """Nodes in Slurm's notation, as one string or a list of them."""
     if isinstance(value, list) and value:
@@ -215,6 +329,7 @@ def node_list(value: object) -> str:
     return word(value)
 
 
+@described(**_either({"type": "string"}, {"type": "object", "minProperties": 1}))
 def interface(value: object) -> str | tuple[tuple[str, str], ...]:
     """One network interface for all nodes, or one for each pattern of node names."""
     if not isinstance(value, dict):
@@ -224,6 +339,7 @@ def interface(value: object) -> str | tuple[tuple[str, str], ...]:
     return tuple((word(nodes), interface_name(name)) for nodes, name in value.items())
 
 
+@described(type="string", pattern=f"^{_INTERFACE.pattern}$")
 def interface_name(value: object) -> str:
     """The name of a network interface, or ``auto``."""
     return _full_match(_INTERFACE, value)

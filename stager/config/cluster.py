@@ -1,8 +1,9 @@
-"""``[cluster]``: the resources to request from Slurm."""
+"""``[cluster]``: the resources to request from Slurm, or the hosts where there is none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bundle.protocol.enumerations import LogMode, Stage, TransferWay
 
@@ -30,10 +31,22 @@ class ClusterConfig:
     """Slurm account that is charged."""
     exclude: str | None
     """Nodes to avoid, as a Slurm node list."""
+    nodelist: str | None
+    """Nodes that must be among them, as a Slurm node list."""
+    qos: str | None
+    """Quality of service."""
+    constraint: str | None
+    """Features that nodes must have, in Slurm's notation."""
+    reservation: str | None
+    """Slurm reservation."""
+    mem: str | None
+    """Memory on each node: megabytes, or a number with K, M, G or T."""
     avoid_bad: bool
     """True to avoid nodes that failed in the last days as well."""
     salloc_args: tuple[str, ...]
     """Further options, passed on as they are."""
+    hosts: tuple[str, ...]
+    """Hosts that are reached over ``ssh`` where there is no Slurm, in its notation."""
     node_root: str
     """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
     stage: Stage
@@ -51,26 +64,16 @@ class ClusterConfig:
 def cluster(table: Table) -> ClusterConfig:
     """Read the table; problems are noted in it."""
     count = checks.COUNT
-    nodes = table.take("nodes", (1, 1), checks.node_range, f'{count}, or "MIN:MAX" in quotes')
+    nodes = table.take("nodes", (1, 1), checks.node_range, f'{count}, or "MIN:MAX" in quotes', 1)
     min_nodes = table.take("min-nodes", None, checks.whole(1), count)
     if min_nodes is not None and min_nodes > nodes[1]:
         table.problem("min-nodes", f"found {min_nodes}, which is more than cluster.nodes")
     return ClusterConfig(
         nodes=nodes,
         min_nodes=min_nodes,
-        partition=table.take("partition", None, checks.word, "the name of a partition"),
-        cpus_per_task=table.take("cpus-per-task", None, checks.whole(1), count),
-        gpus_per_node=table.take("gpus-per-node", None, checks.gpus, f'{count}, or "TYPE:NUMBER"'),
-        time=table.take(
-            "time", None, checks.slurm_time, 'a time limit, for example "00:30:00" or "1-12:00"'
-        ),
-        account=table.take("account", None, checks.word, "the name of an account"),
-        exclude=table.take(
-            "exclude", None, checks.node_list, 'nodes, for example "node0[1-3],node07" or a list'
-        ),
-        avoid_bad=table.take("avoid-bad", False, checks.boolean, "true or false"),
-        salloc_args=table.take(
-            "salloc-args", (), checks.texts, "a list of strings, one for each argument"
+        **_slurm(table, count),
+        hosts=table.take(
+            "hosts", (), checks.each(checks.word), 'hosts, for example ["node[01-08]", "user@gpu9"]'
         ),
         node_root=table.take(
             "node-root",
@@ -100,3 +103,34 @@ def cluster(table: Table) -> ClusterConfig:
             'a list of mounts, for example ["/scratch:/scratch"]',
         ),
     )
+
+
+def _slurm(table: Table, count: str) -> dict[str, Any]:
+    """Return the values of the keys that are options of Slurm, by field."""
+    return {
+        "partition": table.take("partition", None, checks.word, "the name of a partition"),
+        "cpus_per_task": table.take("cpus-per-task", None, checks.whole(1), count),
+        "gpus_per_node": table.take(
+            "gpus-per-node", None, checks.gpus, f'{count}, or "TYPE:NUMBER"'
+        ),
+        "time": table.take(
+            "time", None, checks.slurm_time, 'a time limit, for example "00:30:00" or "1-12:00"'
+        ),
+        "account": table.take("account", None, checks.word, "the name of an account"),
+        "exclude": table.take(
+            "exclude", None, checks.node_list, 'nodes, for example "node0[1-3],node07" or a list'
+        ),
+        "nodelist": table.take(
+            "nodelist", None, checks.node_list, 'nodes, for example "node0[1-3]" or a list'
+        ),
+        "qos": table.take("qos", None, checks.word, "the name of a quality of service"),
+        "constraint": table.take(
+            "constraint", None, checks.word, 'features of nodes, for example "a100&nvlink"'
+        ),
+        "reservation": table.take("reservation", None, checks.word, "the name of a reservation"),
+        "mem": table.take("mem", None, checks.memory, checks.MEMORY),
+        "avoid_bad": table.take("avoid-bad", False, checks.boolean, "true or false"),
+        "salloc_args": table.take(
+            "salloc-args", (), checks.texts, "a list of strings, one for each argument"
+        ),
+    }

@@ -12,6 +12,8 @@ from . import checks
 from .table import Table
 
 PYPROJECT = "pyproject.toml"
+INDEX_STRATEGIES = ("first-index", "unsafe-first-match", "unsafe-best-match")
+"""What uv may do where several indexes have a package."""
 HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
 """Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
@@ -29,26 +31,28 @@ class EnvironmentConfig:
     """Version of CPython as ``major.minor``; None for this interpreter's."""
     platform: str | None
     """PEP 600 platform tag of the nodes; None for this machine's."""
+    index_strategy: str | None
+    """uv's rule for a package that several indexes have: a word of ``INDEX_STRATEGIES``."""
     torch_backend: str | None
-    """Name of the PyTorch index to add: ``cpu``, ``cu126``...; None for none."""
+    """Name of the PyTorch index to add: ``cpu``, ``cu126``..., ``auto``; None for none."""
     offline_root: Path | None
     """Directory for wheels, layers and bundles; None for the default."""
     imports: tuple[str, ...]
     """Modules that the build imports to prove that the environment works."""
     prune: tuple[str, ...]
     """Kinds of files left out of the wheels' layers: words of ``PRUNABLE``, sorted, each once."""
+    find_links: tuple[str, ...] = ()
+    """Folders, or pages, with prebuilt wheels; folders are absolute."""
+    no_build_isolation: tuple[str, ...] = ()
+    """Packages that are built from source with the environment's packages at hand."""
+    build_env: tuple[tuple[str, str], ...] = ()
+    """Variables for builds from source, with their values."""
 
 
 def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
     """Read the table; problems are noted in it."""
-    own = (PYPROJECT,) if source.name == PYPROJECT else None
-    listed = table.take(
-        "requirements", own, checks.texts, 'a list of strings, for example ["requirements.txt"]'
-    )
-    if listed is None and not table.has("requirements"):
-        table.problem("requirements", 'missing; name what to install: ["requirements.txt"]')
     config = EnvironmentConfig(
-        requirements=listed or (),
+        requirements=_requirements(table, source),
         constraints=table.take("constraints", (), checks.texts, "a list of strings"),
         python=table.take(
             "python", None, checks.matching(r"3\.\d+"), 'major.minor in quotes, for example "3.11"'
@@ -59,11 +63,18 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
             checks.matching(r"(manylinux|musllinux)_\d+_\d+_\w+"),
             'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"',
         ),
+        index_strategy=table.take(
+            "index-strategy",
+            None,
+            checks.matching("|".join(INDEX_STRATEGIES)),
+            "one of " + ", ".join(f'"{word}"' for word in INDEX_STRATEGIES),
+        ),
         torch_backend=table.take(
             "torch-backend",
             None,
             checks.torch_backend,
-            'the name of one of PyTorch\'s indexes ("cpu", "cu126", "rocm6.4", "xpu"), or "none"',
+            'the name of one of PyTorch\'s indexes ("cpu", "cu126", "rocm6.4", "xpu"), "auto", or '
+            '"none"',
         ),
         offline_root=table.take("offline-root", None, checks.path(root), "a path"),
         imports=table.take(
@@ -73,9 +84,38 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
             'a list of module names, for example ["torch", "datasets"]',
         ),
         prune=_prune(table),
+        find_links=table.take(
+            "find-links",
+            (),
+            checks.each(checks.place(root)),
+            'a list of folders or URLs with wheels, for example ["wheels"]',
+        ),
+        no_build_isolation=table.take(
+            "no-build-isolation",
+            (),
+            checks.each(checks.matching(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?")),
+            'a list of package names, for example ["flash-attn"]',
+        ),
+        build_env=table.take(
+            "build-env",
+            (),
+            checks.variables,
+            'a table of variables and their values, for example { MAX_JOBS = "4" }',
+        ),
     )
     _check_target(table, config)
     return config
+
+
+def _requirements(table: Table, source: Path) -> tuple[str, ...]:
+    """Return ``requirements``; a ``pyproject.toml`` with the settings is one by itself."""
+    own = (PYPROJECT,) if source.name == PYPROJECT else None
+    listed = table.take(
+        "requirements", own, checks.texts, 'a list of strings, for example ["requirements.txt"]'
+    )
+    if listed is None and not table.has("requirements"):
+        table.problem("requirements", 'missing; name what to install: ["requirements.txt"]')
+    return listed or ()
 
 
 def _prune(table: Table) -> tuple[str, ...]:

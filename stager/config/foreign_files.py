@@ -16,10 +16,6 @@ from pathlib import Path
 # The name of a requirement without a version, as it may be followed by extras and a marker.
 _BARE = re.compile(r"(?P<name>[\w.-]+)\s*(\[[^\]]*\])?\s*(;.*)?")
 
-UV_EXPORT = (
-    "`uv export --no-emit-project --no-editable --emit-index-url --format requirements.txt "
-    "-o requirements.txt`"
-)
 UV_COMPILE = "`uv pip compile --emit-index-url --emit-find-links requirements.txt -o pinned.txt`"
 POETRY_EXPORT = "`poetry export -f requirements.txt -o requirements.txt`"
 PDM_EXPORT = "`pdm export -f requirements -o requirements.txt`"
@@ -33,7 +29,7 @@ _BUILD = 'name the folder, for example ".", to build the project with its depend
 _ALONE = "name it in environment.requirements itself"
 
 _REMEDIES = (
-    ("uv.lock", f"run {UV_EXPORT} {_NAME_IT}"),
+    ("uv.lock", _ALONE),
     ("poetry.lock", f"run {POETRY_EXPORT} {_NAME_IT}"),
     ("pdm.lock", f"run {PDM_EXPORT} {_NAME_IT}"),
     ("pipfile", f"run `pipenv requirements > requirements.txt` {_NAME_IT}"),
@@ -85,8 +81,8 @@ def remedy(name: str) -> str:
         return f'write "-r {name}" in a requirement file, or name it in environment.requirements'
     if name.endswith(".py"):
         return (
-            "what a script declares (PEP 723) is not read: run `uv export --script "
-            f"{name} --format requirements.txt -o requirements.txt` {_NAME_IT}"
+            "a script's requirements are read where it has a block with them (PEP 723) and is "
+            "named in environment.requirements itself"
         )
     return "name a requirements.txt, a pyproject.toml, a wheel, an sdist or a folder"
 

@@ -41,9 +41,12 @@ def launch(table: Table) -> LaunchConfig:
     """Read the table; problems are noted in it."""
     count = f'{checks.COUNT}, or "auto"'
     return LaunchConfig(
-        nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count),
+        nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count, "auto"),
         launcher=table.take(
-            "launcher", Launcher.TORCHRUN, checks.member_of(Launcher), '"torchrun" or "srun"'
+            "launcher",
+            Launcher.TORCHRUN,
+            checks.member_of(Launcher),
+            '"torchrun", "srun" or "processes"',
         ),
         backend=table.take(
             "backend", Backend.AUTO, checks.member_of(Backend), '"auto", "nccl" or "gloo"'
@@ -54,7 +57,7 @@ def launch(table: Table) -> LaunchConfig:
             checks.interface,
             '"auto", a name like "ens1f1", or a table { "node0[1-3]" = "ens1f1" }',
         ),
-        omp_num_threads=table.take("omp-num-threads", None, checks.whole_or_auto(1), count),
+        omp_num_threads=table.take("omp-num-threads", None, checks.whole_or_auto(1), count, "auto"),
         max_restarts=table.take(
             "max-restarts", 0, checks.whole(0), f"a whole number from 0 to {checks.MOST}"
         ),

@@ -6,8 +6,9 @@ absolute, and defaults are filled in. A default of None means "decided later, fr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from .cluster import ClusterConfig, cluster
 from .environment import PYPROJECT, EnvironmentConfig, environment
 from .launch import LaunchConfig, launch
 from .project import AssetsConfig, ProjectConfig, assets, project
-from .table import Table
+from .sources import SettingsSource, user_source
+from .table import Table, WrittenSetting, describe
 
 FILE_NAME = "stager.toml"
 
@@ -57,6 +59,8 @@ class Config:
     """The resources to request from Slurm."""
     launch: LaunchConfig
     """The settings for starting ranks."""
+    settings: tuple[WrittenSetting, ...] = field(default=(), compare=False, repr=False)
+    """Each setting as it was written, and where."""
 
 
 def load(start: Path) -> Config:
@@ -84,9 +88,20 @@ def find(start: Path) -> Path | None:
     """Return the settings file that :func:`load` reads; None if there is none.
 
     Raises:
-        ConfigError: a ``pyproject.toml`` on the way that seems to be meant is not TOML.
+        ConfigError: a ``pyproject.toml`` on the way that seems to be meant is not TOML; or a folder
+            may not be looked into.
     """
     start = start.absolute()
+    try:
+        return _nearest(start)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot look for {FILE_NAME} at {exc.filename or start}: {exc.strerror or exc}",
+            hint="check the path, and the permissions of the folders in it",
+        ) from exc
+
+
+def _nearest(start: Path) -> Path | None:
     if start.is_file():
         return start
     for folder in [start, *start.parents]:
@@ -98,19 +113,29 @@ def find(start: Path) -> Path | None:
     return None
 
 
-def parse(data: Mapping[str, Any], *, root: Path, source: Path) -> Config:
-    """Turn a parsed document into checked values; touches no file.
+def parse(
+    data: Mapping[str, Any],
+    *,
+    root: Path,
+    source: Path,
+    user: SettingsSource | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """Turn parsed documents into checked values; touches no file.
 
     Args:
         data: the document (of a ``pyproject.toml``: the ``[tool.stager]`` table).
-        root: the folder that relative paths start from.
+        root: the folder that relative paths start from, wherever they are written.
         source: the file the document was read from; a ``pyproject.toml`` supplies its own
             dependencies as the default of ``environment.requirements``.
+        user: the user's own settings, for keys that the document does not have.
+        env: variables, which win over both.
 
     Raises:
         ConfigError: values or keys that cannot be used; one context line for each.
     """
-    top = Table(data)
+    sources = [SettingsSource(name=str(source), origin="project", data=data)]
+    top = Table([*sources, user] if user is not None else sources, env)
     installed = environment(top.table("environment"), root, source)
     name, own = project(top.table("project"), root)
     config = Config(
@@ -122,6 +147,7 @@ def parse(data: Mapping[str, Any], *, root: Path, source: Path) -> Config:
         assets=assets(top.table("assets"), root),
         cluster=cluster(top.table("cluster")),
         launch=launch(top.table("launch")),
+        settings=tuple(top.settings),
     )
     problems = top.finish()
     if problems:
@@ -145,10 +171,15 @@ def template(requirements: Sequence[str]) -> str:
     return text.replace("requirements = []", line, 1)
 
 
-def project_file() -> Path:
-    """Return the settings file of this directory; the directory itself where none can be found."""
+def project_file(start: Path | None = None) -> Path:
+    """Return the settings file of a directory; the directory itself where none can be found.
+
+    Args:
+        start: a settings file, or the folder from which to look for one; None for this directory.
+    """
     try:
-        return find(Path.cwd()) or Path.cwd()
+        start = start or Path.cwd()
+        return find(start) or start
     except ConfigError:
         return Path.cwd()
     except OSError:  # the directory is gone
@@ -156,16 +187,34 @@ def project_file() -> Path:
 
 
 def _load_file(path: Path) -> Config:
-    data = toml.read(path)
+    data: Mapping[str, Any] = toml.read(path)
     if path.name == PYPROJECT:
-        data = data.get("tool", {}).get("stager", {})
-    return parse(data, root=path.parent, source=path)
+        data = _own_table(data, path)
+    return parse(data, root=path.parent, source=path, user=user_source(os.environ), env=os.environ)
+
+
+def _own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return our table of a ``pyproject.toml``; an empty one where there is none.
+
+    Raises:
+        ConfigError: something else has its name.
+    """
+    own: object = data
+    for key in ("tool", "stager"):
+        own = own.get(key, {}) if isinstance(own, Mapping) else own
+    if isinstance(own, Mapping):
+        return own
+    raise ConfigError(
+        f"{path}: tool.stager: found {describe(own)}, allowed: a table, written [tool.stager]",
+        hint="docs/settings.md explains every key; so does what `stager init` writes",
+    )
 
 
 def _mentions_us(path: Path) -> bool:
     """Return whether a pyproject.toml has our table; one that is broken without it is ignored."""
     try:
-        return "stager" in toml.read(path).get("tool", {})
+        tool = toml.read(path).get("tool")
+        return isinstance(tool, Mapping) and "stager" in tool
     except ConfigError:
         if b"[tool.stager" in path.read_bytes():
             raise

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..hub.names import HubRequest, Kind, parse_request
 from . import checks
 from .table import Table
 
@@ -33,10 +34,10 @@ class AssetsConfig:
 
     paths: tuple[Path, ...]
     """Files and folders, absolute."""
-    models: tuple[str, ...]
-    """Names of models (and their tokenizers) on the model hub."""
-    datasets: tuple[str, ...]
-    """Names of data sets on the hub."""
+    models: tuple[HubRequest, ...]
+    """Models (and their tokenizers) of the hub."""
+    datasets: tuple[HubRequest, ...]
+    """Data sets of the hub."""
 
 
 def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
@@ -51,7 +52,7 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
     )
     strings = "a list of strings"
     return name, ProjectConfig(
-        path=table.take("path", root, checks.path_or_false(root), "a path, or false"),
+        path=table.take("path", root, checks.path_or_false(root), "a path, or false", "."),
         exclude=table.take("exclude", (), checks.texts, strings),
         outputs=table.take("outputs", (), checks.texts, strings),
         command=table.take(
@@ -62,10 +63,21 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
 
 def assets(table: Table, root: Path) -> AssetsConfig:
     """Read ``[assets]``; problems are noted in the table."""
-    hub_names = checks.each(checks.matching(r"[\w.-]+(/[\w.-]+)?"))
-    names = 'a list of names on the hub, for example ["google/bert_uncased_L-2_H-128_A-2"]'
     return AssetsConfig(
         paths=table.take("paths", (), checks.each(checks.path(root)), "a list of paths"),
-        models=table.take("models", (), hub_names, names),
-        datasets=table.take("datasets", (), hub_names, names),
+        models=_of_hub(table, "models", "model"),
+        datasets=_of_hub(table, "datasets", "dataset"),
     )
+
+
+def _of_hub(table: Table, key: str, kind: Kind) -> tuple[HubRequest, ...]:
+    """Read a list of repositories; each that is wrong is noted with its place."""
+    allowed = 'a list of names on the hub, for example ["org/name", "org/name@revision"]'
+    requests = []
+    for number, value in enumerate(table.take(key, (), checks.listed, allowed)):
+        try:
+            requests.append(parse_request(kind, value))
+        except ValueError as exc:
+            table.problem(f"{key}[{number}]", f"{exc}; allowed: org/name, org/name@revision, or a "
+                          "table with name and more, as docs/models.md says")  # fmt: skip
+    return tuple(dict.fromkeys(requests))

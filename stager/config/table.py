@@ -1,4 +1,4 @@
-"""Reading a parsed TOML document key by key, and collecting every problem on the way.
+"""Reading parsed TOML documents key by key, and collecting every problem on the way.
 
 A check takes the value of a key and returns the value to use; it raises :class:`ValueError` for a
 value that is not allowed. The allowed values are described separately, so that every message reads
@@ -9,25 +9,74 @@ from __future__ import annotations
 
 import datetime
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from .sources import SettingsSource, misspelt, readings, variable_of
 
 T = TypeVar("T")
 D = TypeVar("D")
 
 
-class Table:
-    """One table of a document, with its key path; sub-tables share the list of problems."""
+@dataclass(frozen=True, kw_only=True)
+class WrittenSetting:
+    """A setting: what it is, and where its value came from."""
 
-    def __init__(self, data: Mapping[str, Any], *, path: str = "") -> None:
-        """Wrap a whole document; ``path`` goes before its keys in messages."""
-        self._data = data
+    path: str
+    """Its key path."""
+    check: Callable[[object], object]
+    """Its check."""
+    allowed: str
+    """The allowed values, in words."""
+    default: object
+    """The value of an absent key, as its user would write it."""
+    value: object
+    """The value as it was written; else the default."""
+    origin: str
+    """``variable``, ``project``, ``user`` or ``default``."""
+    place: str
+    """The file or the variable; empty for a default."""
+
+
+class Table:
+    """One table of a document, with its key path; sub-tables share the list of problems.
+
+    Attributes:
+        problems: one line for each problem.
+        settings: what was taken, in this order.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SettingsSource],
+        env: Mapping[str, str] | None = None,
+        *,
+        path: str = "",
+    ) -> None:
+        """Wrap whole documents.
+
+        Args:
+            sources: the documents; the first that has a key counts.
+            env: the variables; each wins over the documents.
+            path: goes before keys in messages.
+        """
+        self._sources = sources
+        self._env = env or {}
         self._path = path
         self._known: list[str] = []
         self._tables: list[Table] = []
         self.problems: list[str] = []
+        self.settings: list[WrittenSetting] = []
 
-    def take(self, key: str, default: D, check: Callable[[object], T], allowed: str) -> T | D:
+    def take(
+        self,
+        key: str,
+        default: D,
+        check: Callable[[object], T],
+        allowed: str,
+        shown: object = None,
+    ) -> T | D:
         """Return the value of a key, checked; the default if it is absent or wrong.
 
         Args:
@@ -35,45 +84,97 @@ class Table:
             default: the value of an absent key.
             check: returns the value to use, or raises ValueError.
             allowed: the allowed values, for the message.
+            shown: the default as its user would write it, where that is not the default itself.
         """
         self._known.append(key)
-        if key not in self._data:
+        path = self._full(key)
+        setting = WrittenSetting(
+            path=path,
+            check=check,
+            allowed=allowed,
+            default=default if shown is None else shown,
+            value=default if shown is None else shown,
+            origin="default",
+            place="",
+        )
+        variable = variable_of(path)
+        source = next((source for source in self._sources if key in source.data), None)
+        if variable in self._env:
+            text = self._env[variable]
+            setting = replace(setting, value=text, origin="variable", place=variable)
+            return self._of_text(setting, text, default, check)
+        if source is None:
+            self.settings.append(setting)
             return default
-        value = self._data[key]
+        value = source.data[key]
+        self.settings.append(replace(setting, value=value, origin=source.origin, place=source.name))
         if _has_nul(value):
-            self.problem(key, f"found {describe(value)}, with a NUL character in it; remove that")
+            wrong = f"found {describe(value)}, with a NUL character in it; remove that"
+            self._note(key, source, wrong)
             return default
         try:
             return check(value)
         except ValueError:
-            self.problem(key, f"found {describe(value)}, allowed: {allowed}")
+            self._note(key, source, f"found {describe(value)}, allowed: {allowed}")
             return default
+
+    def _of_text(
+        self, setting: WrittenSetting, text: str, default: D, check: Callable[[object], T]
+    ) -> T | D:
+        """Return the value of a variable, read as the first thing that the key allows."""
+        for reading in readings(text):
+            try:
+                value = check(reading)
+            except ValueError:
+                continue
+            self.settings.append(replace(setting, value=reading))
+            return value
+        self.settings.append(setting)
+        self.problems.append(f"{setting.place}: found {describe(text)}, allowed: {setting.allowed}")
+        return default
 
     def has(self, key: str) -> bool:
         """Return whether the key is present, whatever its value."""
-        return key in self._data
+        present = any(key in source.data for source in self._sources)
+        return present or variable_of(self._full(key)) in self._env
 
     def problem(self, key: str, problem: str) -> None:
         """Note that a key's value cannot be used."""
-        self.problems.append(f"{self._full(key)}: {problem}")
+        source = next((source for source in self._sources if key in source.data), None)
+        variable = variable_of(self._full(key))
+        if variable in self._env:
+            self.problems.append(f"{variable}: {problem}")
+        else:
+            self._note(key, source, problem)
+
+    def _note(self, key: str, source: SettingsSource | None, problem: str) -> None:
+        """Note a problem of a key, and the file if it is not the project's."""
+        place = f" in {source.name}" if source is not None and source.origin == "user" else ""
+        self.problems.append(f"{self._full(key)}{place}: {problem}")
 
     def table(self, key: str) -> Table:
         """Return a sub-table; an absent one is empty."""
         self._known.append(key)
-        value = self._data.get(key, {})
-        if not isinstance(value, Mapping):
-            self.problem(key, f"found {describe(value)}, allowed: a table, written [{key}]")
-            value = {}
-        child = Table(value, path=self._full(key))
-        child.problems = self.problems
+        inner = []
+        for source in self._sources:
+            value = source.data.get(key, {})
+            if not isinstance(value, Mapping):
+                self._note(
+                    key, source, f"found {describe(value)}, allowed: a table, written [{key}]"
+                )
+                value = {}
+            inner.append(replace(source, data=value))
+        child = Table(inner, self._env, path=self._full(key))
+        child.problems, child.settings = self.problems, self.settings
         self._tables.append(child)
         return child
 
     def finish(self) -> list[str]:
         """Return all problems, including keys that nothing read."""
         known = self._known_paths()
-        for path in self._unknown_paths():
-            self.problems.append(f"{path}: unknown key; {_suggestion(path, known)}")
+        for path, place in self._unknown_paths():
+            self.problems.append(f"{path}{place}: unknown key; {_suggestion(path, known)}")
+        self.problems += misspelt(self._env, [setting.path for setting in self.settings])
         return self.problems
 
     def _full(self, key: str) -> str:
@@ -87,8 +188,14 @@ class Table:
             paths += table._known_paths()
         return paths
 
-    def _unknown_paths(self) -> list[str]:
-        paths = [self._full(key) for key in self._data if key not in self._known]
+    def _unknown_paths(self) -> list[tuple[str, str]]:
+        """Return the keys that nothing read, each with words for its file."""
+        paths = [
+            (self._full(key), f" in {source.name}" if source.origin == "user" else "")
+            for source in self._sources
+            for key in source.data
+            if key not in self._known
+        ]
         for table in self._tables:
             paths += table._unknown_paths()
         return paths

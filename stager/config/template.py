@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import ConfigError, StagerError
 from . import foreign_files
 from .load import FILE_NAME, Config, parse, template
+from .sources import user_source
 
-GUESSES = ("requirements.in", "requirements.txt", "pyproject.toml")
-_READ = ("*.in", "*.txt", "pyproject.toml", "pylock.toml", "pylock.*.toml", "*.whl", "*.tar.gz")
+GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
+_READ = (
+    "*.in",
+    "*.txt",
+    "uv.lock",
+    "pyproject.toml",
+    "pylock.toml",
+    "pylock.*.toml",
+    "*.whl",
+    "*.tar.gz",
+)
 """Names of files that ``environment.requirements`` may name."""
 
 
@@ -92,7 +103,7 @@ def _require_readable(folder: Path, source: Path) -> None:
     """Refuse a file that does not exist or that ``environment.requirements`` may not name."""
     if not (folder / source).is_file():
         there = [name for name in GUESSES if (folder / name).is_file()]
-        known = f"; here is {', '.join(there)}" if there else ""
+        known = f"; here: {', '.join(there)}" if there else ""
         hint = f"name a requirements file with --from{known}"
         raise ConfigError(f"there is no file {source}", hint=hint)
     if not any(source.match(pattern) for pattern in _READ):
@@ -113,4 +124,10 @@ def default(folder: Path) -> Config:
     """Return the settings of a folder without a ``stager.toml``, to use a bundle named by path."""
     empty: list[str] = []
     required = {"environment": {"requirements": empty}}  # the only key that must be present
-    return parse(required, root=folder, source=folder / FILE_NAME)
+    return parse(
+        required,
+        root=folder,
+        source=folder / FILE_NAME,
+        user=user_source(os.environ),
+        env=os.environ,
+    )

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 
 from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
-from bundle.protocol.codec import encode
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
@@ -24,6 +23,7 @@ from bundle.protocol.launch_answers import Lingering, Started
 from bundle.protocol.planned_transfer import PlannedGroup
 from bundle.protocol.records import Record
 
+from ..core.printable import overwritten
 from ..slurm import messages
 from .reports import Reports
 
@@ -81,6 +81,9 @@ class Events(Reports):
         if job.allocation is Allocation.LOCAL:
             nodes = counted(len(job.nodes), "local node")
             self.say(f"job {job.id}: {nodes}, bundle {bundle.name}")
+        elif job.allocation is Allocation.SSH:
+            nodes = counted(len(job.nodes), "host")
+            self.say(f"job {job.id}: {nodes} over ssh ({_names(job.nodes)}), bundle {bundle.name}")
         else:  # its number and nodes come with its first event
             self.say(f"bundle {bundle.name}")
         if job.action is Action.VERIFY:
@@ -106,8 +109,7 @@ class Events(Reports):
     def _show_job(self, event: JobBegins, record: Record) -> None:
         if record.job_id != self._job_id and self._slurm:
             count = counted(len(event.nodes), "node")
-            more = ",..." if len(event.nodes) > _MAX_NAMED else ""
-            names = ",".join(event.nodes[:_MAX_NAMED]) + more
+            names = _names(event.nodes)
             self.say(f"job {record.job_id}: {count} ({names}), logs: {event.log_dir}")
 
     @_show.register(TransferPlan)
@@ -119,7 +121,8 @@ class Events(Reports):
             for group in event.groups:
                 self.data(self._group(group))
             if event.forecast is not None:
-                self.expected(encode(event.forecast))
+                forecast = event.forecast
+                self.expected(forecast.seconds, measured=forecast.measured)
         elif event.bytes:
             for group in event.groups:
                 self.say(f"  {self._group(group)}")
@@ -220,12 +223,12 @@ class Events(Reports):
         if self.verbose:
             self._note_skipped(event)
             who = event.node if event.rank is None else f"{event.node} {event.rank}"
-            self.data_lines([f"{who}: {line}" for line in event.lines])
+            self.data_lines([f"{who}: {overwritten(line)}" for line in event.lines])
         elif self._action is Action.VERIFY and record.phase == PhaseName.LAUNCH:
             return  # the ranks of the check: their result is shown at the end
         elif self._is_shown(event):
             self._note_skipped(event)
-            self.data_lines(self._without_launchers(event.lines))
+            self.data_lines([*map(overwritten, self._without_launchers(event.lines))])
 
     def _note_skipped(self, event: OutputShown) -> None:
         if event.skipped:
@@ -261,3 +264,8 @@ class Events(Reports):
             self._launcher_reports = "failed (exitcode" in line and not self._restarts
             return True
         return self._launcher_reports
+
+
+def _names(nodes: Sequence[str]) -> str:
+    """Return the first names of nodes, and dots for the others."""
+    return ",".join(nodes[:_MAX_NAMED]) + (",..." if len(nodes) > _MAX_NAMED else "")

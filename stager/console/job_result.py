@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
-from bundle.protocol.enumerations import Allocation
+from bundle.protocol.enumerations import Allocation, PhaseName
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.problem_table import JOB_ENDINGS
 
@@ -119,7 +119,7 @@ class Console(Events, JobLogs):
 
     def _run_succeeded(self, outcome: Outcome) -> None:
         """Say how long each phase took, what was trained, and where the logs are."""
-        spent = ", ".join(f"{name} {value:.1f} s" for name, value in outcome.spent.items())
+        spent = ", ".join(_spent(outcome, name) for name in outcome.spent)
         count = outcome.ending.world_size or 0
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:
@@ -148,7 +148,7 @@ class Console(Events, JobLogs):
             self.failure(failure)
             if outcome.diagnosis is not None:
                 self.followed_by(outcome.diagnosis)
-        is_default = Path(job.log_dir) == Path(DEFAULT_LOG_DIR).expanduser()
+        is_default = job.log_dir == os.path.expanduser(DEFAULT_LOG_DIR)  # noqa: PTH111 - never raises
         option = "" if is_default else f" --log-dir {shlex.quote(job.log_dir)}"
         self._write(f"logs: {job.log_dir}")
         self._write(f"more: stager diagnose {job.id}{option}")
@@ -168,7 +168,11 @@ class Console(Events, JobLogs):
         """Show the option that leaves nodes out, unless none would be left."""
         bad = [node for node in bad if node not in outcome.faulty_hosts]
         pronoun = "it" if len(bad) == 1 else "them"
-        if bad and len(bad) < len(outcome.job.nodes) and outcome.job.allocation is Allocation.SLURM:
+        if (
+            bad
+            and len(bad) < len(outcome.job.nodes)
+            and outcome.job.allocation is not Allocation.LOCAL
+        ):
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:
@@ -227,6 +231,17 @@ class Console(Events, JobLogs):
         """Say that the user ended the job."""
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")
         return EXIT_INTERRUPTED
+
+
+def _spent(outcome: Outcome, phase: str) -> str:
+    """Return what a phase took; of the unpacking also what of it was sending."""
+    words, ending = f"{phase} {outcome.spent[phase]:.1f} s", outcome.ending
+    if phase != PhaseName.UNPACK or ending.send_seconds is None:
+        return words
+    parts = [f"sending {ending.send_seconds:.1f} s"]
+    if ending.unpack_seconds is not None:
+        parts.append(f"unpacking alone {ending.unpack_seconds:.1f} s")
+    return f"{words} ({', '.join(parts)})"
 
 
 def _left_out(outcome: Outcome) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..core.errors import CommandFailure, StagerError
+from ..core.errors import UNWRITABLE, CommandFailure, StagerError
 from ..core.printable import in_one_line, json_object, visible
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ PHASES = {
     "wheels": "Fetching the wheels",
     "layers": "Making the layers",
     "bundle": "Writing the bundle",
+    "tool": "Collecting stager's own wheels",
+    "export": "Writing the file to carry",
+    "import": "Taking the bundle out of the file",
     "proof": "Proving that nothing is missing offline",
     "preflight": "Examining the nodes",
     "place": "Placing the bundle",
@@ -95,7 +98,11 @@ class Output:
             return
         if style and self._colour:
             line = f"\x1b[{_STYLES[style]}m{line}\x1b[0m"
-        print(line, file=sys.stderr, flush=True)
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except OSError as exc:
+            if exc.errno not in UNWRITABLE:
+                raise  # talk on a full disk is left out: no job ends for want of it
 
     # Data.
 

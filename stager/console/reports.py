@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from bundle.protocol.codec import encode
 from bundle.protocol.counts import counted, sized
+from bundle.protocol.enumerations import TransferWay
 
+from ..core.printable import visible
+from .build_table import build_rows
 from .output import Output
 
 if TYPE_CHECKING:
     from ..building.build import BuildResult
+    from ..building.project_lock import LockResult
+    from ..carrying.exports import ExportResult
+    from ..carrying.imports import ImportResult
     from ..cleanup.result import CleanResult
+    from ..config.listing import ConfigResult
     from ..forecast.results import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
+    from ..lock.changes import PackageChanges
     from ..pack.inspect import Inspection
+
+_WAYS: Mapping[TransferWay, str] = {
+    TransferWay.AUTO: "at most {bytes} would be sent",
+    TransferWay.RELAY: "at most {bytes} would be sent, by the nodes to each other",
+    TransferWay.SBCAST: "at most {bytes} would be sent by sbcast",
+    TransferWay.SHARED: "each node would read the bundle where it lies",
+}
+"""What a dry run says of the way in which nodes get the bundle."""
 
 
 class Reports(Output):
@@ -33,7 +49,52 @@ class Reports(Output):
         self.say(f"{packages}, {files}: {sizes}; {layers}; {seconds:.1f} s", "good")
         for line in _left_out(result.pruned):
             self.say(line)
-        self.data(str(result.bundle))
+        rows = build_rows(result)
+        if self._terminal and not self.quiet:
+            self._print_build(rows)
+        else:
+            for name, what, size, took in rows:
+                self.say(f"  {name}: {'; '.join(filter(None, (what, size, took)))}")
+        self.data(str(result.output or result.bundle))
+
+    def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
+        """Print what a build did as one table, among the talk."""
+        from rich.console import Console as RichConsole
+        from rich.table import Table
+        from rich.text import Text
+
+        self.stop()
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("step", "what", "bytes", "time"):
+            table.add_column(name, justify="right" if name in ("bytes", "time") else "left")
+        for row in rows:
+            table.add_row(*(Text(visible(text)) for text in row))
+        RichConsole(stderr=True, no_color=not self._colour).print(table)
+
+    def locked(self, result: LockResult) -> None:
+        """Show the result of ``stager lock``."""
+        parts = [counted(result.packages, "package")]
+        if result.models:
+            parts.append(counted(result.models, "model"))
+        if result.datasets:
+            parts.append(counted(result.datasets, "data set"))
+        self.say(f"locked {', '.join(parts)} in {result.lock}", "good")
+        if result.first:
+            self.say(f"  {sized(result.changes.bytes)} to send to a node that has none of it")
+            return
+        for line in _changed_packages(result.changes) or ["  no package changed"]:
+            self.say(line)
+
+    def configured(self, result: ConfigResult) -> None:
+        """Show the result of ``stager config``: a line for each setting, which greps well."""
+        from ..core.toml import dumps
+
+        for setting in result.settings:
+            value = setting.value
+            text = "unset" if value is None else dumps({"v": value})[len("v = ") :]
+            place = f" {setting.place}" if setting.place else ""
+            line = " ".join(text.split()) if "\n" in text.strip() else text.strip()
+            self.data(f"{setting.key} = {line}  # {setting.origin}{place}")
 
     def inspected(self, result: Inspection) -> None:
         """Show the result of ``stager inspect``."""
@@ -46,6 +107,10 @@ class Reports(Output):
         self.data(f"{layers}, {files}, {sizes}")
         for line in _left_out(result.pruned):
             self.data(line)
+        for found in result.hub:
+            licence = visible(found.licence) or "no licence named"
+            size = sized(found.unpacked_bytes)
+            self.data(f"{found.type} {visible(found.name)} {found.commit[:12]}, {size}, {licence}")
         for layer in sorted(result.layers, key=lambda layer: -layer.bytes):
             name = f"{layer.name} {layer.version}".strip()
             row = f"{sized(layer.bytes):>9}  {sized(layer.unpacked_bytes):>9}"
@@ -55,14 +120,43 @@ class Reports(Output):
         for file in result.listing if isinstance(result, InspectionWithFiles) else ():
             self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
 
+    def exported(self, result: ExportResult) -> None:
+        """Show the result of ``stager export``."""
+        layers = counted(result.layers, "layer")
+        if result.base:
+            layers += f", {result.layers_left_out} left out that {result.base[:12]} has"
+        tool = ", and stager itself" if result.with_tool else ""
+        self.say(f"{sized(result.bytes)}: {layers}{tool}", "good")
+        self.say(f"  sha256 {result.sha256}")
+        name = shlex.quote(result.file.name)
+        if result.with_tool:
+            self.say(f"  on the other side: python3 {name} install; stager import {name}")
+        else:
+            self.say(f"  on the other side: stager import {name}")
+        self.data(str(result.file))
+
+    def imported(self, result: ImportResult) -> None:
+        """Show the result of ``stager import``."""
+        if result.already_here:
+            self.say(f"{result.name} {result.id[:12]} was here already", "good")
+        else:
+            here = f", {result.layers_here} were here" if result.layers_here else ""
+            layers = counted(result.layers, "layer") + here
+            self.say(f"{result.name} {result.id[:12]}: {sized(result.bytes)}, {layers}", "good")
+        self.say(f"  next: stager verify --id {result.id[:12]}")
+        self.data(str(result.bundle))
+
     def planned(self, job: PlannedJob) -> None:
         """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""
         for line in shlex.join(job.argv).split("\n"):  # to be pasted as it is
             self.data(line)
-        self.expected(encode(job.forecast))
+        forecast = job.forecast
+        seconds = asdict(forecast.seconds)
+        self.expected(seconds, measured=forecast.measured, nodes=forecast.nodes)
+        way = _WAYS[job.transfer].format(bytes=sized(job.bytes_at_most))
         self.say(
-            f"nothing was requested from Slurm; at most {sized(job.bytes_at_most)} would be sent: "
-            "what the nodes already have can be seen only inside an allocation",
+            f"nothing was requested from Slurm; {way}: what the nodes already have can be seen "
+            "only inside an allocation",
             "good",
         )
 
@@ -73,15 +167,21 @@ class Reports(Output):
         self.say(f"  logs: {job.log_dir}; follow it: tail -F {shlex.quote(str(job.log))}")
         self.say(f"  its place in the queue: squeue --jobs={number}; end it: scancel {number}")
 
-    def expected(self, forecast: Mapping[str, Any]) -> None:
-        """Show how long a job takes until its ranks run, by phase."""
+    def expected(
+        self, seconds: Mapping[str, float], *, measured: bool, nodes: int | None = None
+    ) -> None:
+        """Show how long a job takes until its ranks run.
+
+        Args:
+            seconds: by phase.
+            measured: True if earlier jobs showed how fast the cluster is.
+            nodes: the number of nodes, if they have nothing of the bundle yet.
+        """
         from .forecasts import phases
 
-        where = ""
-        if "nodes" in forecast:
-            where = f" on {counted(forecast['nodes'], 'node')} that have nothing of it yet"
-        self.say(f"  expected{where}: {phases(forecast['seconds'])}")
-        self.say(f"  (rates {'measured on earlier jobs' if forecast['measured'] else 'assumed'})")
+        where = "" if nodes is None else f" on {counted(nodes, 'node')} that have nothing of it yet"
+        self.say(f"  expected{where}: {phases(seconds)}")
+        self.say(f"  (rates {'measured on earlier jobs' if measured else 'assumed'})")
 
     def estimated(self, estimate: Estimate) -> None:
         """Show the result of ``stager estimate``."""
@@ -127,6 +227,18 @@ class Reports(Output):
             self.data(f"{item.place}: {sized(item.bytes)}  {item.path}  {item.why}")
         word = "would be freed" if result.dry_run else "freed"
         self.say(f"{sized(result.bytes)} {word}", "good")
+
+
+def _changed_packages(changes: PackageChanges) -> list[str]:
+    """Return a line for each package that a lock changes, and one about what that costs."""
+    lines = [f"  added    {one.name} {one.new}  {sized(one.bytes)}" for one in changes.added]
+    lines += [f"  removed  {one.name} {one.old}" for one in changes.removed]
+    for one in changes.changed:
+        other = ", another file" if one.old == one.new else ""
+        lines.append(f"  changed  {one.name} {one.old} -> {one.new}{other}  {sized(one.bytes)}")
+    if lines:
+        lines.append(f"  {sized(changes.bytes)} to send to a node that has the rest")
+    return lines
 
 
 def _left_out(pruned: Pruned) -> list[str]:

@@ -6,6 +6,7 @@ boundary (``stager.cli.program``) turns one into an exit code; nothing else in t
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,11 @@ from bundle.redaction.masking import without_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
+EXIT_USAGE = 2
 EXIT_JOB = enumerations.EXIT_JOB
 EXIT_INTERRUPTED = enumerations.EXIT_INTERRUPTED
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+"""Errors of a stream that goes to a full disk, or to a terminal that is gone."""
 
 
 class StagerError(Exception):

@@ -31,6 +31,11 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(_escape, _COLOUR.sub("", text))
 
 
+def overwritten(line: str) -> str:
+    """Return what a terminal shows of a line in the end: a progress bar is its last state."""
+    return line.removesuffix("\r").rpartition("\r")[2]
+
+
 def in_one_line(text: str) -> str:
     r"""Return a text like :func:`visible`, with line feeds, too, as ``\n``: for names of files."""
     return visible(text).replace("\n", r"\n")

@@ -215,7 +215,7 @@ def stream(
         on_line: called with each line of its standard output.
         on_talk: called with each line of its standard error; None leaves that as it is.
         environment: all its variables; None for this process's own.
-        end_it: called with its process id, once, when this process is interrupted; the command
+        end_it: called with its process id each time that this process is interrupted; the command
             then has a session of its own, without the terminal. None sends it SIGINT.
 
     Raises:
@@ -238,10 +238,12 @@ def stream(
 
     def interrupt() -> None:
         nonlocal interrupted
-        if not interrupted:
-            interrupted = True
-            with contextlib.suppress(ProcessLookupError):
-                end_it(process.pid) if end_it else process.send_signal(signal.SIGINT)
+        first, interrupted = not interrupted, True
+        with contextlib.suppress(ProcessLookupError):
+            if end_it is None and first:
+                process.send_signal(signal.SIGINT)
+            elif end_it is not None and process.returncode is None:  # else its id may be another's
+                end_it(process.pid)
 
     with _interrupts_call(interrupt), _Lines() as lines:
         lines.add(process.stdout, on_line)

@@ -16,8 +16,8 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
@@ -32,9 +32,9 @@ from .regular_files import opened
 from .values import Digest
 
 CHUNK = 1 << 20
-ScratchKind = Literal["lock", "new", "prove", "spool", "wheels"]
+ScratchKind = Literal["export", "lock", "new", "prove", "spool", "wheels"]
 """The first words of the names of our directories under ``tmp/``."""
-_SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8}}")
+_SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8,16}}")
 """Their names, see :meth:`Store.scratch`."""
 INCIDENTS = "incidents"
 """The name of the directory of :attr:`Store.incidents`."""
@@ -100,6 +100,21 @@ class Store:
         return self._folder("projects")
 
     @property
+    def exports(self) -> Path:
+        """The manifest of each bundle that was exported; its file's time is that of the export."""
+        return self._folder("exports")
+
+    @property
+    def imports(self) -> Path:
+        """For each project's name the file name of the bundle that was imported last."""
+        return self._folder("imports")
+
+    @property
+    def hub(self) -> Path:
+        """What is being fetched from a hub, in the layout of its cache, until its layer is made."""
+        return self._folder("hub")
+
+    @property
     def incidents(self) -> Path:
         """For each job the failures of its nodes, in a small file of JSON lines."""
         return self._folder(INCIDENTS)
@@ -149,15 +164,29 @@ class Store:
         with contextlib.suppress(OSError):  # somebody else's files are in it
             folder.rmdir()
 
-    def scratch(self, kind: ScratchKind) -> Path:
-        """Make a new directory under ``tmp/``, on the same file system as the final places.
+    @contextlib.contextmanager
+    def scratch(self, kind: ScratchKind) -> Iterator[Path]:
+        """Yield a new directory under ``tmp/``, on the same file system as the final places.
+
+        It is removed at the end of the block, however that ends.
 
         Args:
             kind: its purpose; by its name the next build knows what a killed one has left.
+
+        Raises:
+            StagerError: it cannot be made: the disk has no inodes left, for one.
         """
-        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self._folder("tmp")))
-        self.open_up(folder)  # so that other users of the store can sweep it
-        return folder
+        place = self._folder("tmp")
+        folder = place / f"{kind}-{secrets.token_hex(8)}"
+        try:
+            try:
+                folder.mkdir(mode=0o700)
+                self.open_up(folder)  # so that other users of the store can sweep it
+            except OSError as exc:
+                raise cannot_write(place, exc) from exc
+            yield folder
+        finally:
+            remove(folder)
 
     def open_up(self, path: Path) -> None:
         """Give a file or directory of ours the mode that follows from the root's.
@@ -187,8 +216,7 @@ class Store:
             StagerError: the file cannot be written for another reason, or the block could not read
                 its input.
         """
-        with self._flock(".tmp.lock", fcntl.LOCK_SH):
-            folder = self.scratch("new")
+        with self._flock(".tmp.lock", fcntl.LOCK_SH), self.scratch("new") as folder:
             partial = folder / final.name
             try:
                 yield partial
@@ -204,8 +232,6 @@ class Store:
                         hint="check that it exists and is readable",
                     ) from exc
                 raise cannot_write(final, exc) from exc
-            finally:
-                remove(folder)
 
     def require_space(self, needed: int, what: str, inodes: int = FEW_INODES) -> None:
         """Refuse to start writing if there is not enough space.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
-from bundle.protocol.enumerations import TransferWay
+from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.planned_transfer import StagingWork
 from bundle.redaction.masking import masked
 from bundle.transfer.forecast import (
@@ -19,6 +19,7 @@ from bundle.transfer.forecast import (
     forecast,
     levels,
     staging,
+    staging_by_reading,
     staging_work,
 )
 from bundle.transfer.plan import excerpt_size
@@ -55,6 +56,8 @@ class Setting:
     """``torchrun`` or ``srun``."""
     relayed: bool
     """True if the nodes pass the bundle on to each other; False if ``sbcast`` sends it."""
+    read: bool = False
+    """True if nothing is sent: each node reads the bundle where it lies."""
     basis: Basis
     """The rates of the cluster."""
 
@@ -82,6 +85,7 @@ def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -
         cpus=config.cluster.cpus_per_task or ranks,
         launcher=config.launch.launcher,
         relayed=config.cluster.transfer is not TransferWay.SBCAST,
+        read=config.cluster.transfer is TransferWay.SHARED or config.cluster.stage is Stage.NEVER,
         basis=basis,
     )
 
@@ -102,12 +106,14 @@ def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
     manifest = manifest_of(bundle, prepared.job.bundle_id)
     basis = known(Store(offline_root(config)))
     most = config.cluster.nodes[1]
-    seconds = PhaseSeconds.of(cold(setting_of(config, bundle, manifest, basis), most))
+    setting = setting_of(config, bundle, manifest, basis)
+    seconds = PhaseSeconds.of(cold(setting, most))
     return PlannedJob(
         argv=tuple(masked(argv)),
         bundle=bundle,
         id=prepared.job.bundle_id,
-        bytes_at_most=bundle.stat().st_size,
+        transfer=TransferWay.SHARED if setting.read else config.cluster.transfer,
+        bytes_at_most=0 if setting.read else setting.size,
         nodes=config.cluster.nodes,
         log_dir=Path(prepared.job.log_dir),
         forecast=JobForecast(
@@ -208,7 +214,13 @@ def _at(setting: Setting, count: int) -> CountForecast:
 
 def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
     nodes, rates = setting.nodes(count), setting.basis.rates
-    staged = [] if work is None else [staging(work, nodes, rates, relayed=setting.relayed)]
+    if work is None:
+        staged = []
+    elif setting.read:
+        # Not measured before the job: as a server that all nodes share.
+        staged = [staging_by_reading(work, nodes, min(NFS.node, NFS.all / count), rates)]
+    else:
+        staged = [staging(work, nodes, rates, relayed=setting.relayed)]
     return forecast(staged, nodes, rates, launcher=setting.launcher)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol.enumerations import TransferWay
 from bundle.protocol.rates import Rates
 from bundle.transfer.forecast import Forecast
 
@@ -62,6 +63,8 @@ class PlannedJob:
     """The bundle."""
     id: str
     """Its id."""
+    transfer: TransferWay
+    """The way in which the nodes would get the bundle."""
     bytes_at_most: int
     """The most bytes that would be sent to a node."""
     nodes: tuple[int, int]

@@ -43,30 +43,41 @@ def avoid(
     """
     if any(arg.startswith(_NAMING) for arg in asked.args):
         return Avoidance(remark="the request names its nodes, so none of them is avoided")
-    if listing is None:
-        remark = "sinfo is missing here, so it is not known whether Slurm has these nodes"
-        return Avoidance(avoided=tuple(nodes), remark=remark if nodes else "")
     if not listing:
-        remark = "sinfo does not list any nodes, so no node that failed is avoided"
-        return Avoidance(remark=remark if nodes else "")
+        # One that Slurm does not know would have the whole request refused.
+        why = "sinfo is missing here" if listing is None else "sinfo does not list any nodes"
+        return Avoidance(remark=f"{why}, so no node that failed is avoided" if nodes else "")
     known = {node.name for node in listing}
-    usable = _usable(asked, listing)
-    left = sum(node.is_up for node in usable.values())
-    avoided, kept = [], []
-    for node in nodes:
-        if node.node not in usable:
-            continue  # this request would not get it anyway
-        cost = int(usable[node.node].is_up)
-        if cost and left - cost < asked.nodes[0]:
-            kept.append(node)
-        else:
-            avoided.append(node)
-            left -= cost
+    avoided, kept = _divided(nodes, _usable(asked, listing), asked.nodes[0])
     return Avoidance(
         avoided=tuple(avoided),
         kept=tuple(kept),
         unknown=tuple(node.node for node in nodes if node.node not in known),
     )
+
+
+def _divided(
+    nodes: Sequence[NodeHistory], usable: Mapping[str, PartitionNode], needed: int
+) -> tuple[list[NodeHistory], list[NodeHistory]]:
+    """Divide nodes that failed into those to avoid, and those without which too few are up.
+
+    Args:
+        nodes: those that failed; a request would not get the ones that are not usable anyway.
+        usable: the nodes that could be had, by name.
+        needed: the number of nodes that must be up.
+    """
+    left = sum(node.is_up for node in usable.values())
+    avoided, kept = [], []
+    for node in nodes:
+        if node.node not in usable:
+            continue
+        is_up = usable[node.node].is_up
+        if is_up and left <= needed:
+            kept.append(node)
+        else:
+            avoided.append(node)
+            left -= is_up
+    return avoided, kept
 
 
 def _usable(asked: Request, listing: Sequence[PartitionNode]) -> Mapping[str, PartitionNode]:

@@ -118,6 +118,11 @@ PROBLEMS: Mapping[ProblemCode, Rule] = {
     ProblemCode.NO_ANSWER_UNREACHABLE: _compared(NodeFault.NODE_FAILURE),
     # While the bundle travels: no program of the user has begun by then.
     ProblemCode.NO_ANSWER_SILENT: _compared(NodeFault.NODE_FAILURE),
+    ProblemCode.NO_ANSWER_HANGS: _compared(NodeFault.NODE_FAILURE),
+    # Where no host can be reached, it is this machine's network, or the user's key.
+    ProblemCode.SSH_UNREACHED: _compared(NodeFault.NODE_FAILURE),
+    ProblemCode.SSH_LOGIN_FAILED: _compared(NodeFault.NODE_FAILURE),
+    ProblemCode.SSH_CONNECTION_LOST: _compared(NodeFault.NODE_FAILURE),
 }
 """By the code of a problem; one that is not here is not the node's."""
 

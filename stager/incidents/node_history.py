@@ -72,9 +72,15 @@ class NodesResult:
 
 
 def histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
-    """Return the history of each node, the worst first."""
+    """Return the history of each node, the worst first.
+
+    A job that Slurm has put back into the queue counts once, however often it began.
+    """
+    of_jobs: dict[tuple[str, NodeFault, str], Incident] = {}
+    for incident in sorted(incidents, key=lambda incident: incident.time):
+        of_jobs[incident.node, incident.fault, incident.job_id] = incident
     by_node: dict[str, list[Incident]] = {}
-    for incident in incidents:
+    for incident in of_jobs.values():
         by_node.setdefault(incident.node, []).append(incident)
     nodes = [_history(node, listed) for node, listed in by_node.items()]
     return tuple(sorted(nodes, key=lambda node: (-node.times, -node.last, node.node)))

@@ -120,7 +120,7 @@ def pointing_out(
 def remember(store: Store, outcome: Outcome) -> None:
     """Keep what the nodes of a job that is over are to blame for."""
     job, result = outcome.job, outcome.result
-    if job.allocation is not Allocation.SLURM or job.dry_run or result is None:
+    if job.allocation is Allocation.LOCAL or job.dry_run or result is None:
         return
     ended = ended_job(Path(job.log_dir), job.id, job.name)
     if ended is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ KEPT_DAYS = 30
 """Days after which a job that never began, or never ended, is given up."""
 MAX_NOTES = 1000
 """Notes of one user that are kept, the newest of all."""
+SETTLE_SECONDS = 2.0
+"""Time after which a command reads no more notes: the next one goes on."""
 _NAME = re.compile(r"\d{13}-\d{1,20}\.json")
 
 
@@ -70,13 +73,22 @@ def drop(store: Store, job_id: str) -> None:
                 path.unlink()
 
 
-def settle(store: Store, now: float) -> None:
+def settle(store: Store, now: float, seconds: float = SETTLE_SECONDS) -> None:
     """Keep what the jobs that are over tell of their nodes, and remove their notes.
 
     So are notes that cannot be read, those of jobs that nothing was heard of for long, and the
-    oldest where there are too many.
+    oldest where there are too many. A failed job takes a while to diagnose, and a log directory may
+    be slow: notes that are not reached in time stay for the next command.
+
+    Args:
+        store: the offline root.
+        now: the time, in seconds since the epoch.
+        seconds: the time after which no further note is read.
     """
+    until = time.monotonic() + seconds
     for number, path in enumerate(_own_notes(store)):
+        if number and time.monotonic() > until:
+            return
         job = _read(path)
         if job is None or number >= MAX_NOTES or _is_settled(store, job, now):
             with suppress(OSError):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shlex
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +15,22 @@ from bundle.protocol.enumerations import (
     Allocation,
     Backend,
     Launcher,
-    LogMode,
     Stage,
     TransferWay,
 )
 from bundle.protocol.job import Job, Launch
 from bundle.redaction.masking import masked
-from bundle.system import permissions
 
 from ..config.cluster import ClusterConfig
 from ..config.load import Config
-from ..core.errors import ConfigError, StagerError
-from ..core.store import keep_out_of_projects
+from ..config.trackers import tracker_outputs
+from ..core.errors import ConfigError
+from ..core.home import expanded
 from ..logs.files import DEFAULT_LOG_DIR
+from .log_dir import make_log_dir
 
-_RANDOM_DIGITS = 6
 _SENDING = (TransferWay.RELAY, TransferWay.SBCAST)
 """The ways that send the bundle from one machine to another."""
-"""Random digits at the end of the number of a job that Slurm has not numbered."""
 INTERPRETERS = ("python", "python3", "torchrun")
 
 
@@ -67,6 +62,20 @@ class JobOptions:
     """Time limit, as Slurm writes it."""
     exclude: str | None = None
     """Nodes to avoid, besides those of the settings."""
+    nodelist: str | None = None
+    """Nodes that must be among them, as a Slurm node list."""
+    qos: str | None = None
+    """Quality of service."""
+    constraint: str | None = None
+    """Features that nodes must have, in Slurm's notation."""
+    reservation: str | None = None
+    """Slurm reservation."""
+    mem: str | None = None
+    """Memory on each node: megabytes, or a number with K, M, G or T."""
+    gpus_per_node: str | None = None
+    """GPUs on each node, as Slurm writes it."""
+    salloc_args: tuple[str, ...] = ()
+    """Further options of Slurm, after those of the settings."""
     avoid_bad: bool | None = None
     """True to avoid nodes that failed lately as well; None leaves it to the settings."""
     container_image: str | None = None
@@ -80,7 +89,11 @@ class JobOptions:
     command: tuple[str, ...] = ()
     """The command of each rank."""
     allocation: str = "auto"
-    """The source of the nodes: ``auto``, ``slurm`` or ``local``."""
+    """The source of the nodes: ``auto``, ``slurm``, ``ssh`` or ``local``."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that are reached over ``ssh``, each as a list in Slurm's notation."""
+    host_file: Path | None = None
+    """A file that names them, a host in each line."""
     bundle: Path | None = None
     """The bundle's file; None for the project's newest."""
     bundle_id: str = ""
@@ -117,6 +130,13 @@ def settle(config: Config, options: JobOptions) -> Config:
         account=options.account,
         time=options.time,
         exclude=_excluded(config.cluster.exclude, options.exclude),
+        nodelist=options.nodelist,
+        qos=options.qos,
+        constraint=options.constraint,
+        reservation=options.reservation,
+        mem=options.mem,
+        gpus_per_node=options.gpus_per_node,
+        salloc_args=(*own.salloc_args, *options.salloc_args),
         stage=options.stage,
         transfer=options.transfer,
         container_image=options.container_image,
@@ -174,17 +194,18 @@ def make_job(
         StagerError: the log directory cannot be written.
     """
     settled = settle(config, options)
-    slurm = options.allocation == "slurm"
+    allocation = Allocation(options.allocation)
     least, most = settled.cluster.nodes
-    launch = _launch(settled, manifest, action, slurm=slurm)
-    cluster = settled.cluster if slurm else _sends_nothing(settled.cluster, options)
-    log_dir = (options.log_dir or Path(DEFAULT_LOG_DIR)).expanduser().absolute()
-    _make_log_dir(log_dir, settled.cluster.log_mode)
+    launch = _launch(settled, manifest, action, slurm=allocation is Allocation.SLURM)
+    cluster = _sending(settled.cluster, options, allocation)
+    log_dir = expanded(options.log_dir or DEFAULT_LOG_DIR).absolute()
+    make_log_dir(log_dir, settled.cluster.log_mode)
+    tracked = _tracked(settled, manifest) if action is Action.RUN else ()
     return Job(
         id="",
         name=config.name,
-        allocation=Allocation.SLURM if slurm else Allocation.LOCAL,
-        nodes=() if slurm else tuple(f"local{number}" for number in range(1, most + 1)),
+        allocation=allocation,
+        nodes=_nodes(allocation, options.hosts, most),
         bundle=str(bundle),
         bundle_id=manifest.id,
         requires=manifest.requires,
@@ -205,11 +226,52 @@ def make_job(
         stage=_stage(cluster),
         transfer=cluster.transfer,
         cpus_per_task=settled.cluster.cpus_per_task,
-        outputs=settled.project.outputs,
+        outputs=_joined(settled.project.outputs, tracked),
+        tracked=tracked,
         dry_run=options.dry_run,
         deep=options.deep,
         show_all=options.show_all,
     )
+
+
+def _tracked(config: Config, manifest: Manifest) -> tuple[str, ...]:
+    """Return the results of trackers in the bundle that the settings do not name."""
+    names = tracker_outputs(layer.name for layer in manifest.layers if layer.kind == "wheel")
+    own = {output.rstrip("/") for output in config.project.outputs}
+    return tuple(name for name in names if name not in own)
+
+
+def _nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """Return the nodes of a job; none where Slurm has yet to give them."""
+    if allocation is Allocation.LOCAL:
+        return tuple(f"local{number}" for number in range(1, most + 1))
+    return hosts if allocation is Allocation.SSH else ()
+
+
+def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation) -> ClusterConfig:
+    """Return the settings, without a way of sending that this allocation does not have.
+
+    Raises:
+        ConfigError: an option asks for it.
+    """
+    if allocation is Allocation.LOCAL:
+        return _sends_nothing(cluster, options)
+    if allocation is Allocation.SLURM:
+        return cluster
+    if cluster.container_image is not None:
+        raise ConfigError(
+            f"container-image {cluster.container_image}: Slurm's pyxis plugin starts containers, "
+            "and these hosts are reached over ssh",
+            hint="leave it out",
+        )
+    if cluster.transfer is not TransferWay.SBCAST:
+        return cluster
+    if options.transfer is TransferWay.SBCAST:
+        raise ConfigError(
+            "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
+            hint="leave it out: the hosts pass the bundle on to each other",
+        )
+    return replace(cluster, transfer=TransferWay.AUTO)
 
 
 def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
@@ -248,23 +310,14 @@ def _stage(cluster: ClusterConfig) -> Stage:
     return implied
 
 
-def numbered(job: Job) -> Job:
-    """Return the job with a number, where Slurm gives it none; nothing can be refused after that.
-
-    Raises:
-        StagerError: the log directory, in which the number is claimed, cannot be written.
-    """
-    return job if job.allocation is Allocation.SLURM else replace(job, id=_new_id(job))
-
-
 def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
     """Return how the ranks are started, from settings that have the options in them."""
     settings, (least, most) = config.launch, config.cluster.nodes
     elastic = None if least == most else (least, most)
-    if settings.launcher is Launcher.SRUN and (elastic or settings.max_restarts):
+    if settings.launcher is not Launcher.TORCHRUN and (elastic or settings.max_restarts):
         what = "launch.max-restarts" if settings.max_restarts else f"--nodes {least}:{most}"
         raise ConfigError(
-            f"{what}: ranks that srun starts are not started again",
+            f"{what}: only torchrun starts ranks again, and launcher is {settings.launcher}",
             hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
         )
     if action is Action.RUN:
@@ -314,64 +367,12 @@ def _refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> 
     """Refuse a launcher that does not exist here, or not in the bundle."""
     if launcher is Launcher.SRUN and not slurm:
         raise ConfigError(
-            "launch.launcher: srun starts ranks through Slurm, which a local allocation does "
-            "not have",
-            hint='use launcher = "torchrun"',
+            "launch.launcher: srun starts ranks through Slurm, which this allocation does not have",
+            hint='use launcher = "torchrun", or "processes" for ranks without torch',
         )
     if launcher is Launcher.TORCHRUN and "torch" not in {layer.name for layer in manifest.layers}:
         raise ConfigError(
             "torchrun is part of torch, and torch is not in the bundle",
-            hint="--launcher srun starts ranks without torch; or add it to "
-            "environment.requirements and build again"
-            if slurm
-            else "add torch to environment.requirements and build again; `stager exec -- COMMAND` "
-            "runs a program without ranks",
+            hint="--launcher processes starts ranks without torch; or add torch to "
+            "environment.requirements and build again",
         )
-
-
-def _make_log_dir(log_dir: Path, mode: LogMode) -> None:
-    """Make the log directory, which must not become part of a project's next bundle.
-
-    Raises:
-        StagerError: it cannot be written.
-        ConfigError: its group is to read the logs, and is none of the user's.
-    """
-    try:
-        permissions.make_folder(str(log_dir), mode)
-        keep_out_of_projects(log_dir, mode)
-        group = log_dir.stat().st_gid
-    except OSError as exc:
-        raise _unwritable(log_dir, exc) from exc
-    if mode is LogMode.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
-        raise ConfigError(
-            f"cluster.log-mode: you are not a member of the group of {log_dir} (number {group})",
-            hint="give the directory to a group of yours with chgrp, name another directory with"
-            ' --log-dir, or set log-mode = "private"',
-        )
-
-
-def _new_id(job: Job) -> str:
-    """Return a number for a job that Slurm has not numbered, claimed by creating its event log.
-
-    It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
-    the claim, but use the same node root under their number: so the last digits are random.
-    """
-    log_dir = Path(job.log_dir)
-    while True:
-        milliseconds = time.time_ns() // 1_000_000 % 10**10
-        number = milliseconds * 10**_RANDOM_DIGITS + secrets.randbelow(10**_RANDOM_DIGITS)
-        claim = log_dir / f"events.{number}.jsonl"
-        try:
-            open(claim, "xb", opener=permissions.opener(job.log_mode)).close()
-        except FileExistsError:
-            continue
-        except OSError as exc:
-            raise _unwritable(log_dir, exc) from exc
-        return str(number)
-
-
-def _unwritable(log_dir: Path, exc: OSError) -> StagerError:
-    return StagerError(
-        f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
-        hint="name another one with --log-dir",
-    )

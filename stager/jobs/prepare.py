@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.driver.transports.slurm_commands import CREDENTIALS
 from bundle.format.manifest import Manifest
+from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
 from bundle.redaction.masking import without_secrets
 
 from .. import __version__
 from ..building.current_bundle import Listener, current_bundle, newest_bundle, offline_root
+from ..config import script
 from ..config.load import Config, find, load
 from ..config.template import default
+from ..core.errors import ConfigError
 from ..core.store import Store
 from ..pack.existing import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
-from ..slurm.request import Source
+from ..slurm.request import NamedHosts, Source
 from .driver import DriverStart
+from .hosts import hosts_of
 from .job import JobOptions, make_job, settle
+from .standing_allocation import without_effect
 
 if TYPE_CHECKING:
     from ..slurm.script import ScriptFacts
@@ -46,19 +51,31 @@ class Prepared:
     """Notes for a person about the conversion of the command."""
 
 
-def project(bundle: Path | None, asked: str = "") -> Config:
-    """Return the settings for this directory.
+def project(
+    bundle: Path | None,
+    asked: str = "",
+    start: Path | None = None,
+    command: Sequence[str] = (),
+) -> Config:
+    """Return the settings for a directory, or those of a script where it has none.
 
     Args:
         bundle: a bundle named by its path; a folder without settings will do then.
         asked: a bundle named by its id; the same.
+        start: a settings file, or the folder from which to look for one; None for this directory.
+        command: the job's; a script in it may bring its own settings (PEP 723).
 
     Raises:
         ConfigError: there are none, or they cannot be used.
     """
-    if (bundle is not None or asked) and find(Path.cwd()) is None:
-        return default(Path.cwd())
-    return load(Path.cwd())
+    start = start or Path.cwd()
+    if find(start) is None:
+        if bundle is not None or asked:
+            return default(start)
+        path = script.named_in(command)
+        if path is not None:
+            return script.load_script(path)
+    return load(start)
 
 
 def bundle_of(
@@ -103,12 +120,16 @@ def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
     Raises:
         ConfigError: see :func:`stager.slurm.request.choose`.
     """
+    named_here = options.hosts or options.host_file or options.allocation in ("auto", "ssh")
+    hosts = hosts_of(options, config, os.environ) if named_here else None
+    named = NamedHosts(origin=hosts.origin, by_option=hosts.by_option) if hosts else NamedHosts()
     return request.choose(
         options.allocation,
         nodes=(options.nodes or config.cluster.nodes)[0],
         batch=batch,
         inside=os.environ.get("SLURM_JOB_ID", ""),
         found=[name for name in request.COMMANDS if shutil.which(name)],
+        hosts=named,
     )
 
 
@@ -136,18 +157,51 @@ def prepare(
     notes: tuple[str, ...] = ()
     if action is Action.RUN:
         config, options, notes = _converted(config, options)
-    where = Allocation.LOCAL if source == "local" else Allocation.SLURM
+    if action is Action.RUN and options.bundle is None and not options.bundle_id:
+        notes = (*notes, *script.without_effect(config, options.command or config.project.command))
+    if source == "inside":
+        notes = (*notes, *without_effect(options, os.environ))
+    where = _ALLOCATIONS.get(source, Allocation.SLURM)
+    if where is Allocation.SSH:
+        options = _with_hosts(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
     ours = made_here(Store(offline_root(config)), bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours)
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         notes = (*notes, f"pass-env: {', '.join(absent)} not set here, so no rank gets a value")
+    if job.tracked and where is not Allocation.LOCAL:
+        notes = (*notes, f"brought back if they are written: {', '.join(job.tracked)} (trackers)")
     if action is Action.RUN:
         notes = (*notes, *_withheld(job.launch.pass_env, os.environ))
     return Prepared(
         config=settle(config, options), bundle=bundle[0], source=source, job=job, notes=notes
     )
+
+
+_ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": Allocation.SSH}
+
+
+def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
+    """Return options that name the hosts of the job, as many as it is to have.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    hosts = hosts_of(options, config, os.environ)
+    names = hosts.names if hosts else ()
+    least, most = options.nodes or (len(names), len(names))
+    # Hosts on the command line count more than a number in the settings.
+    if not (options.nodes or (hosts and hosts.by_option) or config.cluster.nodes == (1, 1)):
+        least, most = config.cluster.nodes
+    if len(names) < (options.min_nodes or config.cluster.min_nodes or least):
+        raise ConfigError(
+            f"{hosts.origin if hosts else 'the hosts'}: {counted(len(names), 'host')} for a job "
+            f"that needs {least}",
+            hint="name more hosts, or ask for fewer with --nodes",
+        )
+    names = names[:most]
+    return replace(options, hosts=names, nodes=(min(least, len(names)), len(names)))
 
 
 def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
@@ -190,6 +244,11 @@ def script_facts(
         exclude=asked.exclude,
         gpus_per_node=asked.gpus_per_node,
         sbatch_args=asked.args,
+        nodelist=asked.nodelist,
+        qos=asked.qos,
+        constraint=asked.constraint,
+        reservation=asked.reservation,
+        mem=asked.mem,
         requeue=requeue,
     )
 

@@ -61,6 +61,10 @@ class VerifyResult:
     """The problems, in words, of a host that is no node: where the driver ran."""
     seconds: dict[str, float]
     """Duration of each phase."""
+    send_seconds: float | None
+    """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
+    unpack_seconds: float | None
+    """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
     left_out: tuple[str, ...]
     """Nodes that the job went on without."""
     ended_by: str
@@ -103,6 +107,10 @@ class RunResult:
     """Bytes sent to the nodes."""
     seconds: dict[str, float]
     """Duration of each phase."""
+    send_seconds: float | None
+    """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
+    unpack_seconds: float | None
+    """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
     first_failure: FirstFailure | None
     """The failure that the others follow from; None if the job ended well."""
     consequences: tuple[int, ...]
@@ -178,6 +186,8 @@ def verify_result(outcome: Outcome) -> VerifyResult:
             host: tuple(map(str, outcome.problems[host])) for host in outcome.faulty_hosts
         },
         seconds=ending.seconds,
+        send_seconds=ending.send_seconds,
+        unpack_seconds=ending.unpack_seconds,
         left_out=ending.left_out,
         ended_by=ending.ended_by,
         bytes_broadcast=ending.bytes_broadcast,
@@ -203,6 +213,8 @@ def run_result(outcome: Outcome) -> RunResult:
         log_dir=Path(outcome.job.log_dir),
         bytes_broadcast=ending.bytes_broadcast,
         seconds=ending.seconds,
+        send_seconds=ending.send_seconds,
+        unpack_seconds=ending.unpack_seconds,
         first_failure=None if diagnosis is None else diagnosis.first,
         consequences=() if diagnosis is None else diagnosis.consequences,
         task_codes=ending.task_codes or {},

@@ -64,7 +64,7 @@ def make_layers(
         SpaceError: there is not enough room in the store.
     """
     ids = {layer_id(source, target): source for source in sources}
-    missing = {key: source for key, source in ids.items() if not _usable(store, key)}
+    missing = {key: source for key, source in ids.items() if not is_stored(store, key)}
     if missing:
         # A spool holds a layer unpacked; there are only `jobs` at a time.
         spools = sorted(map(_spooled, missing.values()), reverse=True)[:jobs]
@@ -115,7 +115,7 @@ def _no_bytecode(target: Target) -> str:
     )
 
 
-def _usable(store: Store, key: Digest) -> bool:
+def is_stored(store: Store, key: Digest) -> bool:
     """Return whether the store has the layer, with the origin its id says, whole by its length.
 
     Any other file in its place is removed. The frames are checked when they are read: to make a
@@ -178,11 +178,14 @@ def _build_all(
         StagerError: layers that cannot be built; all of them.
     """
     queue = sorted(missing.values(), key=lambda source: source.size)
-    scratch = store.scratch("spool")
-    builders = LayerProcesses(LayerWork(target=target, store=store, scratch=scratch, jobs=jobs))
     faults: list[StagerError] = []
     done = 0
-    try:
+    with (
+        store.scratch("spool") as scratch,
+        LayerProcesses(
+            LayerWork(target=target, store=store, scratch=scratch, jobs=jobs)
+        ) as builders,
+    ):
         while queue or builders.running:
             while queue and len(builders.running) < jobs:
                 builders.start(queue.pop())
@@ -194,9 +197,6 @@ def _build_all(
                 faults.append(fault)
                 if not isinstance(fault, WheelError):
                     queue.clear()  # no room, or no memory: the others would end alike
-    finally:
-        builders.kill()
-        remove(scratch)
     if faults:
         raise _joined(faults)
 

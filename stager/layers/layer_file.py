@@ -8,11 +8,11 @@ import tarfile
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, NamedTuple
 
 import zstandard
 
@@ -22,6 +22,8 @@ from bundle.format.layer_origin import Origin
 from bundle.format.manifest import BLOCK, member_header, padding
 
 from ..core.errors import WheelError
+from . import frame
+from .large_member import DENSE
 from .tree import folders_of
 
 FRAME_TARGET = 16 << 20
@@ -29,6 +31,9 @@ FRAME_TARGET = 16 << 20
 frames of one large wheel keep every process of an unpacking node busy."""
 LEVEL = 6
 """zstd level of the frames; see docs/performance.md for size against time."""
+DENSE_LEVEL = 2
+"""zstd level of frames of mostly dense files. What compresses at all in them compresses better at
+the higher level, but it is little: one per cent of such a library, in three times the time."""
 WINDOW_LOG = 24
 """Binary logarithm of the distance in bytes at which matches are found: all of a frame. A level's
 own windows are made for streams, and smaller."""
@@ -40,10 +45,16 @@ SPOOL_MEMORY = 64 << 20
 COPY = 1 << 20
 
 
-def compression() -> str:
-    """Return the settings that decide the compressed bytes: part of every layer's id."""
+def compression(*, sampled: bool = False) -> str:
+    """Return the settings that decide the compressed bytes: part of every layer's id.
+
+    Args:
+        sampled: true for a layer whose frames may be stored, see :mod:`.frame`.
+    """
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
-    return f"zstd-{version}-level{LEVEL}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
+    levels = f"level{LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
+    settings = f"zstd-{version}-{levels}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
+    return f"{settings}-sampled{frame.PAYS}" if sampled else settings
 
 
 def decompress_index(data: bytes, size: int = -1) -> bytes:
@@ -63,6 +74,21 @@ def decompress_index(data: bytes, size: int = -1) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unread:
+    """The content of a file that is read when the layer is written."""
+
+    size: int
+    """Its length in bytes."""
+    sha256: bytes
+    """Raw digest of its bytes."""
+    chunks: Callable[[int], Iterator[bytes | bytearray]]
+    """Yields it in pieces of the given length, the last one shorter; raises an error at the end if
+    it is not what was promised."""
+    dense: bool = False
+    """True if compressing it well does not pay."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Added:
     """Size and digest of a file that was added."""
 
@@ -72,6 +98,24 @@ class Added:
     """Raw digest of its bytes."""
 
 
+_Chunk = tuple["bytes | bytearray", bool]
+"""Some bytes of the tar, and whether they are of a dense file."""
+
+
+class _File(NamedTuple):
+    """A file of the layer."""
+
+    size: int
+    mode: int
+    sha256: str
+    content: int | Unread
+    """Its place in the spool, or what reads it."""
+
+    @property
+    def dense(self) -> bool:
+        return not isinstance(self.content, int) and self.content.dense
+
+
 class LayerWriter:
     """Collects the files of one layer in a spool, then writes them sorted, framed and compressed.
 
@@ -79,19 +123,21 @@ class LayerWriter:
     so the memory a build needs does not depend on the largest wheel.
     """
 
-    def __init__(self, scratch: Path, threads: int = 1) -> None:
+    def __init__(self, scratch: Path, threads: int = 1, *, sampled: bool = False) -> None:
         """Begin an empty layer.
 
         Args:
             scratch: a directory for the spool on the store's own disk (``/tmp`` may be small).
             threads: number of frames compressed at a time, and held in memory; the bytes do not
                 depend on it.
+            sampled: true to store frames that hardly compress, see :mod:`.frame`.
         """
         self._threads = threads
+        self._sampled = sampled
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
             max_size=SPOOL_MEMORY, dir=str(scratch)
         )
-        self._files: dict[str, tuple[int, int, int, str]] = {}
+        self._files: dict[str, _File] = {}
         self._links: dict[str, str] = {}
 
     def __enter__(self) -> LayerWriter:
@@ -111,21 +157,37 @@ class LayerWriter:
         Raises:
             WheelError: the path is unsafe, or was added before with other content.
         """
-        try:
-            check_path(path)
-        except LayerError as exc:
-            raise WheelError(str(exc)) from exc
+        _require_safe(path)
         offset = self._spool.seek(0, 2)
         state, size = hashlib.sha256(), 0
         while chunk := stream.read(COPY):
             self._spool.write(chunk)
             state.update(chunk)
             size += len(chunk)
-        known = self._files.get(path)
-        if known is not None and known[3] != state.hexdigest():
+        added = Added(size=size, sha256=state.digest())
+        self._note(path, added, offset, executable=executable)
+        return added
+
+    def add_unread(self, path: str, content: Unread, *, executable: bool = False) -> None:
+        """Add one file that is read only when the layer is written.
+
+        Args:
+            path: as for ``add``.
+            content: its content.
+            executable: as for ``add``.
+
+        Raises:
+            WheelError: as for ``add``.
+        """
+        _require_safe(path)
+        added = Added(size=content.size, sha256=content.sha256)
+        self._note(path, added, content, executable=executable)
+
+    def _note(self, path: str, added: Added, content: int | Unread, *, executable: bool) -> None:
+        known, digest = self._files.get(path), added.sha256.hex()
+        if known is not None and known.sha256 != digest:
             raise WheelError(f"{path} occurs twice, with different content")
-        self._files[path] = (offset, size, 0o755 if executable else 0o644, state.hexdigest())
-        return Added(size=size, sha256=state.digest())
+        self._files[path] = _File(added.size, 0o755 if executable else 0o644, digest, content)
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; it may not lead out of the layer's own top directory.
@@ -159,8 +221,8 @@ class LayerWriter:
         frames: list[Frame] = []
         entries: list[Entry] = []
         with tempfile.TemporaryFile(dir=target.parent) as body:
-            for packed, frame in _compressed(_pieces(self._tar(entries)), self._threads):
-                frames.append(frame)
+            for packed, made in self._compressed(_pieces(self._tar(entries))):
+                frames.append(made)
                 body.write(packed)
             links = tuple(Link(path, goal) for path, goal in sorted(self._links.items()))
             index = Index(files=tuple(entries), links=links, frames=tuple(frames))
@@ -183,70 +245,105 @@ class LayerWriter:
                 context=clashes,
             )
 
-    def _tar(self, entries: list[Entry]) -> Iterator[bytes]:
+    def _tar(self, entries: list[Entry]) -> Iterator[_Chunk]:
         """Yield the plain tar, piece by piece; add each file's place to ``entries``."""
         position = 0
         names = sorted([*self._files, *self._links])
         for name in names:
             header = _tar_header(name, self._files.get(name), self._links.get(name))
             position += len(header)
-            yield header
+            yield header, False
             if name in self._links:
                 continue
-            offset, size, mode, digest = self._files[name]
-            entries.append(Entry(name, size, mode, digest, position))
-            self._spool.seek(offset)
-            left = size
-            while left:
-                chunk = self._spool.read(min(left, COPY))
-                left -= len(chunk)
-                yield chunk
-            yield bytes(padding(size))
-            position += size + padding(size)
-        yield bytes(2 * BLOCK)
+            file = self._files[name]
+            entries.append(Entry(name, file.size, file.mode, file.sha256, position))
+            for chunk in self._content(file):
+                yield chunk, file.dense
+            yield bytes(padding(file.size)), False
+            position += file.size + padding(file.size)
+        yield bytes(2 * BLOCK), False
+
+    def _content(self, file: _File) -> Iterator[bytes | bytearray]:
+        """Yield a file in pieces of ``COPY`` bytes, wherever it comes from: frames end at them."""
+        if not isinstance(file.content, int):
+            yield from file.content.chunks(COPY)
+            return
+        self._spool.seek(file.content)
+        left = file.size
+        while left:
+            chunk = self._spool.read(min(left, COPY))
+            left -= len(chunk)
+            yield chunk
+
+    def _compressed(self, pieces: Iterator[tuple[bytearray, int]]) -> Iterator[tuple[bytes, Frame]]:
+        """Compress each piece into a frame of its own; zstd lets other threads run during that."""
+        own = threading.local()
+
+        def compress(piece: bytearray, level: int) -> tuple[bytes, Frame]:
+            if self._sampled and not frame.pays(piece):
+                packed = frame.stored(piece)
+            else:
+                packed = _compressor(own, level).compress(piece)
+            return packed, Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest())
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            waiting: deque[Future[tuple[bytes, Frame]]] = deque()
+            for piece, level in pieces:
+                waiting.append(pool.submit(compress, piece, level))
+                if len(waiting) > self._threads:
+                    yield waiting.popleft().result()
+            for left in waiting:
+                yield left.result()
 
 
-def _tar_header(name: str, file: tuple[int, int, int, str] | None, target: str | None) -> bytes:
+def _compressor(own: threading.local, level: int) -> zstandard.ZstdCompressor:
+    """Return the compressor of a thread for a level."""
+    if not hasattr(own, "compressors"):
+        own.compressors = {}
+    compressors: dict[int, zstandard.ZstdCompressor] = own.compressors
+    if level not in compressors:
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            level, window_log=WINDOW_LOG, write_checksum=False
+        )
+        compressors[level] = zstandard.ZstdCompressor(compression_params=parameters)
+    return compressors[level]
+
+
+def _require_safe(path: str) -> None:
+    try:
+        check_path(path)
+    except LayerError as exc:
+        raise WheelError(str(exc)) from exc
+
+
+def _tar_header(name: str, file: _File | None, target: str | None) -> bytes:
     if file is not None and len(name.encode()) <= _SHORT_NAME:
-        return member_header(name, file[1], file[2])  # ten times as quick
+        return member_header(name, file.size, file.mode)  # ten times as quick
     info = tarfile.TarInfo(name)
     if file is None:
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, target or "", 0o777
     else:
-        info.size, info.mode = file[1], file[2]
+        info.size, info.mode = file.size, file.mode
     return info.tobuf(tarfile.GNU_FORMAT, encoding="utf-8", errors="strict")
 
 
-def _compressed(pieces: Iterator[bytes], threads: int) -> Iterator[tuple[bytes, Frame]]:
-    """Compress each piece into a frame of its own; zstd lets other threads run during that."""
-    own = threading.local()
+def _pieces(stream: Iterator[_Chunk]) -> Iterator[tuple[bytearray, int]]:
+    """Join small chunks and split large ones into pieces of about ``FRAME_TARGET`` bytes.
 
-    def compress(piece: bytes) -> tuple[bytes, Frame]:
-        if not hasattr(own, "compressor"):
-            parameters = zstandard.ZstdCompressionParameters.from_level(
-                LEVEL, window_log=WINDOW_LOG, write_checksum=False
-            )
-            own.compressor = zstandard.ZstdCompressor(compression_params=parameters)
-        packed: bytes = own.compressor.compress(piece)
-        return packed, Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest())
-
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[tuple[bytes, Frame]]] = deque()
-        for piece in pieces:
-            waiting.append(pool.submit(compress, piece))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        for left in waiting:
-            yield left.result()
-
-
-def _pieces(stream: Iterator[bytes]) -> Iterator[bytes]:
-    """Join small chunks and split large ones into pieces of about ``FRAME_TARGET`` bytes."""
-    pending = bytearray()
-    for chunk in stream:
+    Yields:
+        Each piece and the level to compress it with.
+    """
+    pending, dense = bytearray(), 0
+    for chunk, is_dense in stream:
         pending += chunk
+        dense += len(chunk) if is_dense else 0
         if len(pending) >= FRAME_TARGET:
-            yield bytes(pending)
-            pending.clear()
+            yield pending, _level(pending, dense)
+            pending, dense = bytearray(), 0
     if pending:
-        yield bytes(pending)
+        yield pending, _level(pending, dense)
+
+
+def _level(piece: bytearray, dense: int) -> int:
+    """Return the level for a piece with so many bytes of dense files."""
+    return DENSE_LEVEL if dense > len(piece) // 2 else LEVEL

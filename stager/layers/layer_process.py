@@ -61,6 +61,15 @@ class LayerProcesses:
         self._context.set_forkserver_preload([__name__])
         self.running: dict[Connection, tuple[BaseProcess, LayerSource]] = {}
 
+    def __enter__(self) -> LayerProcesses:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Kill the processes that still run."""
+        for process, _ in self.running.values():
+            process.kill()
+            process.join()
+
     def start(self, source: LayerSource) -> None:
         """Start a process for one layer."""
         receiver, sender = self._context.Pipe(duplex=False)
@@ -76,12 +85,6 @@ class LayerProcesses:
             if isinstance(connection, Connection):
                 process, source = self.running.pop(connection)
                 yield source, _outcome(connection, process, source)
-
-    def kill(self) -> None:
-        """Kill the processes that still run."""
-        for process, _ in self.running.values():
-            process.kill()
-            process.join()
 
 
 @contextmanager
@@ -150,7 +153,8 @@ def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None
 
 def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
     target = work.target
-    with LayerWriter(work.scratch, min(work.jobs, _THREADS)) as writer:
+    threads = min(work.jobs, _THREADS)
+    with LayerWriter(work.scratch, threads, sampled=source.sampled) as writer:
         if source.wheel is not None:
             with compiling(source.wheel, target, work.scratch, work.jobs, source.prune) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)

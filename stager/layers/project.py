@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.errors import ConfigError
+from ..core.store import stamp
 from .ignore import Ignore, anchored, excluded
 from .tree import Collector, Tree, TreeFile, kind_of, shown, tree_digest
 
@@ -23,7 +24,11 @@ __all__ = ["Tree", "TreeFile", "asset_excludes", "asset_files", "project_files",
 
 NEVER_SHIPPED = (
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),
-    "stager-support-*.tar.gz",  # our own, of an earlier job
+    *(
+        "stager-support-*.tar.gz",
+        "*.pkgs.tar",
+        "*.carry.tar",
+    ),  # our own, of an earlier job or build
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     # The project comes first on sys.path: what an editable install left behind would hide the
     # bundle's own metadata from importlib.metadata and from plug-in discovery.
@@ -206,7 +211,7 @@ def _rules_above(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, .
     A project that the repository ignores as a whole (a home directory under git, a scratch folder)
     is not governed by it.
     """
-    top = _repository(root)
+    top = repository_of(root)
     rules: tuple[Ignore, ...] = ()
     path = ""
     for part in root.relative_to(top).parts:
@@ -219,7 +224,7 @@ def _rules_above(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, .
     return f"{path}/", rules
 
 
-def _repository(root: Path) -> Path:
+def repository_of(root: Path) -> Path:
     """Return the git repository that a project lies in; the project itself outside of any."""
     for folder in (root, *root.parents):
         if os.path.lexists(folder / ".git"):
@@ -232,10 +237,13 @@ def _gitignore(collector: Collector, folder: str, base: str) -> tuple[Ignore, ..
     file = Path(folder, ".gitignore")
     try:
         # Git reads no .gitignore through a link either (since 2.32).
-        if not stat.S_ISREG(file.lstat().st_mode):
+        status = file.lstat()
+        collector.looked_at[str(file)] = stamp(status)
+        if not stat.S_ISREG(status.st_mode):
             return ()
         return (Ignore.from_bytes(file.read_bytes(), base=base),)
     except FileNotFoundError:
+        collector.looked_at[str(file)] = []
         return ()
     except OSError as exc:
         collector.refuse(str(file), exc.strerror or str(exc))

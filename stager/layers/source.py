@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class LayerSource:
     name: str
     """The distribution's normalized name, or the project's or asset's."""
     version: str = ""
-    """The distribution's version."""
+    """The distribution's version, or the beginning of the commit of a model or data set."""
     digest: Digest
     """Digest of the content: the wheel's, or the tree's."""
     wheel: Path | None = None
@@ -51,6 +51,8 @@ class LayerSource:
     """Rough amount of work in bytes: large ones are started first."""
     prune: tuple[str, ...] = ()
     """Kinds of files left out: words of :data:`stager.config.environment.PRUNABLE`."""
+    hub: Mapping[str, str] = field(default_factory=dict)
+    """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``."""
 
     @classmethod
     def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
@@ -64,6 +66,11 @@ class LayerSource:
             size=wheel.size,
             prune=concerned(wheel.path, prune),
         )
+
+    @property
+    def sampled(self) -> bool:
+        """True if frames that hardly compress are stored as they are: data may be such."""
+        return self.kind == "asset"
 
     @classmethod
     def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> LayerSource:
@@ -80,7 +87,8 @@ def origin(source: LayerSource, target: Target) -> Origin:
     It is known before any work is done, which makes a second build free; and it is stored in the
     layer, so that a layer under the name of another one is noticed.
     """
-    options: dict[str, object] = {"format": INDEX_FORMAT, "compression": compression()}
+    sampled = compression(sampled=source.sampled)
+    options: dict[str, object] = {"format": INDEX_FORMAT, "compression": sampled}
     if source.kind != "asset":
         compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED] if target.is_host_python else None
         options |= {"python": target.python_tag, "bytecode": compiled}
@@ -88,6 +96,8 @@ def origin(source: LayerSource, target: Target) -> Origin:
         options["prefix"] = source.prefix
     if source.prune:  # and nothing otherwise: layers made without it keep their names
         options["prune"] = {"rules": RULES, "words": list(source.prune)}
+    if source.hub:
+        options["hub"] = dict(source.hub)
     is_wheel = source.kind == "wheel"
     return Origin(
         kind=source.kind,
@@ -104,7 +114,10 @@ def layer_id(source: LayerSource, target: Target) -> Digest:
 
 
 def project_sources(
-    config: Config, own: Sequence[Path], note: Callable[[str], None] = lambda line: None
+    config: Config,
+    own: Sequence[Path],
+    note: Callable[[str], None] = lambda line: None,
+    tracked: Sequence[str] = (),
 ) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
@@ -113,6 +126,7 @@ def project_sources(
         own: stager's own files, left out of the project: the offline root, and the lock, which is
             of no use on a node and may name wheels by paths of this machine.
         note: called with notes on other files that were left out.
+        tracked: results of trackers, left out unless ``project.exclude`` takes them back.
 
     Raises:
         StagerError: files that cannot be shipped; see :mod:`stager.layers.project`.
@@ -122,7 +136,8 @@ def project_sources(
     asset_files(config.root, assets)  # all their faults in one error
     folder = config.project.path
     if folder is not None:
-        tree = project_files(folder, _excludes(config, folder, own))
+        results = [pattern for name in tracked for pattern in _brought_back(name)]
+        tree = project_files(folder, [*results, *_excludes(config, folder, own)])
         for line in tree.skipped:
             note(line)
         if tree.size > LARGE_PROJECT:
@@ -140,6 +155,11 @@ def project_sources(
     return sources
 
 
+def _brought_back(output: str) -> list[str]:
+    """Return the patterns of an output, and of those of earlier runs beside it."""
+    return [f"/{output.rstrip('/')}{suffix}" for suffix in ("", *_OUTPUT_SUFFIXES)]
+
+
 def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
     """Return the patterns of files to leave out of the project.
 
@@ -151,7 +171,7 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
     assets = [str(path) for path in config.assets.paths]
     patterns = [*config.project.exclude, *asset_excludes(assets, folder)]
     for output in config.project.outputs:
-        patterns += [f"/{output.rstrip('/')}{suffix}" for suffix in ("", *_OUTPUT_SUFFIXES)]
+        patterns += _brought_back(output)
     for path in own:
         if path == folder:
             raise ConfigError(

@@ -15,7 +15,7 @@ from bundle.protocol.counts import counted
 from bundle.protocol.digest import canonical_json
 
 from ..core.errors import StagerError
-from ..core.store import sha256_of
+from ..core.store import sha256_of, stamp
 from ..core.values import Digest
 
 LINK_LIMIT = 40
@@ -57,6 +57,11 @@ class Tree:
     """Path and target of each symbolic link, sorted; the targets are in this tree."""
     skipped: tuple[str, ...]
     """Notes for the user: files left out although no pattern names them, and why."""
+    looked_at: Mapping[str, Sequence[int | str]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """The stamp of each directory and file that decided this, before it was read, with the names in
+    a directory; empty for a file that is not there."""
 
     @property
     def size(self) -> int:
@@ -74,6 +79,8 @@ class Collector:
     """The targets of links by their path in the tree."""
     notes: list[str] = field(default_factory=list)
     """Notes on what was left out."""
+    looked_at: dict[str, Sequence[int | str]] = field(default_factory=dict)
+    """The stamps of directories and files before they were read."""
     refused: list[str] = field(default_factory=list)
     """Entries that cannot be shipped, with the reason."""
 
@@ -85,8 +92,11 @@ class Collector:
         if path and self._is_excessive(path):
             return []
         try:
-            with os.scandir(folder) as entries:
-                return list(entries)
+            before = stamp(os.stat(folder))  # noqa: PTH116
+            with os.scandir(folder) as listing:
+                entries = list(listing)
+            self.looked_at[folder] = (*before, names_digest(entries))
+            return entries
         except OSError as exc:
             self.refuse(path or folder, exc.strerror or str(exc))
             return []
@@ -108,6 +118,7 @@ class Collector:
         except OSError as exc:
             self.refuse(path, exc.strerror or str(exc))
             return
+        self.looked_at[source] = stamp(status)
         mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
         self.files[path] = TreeFile(path=path, source=Path(source), mode=mode, size=status.st_size)
 
@@ -146,6 +157,7 @@ class Collector:
             files=tuple(self.files[path] for path in sorted(self.files)),
             links=tuple(sorted(sound.items())),
             skipped=tuple(sorted(self.notes + dropped)),
+            looked_at=self.looked_at,
         )
 
     def _has_usable_name(self, path: str) -> bool:
@@ -194,6 +206,18 @@ def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
     pairs = zip(tree.files, digests, strict=True)
     files = [[file.path, file.mode, digest] for file, digest in pairs]
     return Digest.of(canonical_json({"files": files, "links": tree.links}))
+
+
+def names_digest(entries: Iterable[os.DirEntry[str]]) -> str:
+    """Return a digest of the names in a directory, of what each is, and where links lead.
+
+    A directory's times change when a file comes and goes, too, as one does in each job.
+    """
+    lines = []
+    for entry in entries:
+        target = os.readlink(entry.path) if entry.is_symlink() else ""  # noqa: PTH115
+        lines.append(f"{entry.name}\0{entry.is_dir(follow_symlinks=False):d}{target}")
+    return Digest.of("\0".join(sorted(lines)).encode(errors="surrogateescape"))[:32]
 
 
 def kind_of(mode: int) -> str:

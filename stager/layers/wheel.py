@@ -7,8 +7,8 @@ published.
 
 from __future__ import annotations
 
-import base64
 import configparser
+import contextlib
 import csv
 import errno
 import importlib.util
@@ -24,7 +24,7 @@ from typing import BinaryIO
 import installer
 from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
-from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
+from installer.records import InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
@@ -33,8 +33,10 @@ from bundle.format.path_limits import excess
 
 from ..core.errors import WheelError
 from ..core.values import Target
+from . import wheel_record
 from .bytecode import bytecode_path, compile_module, worth_compiling
-from .layer_file import LayerWriter
+from .large_member import LARGE, METHODS, ChangedMemberError, LargeMember
+from .layer_file import LayerWriter, Unread
 from .parallel_compile import CompiledModules
 from .prune import NOTE, left_out, note
 from .wheel_members import DAMAGED, refuse_members
@@ -98,20 +100,30 @@ def add_wheel(
     Raises:
         WheelError: the file is not a sound wheel; every fault is in the context.
     """
+    with _reported(wheel), zipfile.ZipFile(wheel) as archive:
+        source = _CheckedWheel(archive)
+        refuse_members(wheel, archive, source.data_dir)
+        source.check_names()
+        source.left_out = left_out(archive, prune)
+        metadata = {"INSTALLER": b"stager\n"}
+        if source.left_out:
+            metadata[NOTE] = note(archive, source.left_out, prune)
+        destination = _LayerDestination(writer, source, target, modules)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
+            installer.install(source, destination, metadata)
+        destination.refuse_faults()
+
+
+@contextlib.contextmanager
+def _reported(wheel: Path) -> Iterator[None]:
+    """Turn errors of reading a wheel into one that names it and says what to do.
+
+    Raises:
+        WheelError: for any of them.
+    """
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            source = _CheckedWheel(archive)
-            refuse_members(wheel, archive, source.data_dir)
-            source.check_names()
-            source.left_out = left_out(archive, prune)
-            metadata = {"INSTALLER": b"stager\n"}
-            if source.left_out:
-                metadata[NOTE] = note(archive, source.left_out, prune)
-            destination = _LayerDestination(writer, source, target, modules)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
-                installer.install(source, destination, metadata)
-            destination.refuse_faults()
+        yield
     except WheelError as exc:
         raise WheelError(
             f"{wheel.name}: {exc.message}",
@@ -140,6 +152,8 @@ class _CheckedWheel(WheelFile):
         super().__init__(archive)
         self.record: RecordEntry | None = None
         """RECORD's line for the member being read."""
+        self.large: LargeMember | None = None
+        """The member being read, if it can be read later."""
         self.left_out: frozenset[str] = frozenset()
         """Members that are not to be installed."""
 
@@ -169,8 +183,25 @@ class _CheckedWheel(WheelFile):
             if path in self.left_out:
                 continue
             self.record = RecordEntry.from_elements(path, digest, size) if digest else None
+            self.large = self._large(self.record)
             yield element
-        self.record = None
+        self.record = self.large = None
+
+    def _large(self, record: RecordEntry | None) -> LargeMember | None:
+        """Return a member whose content and digest RECORD gives, if it is large."""
+        if record is None or wheel_record.algorithm(record) != "sha256":
+            return None
+        info, digest = self._zipfile.getinfo(record.path), wheel_record.digest(record)
+        if info.file_size < LARGE or info.compress_type not in METHODS or digest is None:
+            return None
+        return LargeMember(
+            wheel=Path(self._zipfile.filename or ""),
+            offset=info.header_offset,
+            packed_size=info.compress_size,
+            method=info.compress_type,
+            size=info.file_size,
+            sha256=digest,
+        )
 
 
 class _LayerDestination(WheelDestination):
@@ -226,7 +257,7 @@ class _LayerDestination(WheelDestination):
         """Write one member, compare it with RECORD, and compile it if it is a module."""
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
-        algorithm = _algorithm(record)
+        algorithm = wheel_record.algorithm(record)
         if algorithm and algorithm not in _HASHES:
             self._faults.append(
                 f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
@@ -235,10 +266,12 @@ class _LayerDestination(WheelDestination):
         # The layer computes a sha256 anyway; a file is read as a whole only to change it, to
         # compile it or to compute another hash.
         if scheme != "scripts" and not path.endswith(".py") and algorithm not in _HASHES[1:]:
+            if record is not None and self._source.large is not None:
+                return self._add_large(scheme, path, record, executable=is_executable)
             return self._add(scheme, path, stream, executable=is_executable, record=record)
         data = stream.read()
         if record is not None and not record.validate(data):
-            self._faults.append(_mismatch(record))
+            self._faults.append(wheel_record.mismatch(record))
         if scheme == "scripts":
             return self._add(scheme, path, io.BytesIO(self._relocate(data)), executable=True)
         return self._write_whole(scheme, path, data, executable=is_executable)
@@ -288,10 +321,35 @@ class _LayerDestination(WheelDestination):
         except WheelError as exc:
             self._faults.append(exc.message)
             return RecordEntry(path, None, None)
-        entry = RecordEntry(path, _record_hash(added.sha256), added.size)
+        entry = RecordEntry(path, wheel_record.record_hash(added.sha256), added.size)
         if record is not None and (record.hash_, record.size) != (entry.hash_, entry.size):
-            self._faults.append(_mismatch(record))
+            self._faults.append(wheel_record.mismatch(record))
         return entry
+
+    def _add_large(
+        self, scheme: Scheme, path: str, record: RecordEntry, *, executable: bool
+    ) -> RecordEntry:
+        """Add a large member unread; its content is compared with RECORD when it is."""
+        member = self._source.large
+        entry = RecordEntry(path, None, None)
+        if member is None or record.size not in (None, member.size):
+            self._faults.append(wheel_record.mismatch(record))
+            return entry
+
+        def chunks(length: int) -> Iterator[bytes | bytearray]:
+            with _reported(member.wheel):
+                try:
+                    yield from member.chunks(length)
+                except ChangedMemberError:
+                    raise WheelError(wheel_record.mismatch(record)) from None
+
+        content = Unread(size=member.size, sha256=member.sha256, chunks=chunks, dense=member.dense)
+        try:
+            self._writer.add_unread(self._path(scheme, path), content, executable=executable)
+        except WheelError as exc:
+            self._faults.append(exc.message)
+            return entry
+        return RecordEntry(path, wheel_record.record_hash(member.sha256), member.size)
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)
@@ -337,18 +395,3 @@ def _damaged(wheel: Path, exc: Exception) -> WheelError:
         f"{wheel.name}: the archive is damaged or cut short ({exc})",
         hint=f"remove {wheel} and run `stager build` again to download it again",
     )
-
-
-def _algorithm(record: RecordEntry | None) -> str:
-    """Return the name of the hash in a line of RECORD; empty for none."""
-    if record is None or record.hash_ is None:
-        return ""
-    return record.hash_.name
-
-
-def _mismatch(record: RecordEntry) -> str:
-    return f"{record.path} does not have the size and hash that RECORD gives"
-
-
-def _record_hash(sha256: bytes) -> Hash:
-    return Hash("sha256", base64.urlsafe_b64encode(sha256).decode().rstrip("="))

@@ -16,12 +16,15 @@ from bundle.protocol.digest import canonical_json
 from bundle.redaction.masking import without_url_secrets
 
 from ..config import foreign_files
+from ..core import toml
+from ..core.errors import ConfigError
 from ..core.processes import Runner
 from ..core.store import sha256_of
 from ..core.values import Digest
 from . import source_tree, tool_settings
 from .indexes import strip_credentials
 from .requirement_line import RequirementLine, expanded, extras_of, normal
+from .uv_project import UvProject
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 ARCHIVES = (".whl", *SDIST_ENDINGS)
@@ -87,6 +90,7 @@ class SourceReader:
         self.run = run
         self.sources: list[SourceRequirement] = []
         self.wheels: list[Digest] = []
+        self.uv_projects: list[UvProject] = []
         self.problems = problems
 
     def read(self, requirement: LocatedRequirement) -> str | None:
@@ -113,15 +117,38 @@ class SourceReader:
     def _add_local_source(self, requirement: LocatedRequirement, path: Path) -> None:
         shown = relative(path / "pyproject.toml", self.root)
         self.problems += tool_settings.refuse_folder(path, self.python, shown=shown)
+        self._leave_to_uv(requirement, path / "pyproject.toml", shown)
         source = SourceRequirement(
             requirement=str(path),
             label=relative(path, self.root),
             suffix=requirement.extras,
             marker=requirement.marker,
-            digest=self._content_digest(path),
+            digest=self.content_digest(path),
             moving=False,
         )
         self.sources.append(source)
+
+    def _leave_to_uv(self, requirement: LocatedRequirement, file: Path, shown: str) -> None:
+        """Note a project with settings that only uv honours: its dependencies are uv's to read."""
+        if not file.is_file():
+            return
+        try:
+            data = toml.read(file)
+        except ConfigError:  # a problem already
+            return
+        names = tool_settings.declared(data)
+        keys = tool_settings.uv_keys(data, file, shown=shown, requested=names)
+        if keys:
+            extras = tuple(name for name in requirement.extras.strip("[]").split(",") if name)
+            project = UvProject(file=file, keys=tuple(keys), document=data, extras=extras)
+            self.uv_projects.append(project)
+
+    def content_digest(self, path: Path) -> Digest:
+        """Return the digest of a file, or of a folder's files that count."""
+        if path.is_file():
+            return sha256_of(path)
+        names = source_tree.files(path, skip=self.skipped, run=self.run)
+        return source_tree.digest(path, names)
 
     def _read_url(self, requirement: LocatedRequirement) -> str | None:
         url, origin = requirement.place, requirement.line.origin
@@ -162,12 +189,6 @@ class SourceReader:
         if requirement.marker:
             text += f" ; {requirement.marker}"
         return normal(Requirement(text))
-
-    def _content_digest(self, path: Path) -> Digest:
-        if path.is_file():
-            return sha256_of(path)
-        names = source_tree.files(path, skip=self.skipped, run=self.run)
-        return source_tree.digest(path, names)
 
 
 def names_place(text: str) -> bool:

@@ -1,43 +1,33 @@
 """The lock: ``pylock.toml`` (PEP 751) with exactly one file for each package.
 
-For one target there is nothing left to choose, so a lock of ours lists only the chosen wheel (or
-sdist, if no wheel fits) with digest, size and place. ``[tool.stager]`` holds what PEP 751 has no
-key for. The same answer of a resolver always gives the same bytes.
+A resolver answers, the files are measured, and what is not allowed in the environment is refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from packaging.markers import Marker
-from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, is_valid_pylock_path
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.pylock import is_valid_pylock_path
 
-from bundle.protocol.digest import canonical_json
-
-from ..core import toml
-from ..core.atomic_write import replacing
-from ..core.deletion import remove
-from ..core.errors import ConfigError, ResolveError, StagerError
+from ..core.errors import ConfigError, ResolveError
 from ..core.processes import Runner, run
 from ..core.store import Store
-from ..core.values import Digest, LockedFile, Target
-from . import refusals, sources
+from . import refusals, sources, torch_backend
+from .build_environment import resolve_all
+from .built_sources import SourceBuilder
 from .file_digests import index_answers, measure
 from .indexes import TORCH_INDEX, Indexes
-from .pylock import Lock, locked_files, select
-from .resolve import ResolveOptions, resolve, unavailable_lines
-from .resolver import ResolvedFile, ResolveRequest, describe_unavailable
+from .kept import kept
+from .lock_file import digest_of, earlier_lock, no_file, parsed, publish, render
+from .pylock import Lock, select
+from .resolve import ResolveOptions, unavailable_lines
+from .resolver import ResolvedFile, ResolveRequest
 from .spec import Spec
-
-__all__ = ["Lock", "ResolveOptions", "make_lock", "read_lock"]
-
-CREATED_BY = "stager"
+from .uv_export import export
+from .uv_lock import UvLock
 
 
 def make_lock(
@@ -65,145 +55,59 @@ def make_lock(
             with what exists), CUDA packages in a CPU environment (all of them).
         StagerError: the lock cannot be written.
     """
-    if not is_valid_pylock_path(path):
-        raise ConfigError(
-            f"{path.name} is not a name for a lock",
-            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
-        )
-    scratch = store.scratch("lock")
-    try:
+    _refuse_other_name(path)
+    automatic = spec.torch_backend == torch_backend.AUTO
+    spec = torch_backend.settled(spec, path, options.driver, options.note)
+    supplied = spec.pylock is not None or spec.uv_lock is not None
+    keep = kept(options, None if supplied else earlier_lock(path, spec.target))
+    with store.scratch("lock") as scratch:
         request, built = _resolve_request(spec, store, scratch, options, run)
-        silent = _silent_index(request, spec.torch_backend, reachable or index_answers)
-        if not silent:
-            request = replace(request, indexes=_with_torch(request, spec.torch_backend))
-        resolved = _resolve(spec, request, options, silent)
+        builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
+        request = replace(keep.added_to(request), build=builder.file)
+        request, resolved = _answer(spec, request, options, reachable or index_answers)
+        if automatic:
+            torch_backend.refuse_newer_cuda(resolved, spec.torch_backend)
+        built += builder.built
+        request = replace(request, indexes=request.indexes.plus(spec.all_indexes))
         files = measure(resolved, store=store, pip=request.pip)
         refusals.refuse_other_files(files, spec)
-    finally:
-        remove(scratch)
     indexes = spec.indexes if options.offline else request.indexes
     lock = Lock(
         path=path,
         target=spec.target,
         files=files,
         spec_digest=spec.digest,
-        digest=_digest_of(spec.target, files),
+        digest=digest_of(spec.target, files),
         indexes=indexes.without_credentials(),
         sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in built),
+        torch_backend=spec.torch_backend if automatic else None,
+        git=tuple(builder.git),
+        exclude_newer=keep.cutoff,
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
-        _publish(path, render(lock))
+        publish(path, render(lock))
     return lock
 
 
-def read_lock(path: Path, target: Target) -> Lock:
-    """Read a lock.
-
-    Args:
-        path: the file.
-        target: the target to select files for, in a lock that another tool wrote. A lock of ours
-            has no choice left and is read for the target it names; :meth:`Lock.is_current` tells
-            if that is still the right one.
-
-    Raises:
-        ResolveError: no such file, no valid lock, or files missing for the target (all packages).
-    """
-    if not path.is_file():
-        raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
-    data = _parsed(path)
-    metadata = _metadata(data)
-    spec_digest = None
-    if metadata:
-        try:
-            python, platform = str(metadata["python"]), str(metadata["platform"])
-            target = Target(python=python, platform=platform)
-            spec_digest = Digest(str(metadata["spec-digest"]))
-        except (KeyError, ValueError, StagerError) as exc:
-            raise ResolveError(
-                f"{path}: [tool.stager] is damaged: {exc}",
-                hint="run `stager lock` to make it again",
-            ) from exc
-    resolved, unavailable = select(data, target, base=path.parent.absolute(), source=str(path))
-    if unavailable:
-        lines = [describe_unavailable(package, target) for package in unavailable]
-        raise _no_file(path, target, lines)
-    files = locked_files(resolved, source=str(path))
-    built = _mapping(metadata.get("sources"))
-    return Lock(
-        path=path,
-        target=target,
-        files=files,
-        spec_digest=spec_digest,
-        digest=_digest_of(target, files),
-        indexes=Indexes.from_dict(_mapping(metadata.get("indexes"))),
-        sources=tuple((wheel, str(label)) for wheel, label in built.items()),
-    )
+def _refuse_other_name(path: Path) -> None:
+    if not is_valid_pylock_path(path):
+        raise ConfigError(
+            f"{path.name} is not a name for a lock",
+            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
+        )
 
 
-def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``[tool.stager]`` of a lock that stager wrote; an empty table for any other lock."""
-    if data.get("created-by") != CREATED_BY:
-        return {}
-    return _mapping(_mapping(data.get("tool")).get("stager"))
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _no_file(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:
-    """Return the error for packages of a lock that have no file for a target."""
-    return ResolveError(
-        f"{path} has no file for Python {target.python} on {target.platform}",
-        hint="lock again for that target, or change environment.python and platform",
-        context=lines,
-    )
-
-
-def render(lock: Lock) -> str:
-    """Return the lock's text."""
-    target = lock.target
-    marker = (
-        f"python_version == '{target.python}' and sys_platform == 'linux' "
-        f"and platform_machine == '{target.machine}'"
-    )
-    metadata: dict[str, Any] = {
-        "spec-digest": str(lock.spec_digest),
-        "python": target.python,
-        "platform": target.platform,
-    }
-    indexes = lock.indexes.as_dict()
-    if indexes:
-        metadata["indexes"] = indexes
-    if lock.sources:
-        metadata["sources"] = dict(lock.sources)
-    base = lock.path.parent.absolute()
-    pylock = Pylock(
-        lock_version=Version("1.0"),
-        environments=[Marker(marker)],
-        requires_python=SpecifierSet(f"=={target.python}.*"),
-        created_by=CREATED_BY,
-        packages=[_package(file, base) for file in lock.files],
-        tool={"stager": metadata},
-    )
-    pylock.validate()
-    return toml.dumps(pylock.to_dict())
-
-
-def _package(file: LockedFile, base: Path) -> Package:
-    """Return a package's entry; a file below the lock's folder gets a relative path."""
-    place: dict[str, Any] = {"size": file.size, "hashes": {"sha256": str(file.sha256)}}
-    if file.path is None:
-        place["url"] = file.url
-    elif file.path.is_relative_to(base):
-        place["path"] = file.path.relative_to(base).as_posix()
-    else:
-        place["path"] = str(file.path)
-    if file.is_wheel:
-        wheel = PackageWheel(name=file.filename, **place)
-        return Package(name=file.name, version=file.version, wheels=[wheel])
-    sdist = PackageSdist(name=file.filename, **place)
-    return Package(name=file.name, version=file.version, sdist=sdist)
+def _answer(
+    spec: Spec,
+    request: ResolveRequest,
+    options: ResolveOptions,
+    reachable: Callable[[str], bool],
+) -> tuple[ResolveRequest, list[ResolvedFile]]:
+    """Resolve, with PyTorch's own index where that answers; return the request as it was, too."""
+    silent = _silent_index(request, spec.torch_backend, reachable)
+    if not silent:
+        request = _with_torch(request, spec.torch_backend)
+    return request, _resolve(spec, request, options, silent)
 
 
 def _resolve_request(
@@ -211,18 +115,23 @@ def _resolve_request(
 ) -> tuple[ResolveRequest, list[tuple[str, str]]]:
     """Build sources; return the request to the resolver, and the wheels with their sources."""
     indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
+    of_uv = spec.uv_project.requirements if spec.uv_project else ()
+    requirements = tuple(text for text in spec.requirements if text not in of_uv)
     request = ResolveRequest(
-        requirements=spec.requirements,
+        requirements=requirements,
         constraints=spec.constraints,
         target=spec.target,
         indexes=indexes,
         scratch=scratch,
+        uv_project=spec.uv_project,
+        index_strategy=spec.index_strategy,
         offline=options.offline,
+        builds=spec.builds,
         run=run,
     )
     built = sources.build_all(spec.local_projects, store, request.pip)
     extra = [sources.requirement_for(source, wheel) for source, wheel in built]
-    request = replace(request, requirements=(*spec.requirements, *extra))
+    request = replace(request, requirements=(*requirements, *extra))
     return request, [(wheel.name, source.label) for source, wheel in built]
 
 
@@ -239,11 +148,12 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
     )
 
 
-def _with_torch(request: ResolveRequest, backend: str | None) -> Indexes:
-    """Return the indexes, with PyTorch's own added."""
+def _with_torch(request: ResolveRequest, backend: str | None) -> ResolveRequest:
+    """Return the request with PyTorch's own index: for all packages, but with uv only for its."""
     if backend is None or request.offline:
-        return request.indexes
-    return request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+        return request
+    indexes = request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+    return replace(request, indexes=indexes, torch_backend=backend)
 
 
 def _silent_index(
@@ -262,7 +172,8 @@ def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
     line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
     more = f"{error.hint}; or run it again where that index can be reached"
     context = (*error.context, line)
-    return ResolveError(error.message, hint=more.removeprefix("; or "), context=context)
+    message = f"{error.message}; PyTorch's own index did not answer"
+    return ResolveError(message, hint=more.removeprefix("; or "), context=context)
 
 
 def _resolve(
@@ -272,8 +183,10 @@ def _resolve(
     try:
         if spec.pylock:
             files = _supplied(spec.pylock, request)
+        elif spec.uv_lock:
+            files = _of_uv_lock(spec.uv_lock, request)
         else:
-            files = resolve(request, options.resolver)
+            files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
             refusals.refuse_cuda(files)  # before anything of several GB could be downloaded
         refusals.refuse_other_build(files, spec.torch_backend, silent)
@@ -282,30 +195,27 @@ def _resolve(
     return files
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    """Parse a lock, which a person does not mend by hand where it is not TOML."""
-    try:
-        return toml.read(path)
-    except ConfigError as exc:
-        remedy = "run `stager lock` to make the lock again, or the tool that wrote it"
-        raise ConfigError(exc.message, hint=f"{exc.hint}; {remedy}") from exc
-
-
 def _supplied(path: Path, request: ResolveRequest) -> list[ResolvedFile]:
     """Return the files of a lock that the user supplied."""
-    data = _parsed(path)
+    data = parsed(path)
     files, unavailable = select(data, request.target, base=path.parent, source=str(path))
     if unavailable:
-        raise _no_file(path, request.target, unavailable_lines(unavailable, request))
+        raise no_file(path, request.target, unavailable_lines(unavailable, request))
     return files
 
 
-def _digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
-    content = {
-        "target": [target.python, target.platform],
-        "files": [[f.name, str(f.version), f.filename, f.sha256] for f in files],
-    }
-    return Digest.of(canonical_json(content))
+def _of_uv_lock(lock: UvLock, request: ResolveRequest) -> list[ResolvedFile]:
+    """Return the files of a lock of uv; what comes from elsewhere than an index is built."""
+    files, unavailable = select(
+        export(lock, request),
+        request.target,
+        base=request.scratch,
+        source=str(lock.file),
+        build=request.build,
+    )
+    if unavailable:
+        raise no_file(lock.file, request.target, unavailable_lines(unavailable, request))
+    return files
 
 
 def _beside(label: str, root: Path, lock: Path) -> str:
@@ -313,15 +223,3 @@ def _beside(label: str, root: Path, lock: Path) -> str:
     if "://" in label or Path(label).is_absolute():
         return label
     return os.path.relpath(root / label, lock.parent.absolute())
-
-
-def _publish(path: Path, text: str) -> None:
-    """Write the lock to its place."""
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as exc:
-        raise StagerError(
-            f"cannot write {path}: {exc.strerror or exc}",
-            hint="the lock is written beside the project's settings; check the permissions there",
-        ) from exc

@@ -11,18 +11,19 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bundle.redaction.masking import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
-from ..core.errors import ResolveError
+from ..core.deletion import remove
+from ..core.errors import ResolveError, StagerError
 from ..core.processes import Runner, run
 from ..core.values import Target
 from .indexes import Indexes
+from .source_builds import BuildSettings, beside, build_requires
 
 HOUR = 3600.0
 LONGEST_ERROR = 1200
@@ -41,6 +42,10 @@ _LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?
 _NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
 
 
+class NoNodeError(StagerError):
+    """Slurm gave no node for a build; the context has what ``srun`` said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pip:
     """The settings of pip calls: target, indexes, scratch folder."""
@@ -53,6 +58,8 @@ class Pip:
     """A private folder for the files that are handed to pip."""
     offline: bool = False
     """True if pip's own configuration is ignored and only ``indexes.find_links`` counts."""
+    builds: BuildSettings = field(default_factory=BuildSettings)
+    """What builds from source are given."""
     run: Runner = run
     """Starts the process."""
 
@@ -63,6 +70,7 @@ class Pip:
         lines: Iterable[str],
         *,
         env: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (),
     ) -> CompletedCommand:
         """Run one pip command over some requirement lines; the caller checks its exit status.
 
@@ -72,7 +80,8 @@ class Pip:
         """
         listed = self.scratch / "pip-requirements.txt"
         listed.write_text("\n".join([*self.indexes.pip_lines(), *lines]) + "\n", encoding="utf-8")
-        argv = [sys.executable, "-m", "pip", command, "--disable-pip-version-check", "--no-input"]
+        argv = [*launcher, sys.executable, "-m", "pip", command]
+        argv += ["--disable-pip-version-check", "--no-input"]
         return self.run(
             [*argv, *options, "-r", str(listed)],
             timeout=HOUR,
@@ -96,7 +105,7 @@ class Pip:
         platforms = [word for tag in self.target.platforms() for word in ("--platform", tag)]
         return [*platforms, "--python-version", self.target.python, "--implementation", "cp"]
 
-    def choose(self, pins: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    def choose(self, pins: Sequence[str]) -> tuple[list[ChosenFile], list[str]]:
         """Return the file pip would install for each pin, without downloading wheels.
 
         Args:
@@ -104,8 +113,7 @@ class Pip:
                 downloads every file whole.
 
         Returns:
-            The ``install`` entries of pip's installation report (its format 1), and the pins that
-            no file fits.
+            The files, and the pins that no file fits.
 
         Raises:
             ResolveError: pip failed for another reason.
@@ -117,8 +125,7 @@ class Pip:
         while left:
             done = self.call("install", [*options, *self.other_target_options()], left)
             if done.returncode == 0:
-                installation = json.loads(report.read_text(encoding="utf-8"))
-                return installation.get("install", []), missing
+                return _chosen(report), missing
             if unreachable(done.stderr):
                 raise index_unreachable(done.stderr)
             unmatched = _unmatched(done.stderr, left)
@@ -139,18 +146,62 @@ class Pip:
         options = ["--no-deps", "-q", "-d", str(folder)]
         return self.call("download", [*options, *self.target_options()], lines)
 
-    def build(self, line: str, folder: Path) -> CompletedCommand:
+    def build(self, line: str, folder: Path, packages: Path | None = None) -> CompletedCommand:
         """Build one requirement line's wheel, without its dependencies, into a folder.
 
         The same source gives the same bytes with every build backend that honours
         SOURCE_DATE_EPOCH; pip's cache is left out, since what it holds was built without.
+
+        Args:
+            line: the requirement.
+            folder: takes the wheel.
+            packages: a folder of installed packages that the build imports, in place of an isolated
+                environment; None for that.
         """
         options = ["--no-deps", "--no-cache-dir", "-q", "-w", str(folder)]
-        env = {"SOURCE_DATE_EPOCH": EPOCH}
+        env = {"SOURCE_DATE_EPOCH": EPOCH, **self.builds.variables}
+        if self.builds.launcher:
+            return self._build_on_node(line, options, env, packages)
+        if packages is not None:
+            env |= beside(packages)
+            return self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
         done = self.call("wheel", options, [line], env=env)
         if done.returncode != 0 and self.offline:
             # No index to take the build backend from: the one in this environment may do.
             done = self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
+        return done
+
+    def _build_on_node(
+        self, line: str, options: Sequence[str], env: Mapping[str, str], packages: Path | None
+    ) -> CompletedCommand:
+        """Build on a node, which need not have a network: what it needs is fetched here before.
+
+        Raises:
+            NoNodeError: Slurm gave none.
+        """
+        here = dict(env) if packages is None else {**env, **beside(packages)}
+        source, fetched = _local_source(line), self.scratch / "source"
+        if source is None or source.is_file():  # the node need not see its folder; pip compares it
+            remove(fetched)
+            fetching = ["--no-deps", "-q", "-d", str(fetched)]
+            if packages is not None:
+                fetching.append("--no-build-isolation")
+            done = self.call("download", fetching, [line], env=here)
+            if done.returncode != 0:
+                return done
+            (source,) = fetched.iterdir()
+        if packages is None:
+            packages = self.scratch / "build-requires"
+            remove(packages)
+            done = self.call("install", ["-q", "--target", str(packages)], build_requires(source))
+            if done.returncode != 0:
+                return done
+        there = [*options, "--no-build-isolation", "--no-index"]
+        env = {**env, **beside(packages)}
+        launcher = self.builds.launcher
+        done = self.call("wheel", there, [source.as_uri()], env=env, launcher=launcher)
+        if done.returncode != 0:
+            _refuse_without_node(done.stderr)
         return done
 
     def existing(self, name: str) -> list[str]:
@@ -178,6 +229,44 @@ class Pip:
         if not options:
             return []
         return [*options, "--target", str(self.scratch / "nowhere")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenFile:
+    """The file that pip would install for a pin."""
+
+    url: str
+    """Its address: of an index, or of a place on this machine."""
+    sha256: str | None
+    """The digest that the index gives; None if it gives none."""
+
+
+def _chosen(report: Path) -> list[ChosenFile]:
+    """Read pip's installation report (its format 1)."""
+    entries = json.loads(report.read_text(encoding="utf-8")).get("install", [])
+    files = [entry["download_info"] for entry in entries]
+    hashes = [file.get("archive_info", {}).get("hashes", {}) for file in files]
+    return [
+        ChosenFile(url=file["url"], sha256=known.get("sha256"))
+        for file, known in zip(files, hashes, strict=True)
+    ]
+
+
+def _refuse_without_node(output: str) -> None:
+    """Refuse a build that has not begun: nothing but ``srun`` has spoken, and of no task.
+
+    Raises:
+        NoNodeError: it has not.
+    """
+    lines = [line for line in output.splitlines() if line.strip()]
+    if lines and all(line.startswith("srun: ") and ": task " not in line for line in lines):
+        raise NoNodeError("Slurm gave no node for the build", context=lines)
+
+
+def _local_source(line: str) -> Path | None:
+    """Return the path of a requirement line that names one; None for any other."""
+    place = line.partition(" --hash=")[0].rpartition(" ")[2]
+    return Path(unquote(urlsplit(place).path)) if place.startswith("file://") else None
 
 
 def _unmatched(output: str, pins: Sequence[str]) -> list[str]:

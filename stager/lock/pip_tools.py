@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..core.errors import ResolveError
 from ..core.values import Target
 from .indexes import strip_credentials
-from .pip import HOUR, condense, index_unreachable, unreachable
+from .pip import HOUR, ChosenFile, condense, index_unreachable, unreachable
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 
 _NOT_FOUND = re.compile(
@@ -39,18 +39,21 @@ class PipTools:
             ResolveError: the target is not this machine's Python, or an index cannot be asked.
         """
         _require_host(request.target)
-        pins = self._compile(request)
-        installs, missing = request.pip.choose(list(pins))
+        _refuse_uv_settings(request)
+        pins = self._pins(request)
+        chosen, missing = request.pip.choose(list(pins))
         if missing:
             unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
             raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-        files = [_resolved_file(entry["download_info"]) for entry in installs]
+        files = [_resolved_file(file) for file in chosen]
         _require_pinned(files, set().union(*pins.values()))
         return files
 
     def check(self, request: ResolveRequest) -> None:
         """Resolve with pip alone: no digests are needed to know if there is a solution."""
         options = ["--dry-run", "--ignore-installed", *_constraints(request)]
+        if request.exclude_newer:
+            options += ["--uploaded-prior-to", request.exclude_newer]
         done = request.pip.call("install", options, request.requirements)
         if done.returncode == 0:
             return
@@ -65,14 +68,26 @@ class PipTools:
             raise _nothing_satisfies(not_found["wanted"].strip(), not_found["parent"], request)
         raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
 
+    def _pins(self, request: ResolveRequest) -> dict[str, set[str]]:
+        """Return the pins; without the earlier ones where these have no solution any more."""
+        if not request.pins:
+            return self._compile(request)
+        try:
+            return self._compile(request)
+        except (NoSolution, ResolveError):  # an index may have lost a version, for example
+            return self._compile(replace(request, pins=()))
+
     def _compile(self, request: ResolveRequest) -> dict[str, set[str]]:
         """Return the pins, each with the digests that pip-tools allows for it."""
         source = request.scratch / "requirements.in"
         _write(source, [*request.indexes.pip_lines(), *request.requirements])
         output = request.scratch / "requirements.txt"
+        _write(output, request.pins)  # pip-tools keeps what stands in its output file
         argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
         argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
         argv += ["--strip-extras", "--no-config", *_constraints(request)]
+        if request.exclude_newer:
+            argv += ["--uploaded-prior-to", request.exclude_newer]
         done = request.run(
             [*argv, "--output-file", str(output), str(source)],
             timeout=HOUR,
@@ -83,6 +98,7 @@ class PipTools:
         if done.returncode != 0:
             if unreachable(done.stderr):
                 raise index_unreachable(done.stderr)
+            _refuse_old(done.stderr)
             self.check(request)  # raises the reason in words that can be shown
             raise ResolveError(
                 "pip-tools could not resolve the requirements",
@@ -90,6 +106,15 @@ class PipTools:
                 context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
             )
         return _parse_pins(output.read_text(encoding="utf-8"))
+
+
+def _refuse_old(output: str) -> None:
+    """Refuse pip-tools or pip from before they knew when files were uploaded."""
+    if re.search("No such option.*uploaded-prior-to|requires pip", output):
+        raise ResolveError(
+            "this version of pip-tools, or of pip, does not know --exclude-newer",
+            hint="upgrade both (`pip install -U pip pip-tools`), or use --resolver uv",
+        )
 
 
 def _conflict(explanation: str, request: ResolveRequest) -> NoSolution:
@@ -109,16 +134,14 @@ def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveReq
     return NoSolution(f"nothing satisfies {requirement}", blamed=blamed, absent=[package])
 
 
-def _resolved_file(download: Mapping[str, Any]) -> ResolvedFile:
-    """Read the ``download_info`` of an entry in pip's installation report."""
-    url: str = download["url"]
-    path = unquote(urlsplit(url).path)
-    is_local = url.startswith("file://")
+def _resolved_file(file: ChosenFile) -> ResolvedFile:
+    path = unquote(urlsplit(file.url).path)
+    is_local = file.url.startswith("file://")
     return ResolvedFile(
         filename=path.rpartition("/")[2],
-        url=None if is_local else strip_credentials(url),
+        url=None if is_local else strip_credentials(file.url),
         path=Path(path) if is_local else None,
-        sha256=download.get("archive_info", {}).get("hashes", {}).get("sha256"),
+        sha256=file.sha256,
     )
 
 
@@ -134,6 +157,20 @@ def _write(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
+def _refuse_uv_settings(request: ResolveRequest) -> None:
+    """Refuse settings that only uv honours."""
+    keys = list(request.uv_project.keys) if request.uv_project else []
+    if request.index_strategy not in (None, "unsafe-best-match"):  # which is what pip does
+        keys.append(f'environment.index-strategy: "{request.index_strategy}"')
+    if keys:
+        raise ResolveError(
+            "pip-tools does not honour settings of uv, and without them other packages would be "
+            "installed",
+            hint="use uv (--resolver uv), which does",
+            context=keys,
+        )
+
+
 def _require_host(target: Target) -> None:
     """Refuse a target other than this machine and this Python."""
     host = Target.of_host()
@@ -141,7 +178,7 @@ def _require_host(target: Target) -> None:
         raise ResolveError(
             f"pip-tools resolves only for the Python and machine it runs on "
             f"({host.python}, {host.machine}), not for {target.python}, {target.machine}",
-            hint="install uv (`pip install uv`), which can, or run stager with that Python",
+            hint="use uv (--resolver uv), which can, or run stager with that Python",
         )
 
 

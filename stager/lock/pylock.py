@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import (
     Package,
     PackageArchive,
@@ -24,9 +26,15 @@ from packaging.pylock import (
 
 from ..core.errors import ResolveError
 from ..core.values import Digest, LockedFile, Target
+from ..hub.locked import LockedRepository
+from .git_pin import GitPin
 from .indexes import Indexes, strip_credentials
-from .resolver import ResolvedFile, UnavailablePackage
+from .resolver import BuildSource, ResolvedFile, UnavailablePackage
 from .spec import Spec
+
+if TYPE_CHECKING:
+    from packaging.markers import Environment
+    from packaging.tags import Tag
 
 SelectedFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
 _FILE_KEYS = {"wheels", "sdist", "archive", "vcs", "directory"}
@@ -50,6 +58,14 @@ class Lock:
     """The indexes that were used, beyond pip's own configuration; without credentials."""
     sources: tuple[tuple[str, str], ...]
     """Wheels built here: file name, and source relative to the lock's folder."""
+    git: tuple[GitPin, ...] = ()
+    """The commits of packages that uv took from git repositories."""
+    exclude_newer: str | None = None
+    """The cutoff it was made with; None for none. See :mod:`stager.lock.cutoff`."""
+    torch_backend: str | None = None
+    """PyTorch's index that ``torch-backend = "auto"`` has become; None for another setting."""
+    assets: tuple[LockedRepository, ...] = ()
+    """Models and data sets of the hub, in the order of the settings."""
 
     def is_current(self, spec: Spec) -> bool:
         """Return whether the lock matches this spec.
@@ -60,9 +76,27 @@ class Lock:
             return self.spec_digest == spec.digest
         return spec.pylock is not None and spec.pylock.absolute() == self.path.absolute()
 
+    def pins(self, upgraded: Collection[str] = ()) -> tuple[str, ...]:
+        """Return ``name==version`` of every package that came from an index.
+
+        Args:
+            upgraded: packages to leave out, normalised.
+        """
+        built = {wheel for wheel, _ in self.sources}
+        return tuple(
+            f"{file.name}=={file.version}"
+            for file in self.files
+            if file.filename not in built and file.name not in upgraded
+        )
+
 
 def select(
-    data: Mapping[str, Any], target: Target, *, base: Path, source: str
+    data: Mapping[str, Any],
+    target: Target,
+    *,
+    base: Path,
+    source: str,
+    build: BuildSource | None = None,
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     """Return the best file of each package the target needs, and the packages that have none.
 
@@ -71,9 +105,11 @@ def select(
         target: the interpreter and platform to choose for.
         base: the folder that relative paths in the lock start from.
         source: the name of the lock in messages.
+        build: builds the wheel of a package that comes from a folder or from version control;
+            None refuses such packages.
 
     Raises:
-        ResolveError: it is not a valid lock, or holds what is not a file.
+        ResolveError: it is not a valid lock, or holds what is not a file and cannot be built.
     """
     entries = data.get("packages")
     _parse({**data, "packages": []} if isinstance(entries, list) else data, source)
@@ -87,8 +123,11 @@ def select(
         # One package at a time, so that each is reported by itself if nothing of it fits.
         single = _parse({**data, "packages": [entry]}, source)
         try:
-            for package, selected in single.select(environment=environment, tags=tags):
-                files.append(_resolved_file(package, selected, base, source))
+            for package, selected in _chosen(single, environment, tags, source):
+                if build and isinstance(selected, PackageVcs | PackageDirectory):
+                    files.append(build(package, selected, base))
+                else:
+                    files.append(_resolved_file(package, selected, base, source))
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
@@ -98,6 +137,20 @@ def select(
             unavailable.append(_unavailable(entry or {}))
     _require_one_each(files, source)
     return files, unavailable
+
+
+def _chosen(
+    single: Pylock, environment: Environment, tags: Sequence[Tag], source: str
+) -> list[tuple[Package, SelectedFile]]:
+    """Return the package of a lock with its best file, if the target needs it."""
+    try:
+        return list(single.select(environment=environment, tags=tags))
+    except (UndefinedComparison, UndefinedEnvironmentName) as exc:
+        names = ", ".join(package.name for package in single.packages)
+        raise ResolveError(
+            f"{source}: the marker of {names or 'its environments'} has no meaning: {exc}",
+            hint="correct it, or lock again",
+        ) from exc
 
 
 def _has_no_file(entry: object) -> bool:
@@ -127,8 +180,14 @@ def _resolved_file(
             hint="name what the lock was made from in environment.requirements instead, so that "
             "a wheel is built and locked",
         )
-    url, path = _place(selected.url, selected.path, base)
-    filename = path.name if path else _file_name(url or "")
+    try:
+        url, path = _place(selected.url, selected.path, base)
+        filename = path.name if path else _file_name(url or "")
+    except ValueError as exc:
+        raise ResolveError(
+            f"{source}: {package.name}: {selected.url} is not a URL: {exc}",
+            hint="correct it, or lock again",
+        ) from exc
     if not isinstance(selected, PackageArchive) and selected.name:
         filename = selected.name
     return ResolvedFile(
@@ -144,7 +203,7 @@ def _place(url: str | None, path: str | None, base: Path) -> tuple[str | None, P
     """Return URL and absolute path of a file; a ``file://`` URL becomes a path."""
     if url and url.startswith("file://"):
         return None, Path(unquote(urlsplit(url).path))
-    return url, Path(base / path) if path else None
+    return url, Path(os.path.normpath(base / path)) if path else None
 
 
 def _file_name(url: str) -> str:
@@ -174,7 +233,9 @@ def _locked_file(file: ResolvedFile, source: str) -> LockedFile:
     try:
         digest = Digest(str(file.sha256))
     except ValueError as exc:
-        raise ResolveError(f"{source}: {file.filename}: {exc}") from exc
+        raise ResolveError(
+            f"{source}: {file.filename}: {exc}", hint="lock again: somebody edited the digest"
+        ) from exc
     return LockedFile(
         name=name,
         version=version,
@@ -195,7 +256,9 @@ def _require_one_each(files: list[ResolvedFile], source: str) -> None:
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         raise ResolveError(
-            f"{source} gives more than one file for the same package", context=repeated
+            f"{source} gives more than one file for the same package",
+            hint="lock again, or remove all but one entry of each",
+            context=repeated,
         )
 
 

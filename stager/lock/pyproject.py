@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,6 +16,7 @@ from ..core import toml
 from ..core.errors import ConfigError
 from . import tool_settings
 from .requirement_line import RequirementLine
+from .uv_project import UvProject, script_project
 
 _ENTRY = re.compile(r"(?P<path>.*pyproject\.toml)(\[(?P<extras>.*)\]|:(?P<groups>.*))?")
 _SELF_REFERENCE = re.compile(r"\s*([\w.-]+)\s*\[([^\]]*)\]\s*")
@@ -36,6 +38,7 @@ class PyprojectReader:
         self.python = python
         self.lines: list[RequirementLine] = []
         self.problems: list[str] = []
+        self.uv_project: UvProject | None = None
 
     def read(self, extras: Sequence[str], groups: Sequence[str], *, origin: str) -> bool:
         """Read the dependencies and the extras, or only the groups where any are named.
@@ -57,16 +60,42 @@ class PyprojectReader:
             self._read_group(data, group)
         if not groups:
             self._read_project(data, extras)
-        self._refuse_settings(data)
+        self.problems += tool_settings.refuse(data, self.path, shown=self.shown)
+        names = tool_settings.names(line.text for line in self.lines)
+        keys = tool_settings.uv_keys(data, self.path, shown=self.shown, requested=names)
+        project = UvProject(
+            file=self.path,
+            keys=tuple(keys),
+            document=data,
+            dependencies=not groups,
+            extras=tuple(extras),
+            groups=tuple(groups),
+        )
+        self._finish(project)
         return True
 
-    def _refuse_settings(self, data: Mapping[str, Any]) -> None:
-        """Refuse settings of other tools, and a Python that the project does not support."""
+    def read_script(self, block: Mapping[str, Any]) -> None:
+        """Read the block of a script (PEP 723)."""
+        self._add(block.get("dependencies", []), "dependencies")
+        document = script_project(self.path, block)
         names = tool_settings.names(line.text for line in self.lines)
-        self.problems += tool_settings.refuse(data, self.path, shown=self.shown, requested=names)
-        problem = tool_settings.wrong_python(data, self.python, shown=self.shown)
-        if problem:
-            self.problems.append(problem)
+        keys = tool_settings.script_keys(document, shown=self.shown, requested=names)
+        self._finish(UvProject(file=self.path, keys=tuple(keys), document=document))
+
+    def _finish(self, project: UvProject) -> None:
+        """Check what holds for the whole file, and leave it to uv if only uv honours all of it."""
+        data = project.document
+        for problem in (
+            tool_settings.wrong_python(data, self.python, shown=self.shown),
+            tool_settings.other_environments(data, self.python, shown=self.shown),
+            tool_settings.conflicting(data, project.extras, project.groups),
+        ):
+            if problem:
+                self.problems.append(problem)
+        if project.keys:
+            self.lines = [replace(line, by_uv=True) for line in self.lines]
+            texts = tuple(line.text for line in self.lines)
+            self.uv_project = replace(project, requirements=texts)
 
     def _read_project(self, data: Mapping[str, Any], extras: Sequence[str]) -> None:
         """Read ``[project] dependencies`` and the named extras."""
@@ -89,7 +118,7 @@ class PyprojectReader:
 
     def _read_extra(self, project: Mapping[str, Any], extra: str) -> None:
         """Read one extra, and the extras of the same project that it names."""
-        extras = project.get("optional-dependencies", {})
+        extras = tool_settings.table(project, "optional-dependencies")
         spellings = {canonicalize_name(name): name for name in extras}
         name = spellings.get(canonicalize_name(extra))
         if name is None:
@@ -110,7 +139,7 @@ class PyprojectReader:
                 self._read_extra(rest, referenced.strip())
 
     def _read_group(self, data: Mapping[str, Any], group: str) -> None:
-        groups = data.get("dependency-groups", {})
+        groups = tool_settings.table(data, "dependency-groups")
         known = {canonicalize_name(name) for name in groups}
         if canonicalize_name(group) not in known:
             self.problems.append(

@@ -23,6 +23,8 @@ class RequirementLine:
     """The folder that relative paths in it start from."""
     metadata: bool = False
     """True in a ``pyproject.toml``, where no files are named."""
+    by_uv: bool = False
+    """True if uv reads it from its file, with the settings there."""
     hashes: tuple[str, ...] = ()
     """The sha256 of each file that may be installed for it; empty allows any file."""
 

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..config import foreign_files
 from ..core.regular_files import bytes_of
@@ -20,6 +21,7 @@ from . import pyproject
 from .indexes import Indexes
 from .pyproject import PyprojectReader
 from .requirement_line import RequirementLine, expanded
+from .uv_project import UvProject
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -83,6 +85,7 @@ class RequirementReader:
         self.indexes = Indexes()
         self.sources: list[Path] = []
         self.problems: list[str] = []
+        self.uv_projects: list[UvProject] = []
         self._seen: set[tuple[Path, bool]] = set()
 
     def read_file(self, path: Path, *, origin: str, constraint: bool = False) -> None:
@@ -120,8 +123,21 @@ class RequirementReader:
         reader = PyprojectReader(path, shown=self._shown(path), python=self.python)
         if reader.read(extras, groups, origin=origin):
             self._add_source(path)
+        self._take(reader)
+
+    def read_script(self, path: Path, block: Mapping[str, Any]) -> None:
+        """Read the dependencies in a script's block (PEP 723)."""
+        reader = PyprojectReader(path, shown=self._shown(path), python=self.python)
+        reader.read_script(block)
+        self._add_source(path)
+        self._take(reader)
+
+    def _take(self, reader: PyprojectReader) -> None:
+        """Take what a file with dependencies holds."""
         self.requirements += reader.lines
         self.problems += reader.problems
+        if reader.uv_project:
+            self.uv_projects.append(reader.uv_project)
 
     def add(self, line: RequirementLine, *, constraint: bool) -> None:
         """Take one line as a requirement or as a constraint."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bundle.protocol.counts import counted
 
 from ..core.errors import ResolveError
+from .cutoff import NONE
 from .pip_tools import PipTools
 from .resolver import (
     NoSolution,
@@ -19,8 +20,8 @@ from .resolver import (
     describe_unavailable,
     name_of,
 )
+from .torch_backend import FindDriver
 from .uv import Uv
-from .uv import command as uv_command
 
 # Each round drops what the last reason involved, so this many independent reasons are found.
 ROUNDS = 20
@@ -30,10 +31,27 @@ ROUNDS = 20
 class ResolveOptions:
     """Options of a resolution."""
 
-    resolver: ResolverName = "auto"
-    """The program that resolves; ``auto`` takes uv if it is installed, else pip-tools."""
+    resolver: ResolverName = "uv"
+    """The program that resolves; ``auto`` is another word for uv."""
     offline: bool = False
     """True if only the contents of the offline root count."""
+    upgrade: bool = False
+    """True to keep no pin of the lock before."""
+    upgrade_packages: tuple[str, ...] = ()
+    """Packages whose pins are not kept, as the user wrote their names."""
+    exclude_newer: str | None = None
+    """See :mod:`stager.lock.cutoff`; None for that of the lock before."""
+
+    driver: FindDriver | None = None
+    """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
+    note: Callable[[str], None] | None = None
+    """Takes a line about what was chosen; None for nobody."""
+
+    def outdates(self, cutoff: str | None) -> bool:
+        """Return whether a lock with this cutoff is to be made again, whatever its spec."""
+        if self.upgrade or self.upgrade_packages:
+            return True
+        return self.exclude_newer is not None and self.exclude_newer != (cutoff or NONE)
 
 
 def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
@@ -51,12 +69,10 @@ def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFil
 
 
 def solver_for(resolver: ResolverName) -> Solver:
-    """Return the solver of that name; ``auto`` takes uv if it is installed."""
-    solvers: Mapping[str, type[Solver]] = {"uv": Uv, "pip-tools": PipTools}
-    if resolver == "auto":
-        resolver = "uv" if uv_command() else "pip-tools"
+    """Return the solver of that name; ``auto`` is uv."""
+    solvers: Mapping[str, type[Solver]] = {"auto": Uv, "uv": Uv, "pip-tools": PipTools}
     if resolver not in solvers:
-        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv, pip-tools or auto")
+        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
     return solvers[resolver]()
 
 
@@ -69,15 +85,26 @@ def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> Resol
         unavailable.update((package.requirement, package) for package in failure.absent)
     reasons += unavailable_lines(list(unavailable.values()), request)
     target = request.target
-    hint = "check the names; change the versions asked for, or environment.python and platform"
-    if request.offline:
-        hint = "only the offline root was searched; lock once without --offline"
+    not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{counted(len(reasons), 'problem')}",
-        hint=hint,
-        context=reasons,
+        hint=_remedy(failures, offline=request.offline),
+        context=[*reasons, *not_searched],
     )
+
+
+def _remedy(failures: list[NoSolution], *, offline: bool) -> str:
+    """Return what to do about requirements without a solution."""
+    if offline:
+        return "only the offline root was searched; lock once without --offline"
+    others = "check the names; change the versions asked for, or environment.python and platform"
+    if not any(failure.not_searched for failure in failures):
+        return others
+    remedy = 'set environment.index-strategy = "unsafe-best-match" to search all indexes'
+    if all(failure.not_searched for failure in failures):
+        return remedy
+    return f"{remedy}; {others}"
 
 
 def _all_failures(first: NoSolution, request: ResolveRequest, solver: Solver) -> list[NoSolution]:

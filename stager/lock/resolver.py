@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from packaging.pylock import Package, PackageDirectory, PackageVcs
 from packaging.requirements import Requirement
 from packaging.utils import (
     NormalizedName,
@@ -20,8 +21,12 @@ from packaging.version import Version
 
 from ..core.processes import Runner, run
 from ..core.values import Target
+from . import tool_settings
+from .git_pin import GitPin
 from .indexes import Indexes
 from .pip import Pip
+from .source_builds import BuildSettings
+from .uv_project import UvProject
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TAGS_SHOWN = 6
@@ -44,15 +49,36 @@ class ResolveRequest:
     """Places to look in, on top of pip's own configuration."""
     scratch: Path
     """A private folder to work in."""
+    pins: tuple[str, ...] = ()
+    """Pins (``numpy==2.1.0``) of the lock before, which are kept where the requirements allow."""
+    git: tuple[GitPin, ...] = ()
+    """Commits of the lock before, which are kept where the same branch is asked for."""
+    uv_project: UvProject | None = None
+    """The project whose settings only uv honours; its requirements are not in the others."""
+    index_strategy: str | None = None
+    """uv's rule for packages that several indexes have; None for its own choice."""
+    torch_backend: str | None = None
+    """Name of PyTorch's index that uv takes its packages from; None for none."""
+    build: BuildSource | None = None
+    """Builds the wheel of what uv takes from a folder or from a git repository."""
+    exclude_newer: str | None = None
+    """A time in UTC: files that were uploaded after it do not count; None for no limit."""
     offline: bool = False
     """True if only ``indexes.find_links`` counts."""
+    builds: BuildSettings = field(default_factory=BuildSettings)
+    """What builds from source are given."""
+    packages: Path | None = None
+    """A folder of installed packages, for builds without isolation; None for none."""
     run: Runner = run
     """Starts processes."""
 
     @property
     def names(self) -> set[NormalizedName]:
         """Return the packages that the user named."""
-        return {name_of(text) for text in self.requirements}
+        of_uv = self.uv_project.requirements if self.uv_project else ()
+        return {name_of(text) for text in self.requirements} | {
+            canonicalize_name(name) for name in tool_settings.names(of_uv)
+        }
 
     @property
     def pip(self) -> Pip:
@@ -62,6 +88,7 @@ class ResolveRequest:
             indexes=self.indexes,
             scratch=self.scratch,
             offline=self.offline,
+            builds=self.builds,
             run=self.run,
         )
 
@@ -86,11 +113,17 @@ class ResolvedFile:
         """Return package and version, read from the file's name.
 
         Raises:
-            ValueError: the name has no version.
+            ValueError: the name has no version, or leaves the folder that a file of it is put in.
         """
+        if "/" in self.filename or not self.filename.isprintable():
+            raise ValueError(f"{self.filename!r} is not the name of a file")
         if self.filename.endswith(".whl"):
             return parse_wheel_filename(self.filename)[:2]
         return parse_sdist_filename(self.filename)
+
+
+BuildSource = Callable[[Package, PackageVcs | PackageDirectory, Path], ResolvedFile]
+"""Builds the wheel of a package of a lock; the path is where relative ones start from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +142,12 @@ class NoSolution(Exception):
     """The requirements cannot all be met."""
 
     def __init__(
-        self, reason: str, *, blamed: set[NormalizedName], absent: list[UnavailablePackage]
+        self,
+        reason: str,
+        *,
+        blamed: set[NormalizedName],
+        absent: list[UnavailablePackage],
+        not_searched: Sequence[str] = (),
     ) -> None:
         """Carry one reason.
 
@@ -117,11 +155,13 @@ class NoSolution(Exception):
             reason: the resolver's explanation, as one paragraph.
             blamed: the packages, of those the user named, that it involves.
             absent: packages without a file that fits, if that is the reason.
+            not_searched: lines about indexes that did not count, as an earlier one has the name.
         """
         super().__init__(reason)
         self.reason = reason
         self.blamed = blamed
         self.absent = absent
+        self.not_searched = tuple(not_searched)
 
 
 class Solver(Protocol):

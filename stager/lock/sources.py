@@ -20,6 +20,7 @@ from ..core.values import Digest, Target
 from . import source_tree
 from .located import SourceRequirement
 from .pip import Pip, condense
+from .source_builds import failed_build
 
 
 def build_all(
@@ -73,18 +74,28 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
     return build_line(line, keep, store, pip)
 
 
-def build_line(line: str, keep: Path, store: Store, pip: Pip) -> Path:
+def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | None = None) -> Path:
     """Build the source that a requirement line names; keep the wheel in a folder of the store.
+
+    Args:
+        line: the requirement.
+        keep: the folder.
+        store: the offline root.
+        pip: builds it.
+        packages: see :meth:`stager.lock.pip.Pip.build`.
 
     Raises:
         ResolveError: pip fails, or the wheel is for another Python or platform than the target.
     """
     out = pip.scratch / f"built-{keep.name[:12]}"
     remove(out)
-    done = pip.build(line, out)
+    done = pip.build(line, out, packages)
     wheels = sorted(out.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        raise ResolveError(f"pip cannot build a wheel: {condense(done.stderr or done.stdout)}")
+        output = done.stderr or done.stdout
+        raise ResolveError(
+            f"pip cannot build a wheel: {condense(output)}", context=failed_build(output)
+        )
     if not fits(wheels[0].name, pip.target):
         raise ResolveError(
             f"its wheel is {wheels[0].name}, which Python {pip.target.python} on "

@@ -1,8 +1,8 @@
-"""Settings of uv, Poetry and PDM that change what is installed, and that are not honoured here.
+"""Settings of uv, Poetry and PDM that change what is installed.
 
 A build that ignored them silently would install something else than the project's own tool does:
-the index's package in place of a local fork, a version that the project excludes. So they are
-refused by name.
+the index's package in place of a local fork, a version that the project excludes. uv is handed
+those of its own (:mod:`stager.lock.uv_project`); all others are refused by name.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from packaging.markers import (
+    InvalidMarker,
+    Marker,
+    UndefinedComparison,
+    UndefinedEnvironmentName,
+)
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT, UV_COMPILE, UV_EXPORT
+from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT, UV_COMPILE
 from ..core import toml
 from ..core.errors import ConfigError
 
 _UV_KEYS = (
-    "conflicts",
     "constraint-dependencies",
     "dependency-metadata",
-    "environments",
     "exclude-dependencies",
     "exclude-newer",
     "exclude-newer-package",
@@ -44,37 +48,36 @@ _UV_KEYS = (
     "override-dependencies",
     "pip",
     "prerelease",
-    "required-environments",
     "resolution",
     "sources",
     "torch-backend",
 )
 """Keys of ``[tool.uv]`` and of ``uv.toml`` that can change what is installed."""
 
+_REFUSED = {
+    "pip": "what stands there is for uv's own commands; move indexes and the like to [tool.uv]",
+    "torch-backend": "set environment.torch-backend in stager's settings instead",
+}
+"""Keys that are not handed to uv, and the remedy for each."""
+
 _LATEST_PATCH = 99
 
 
-def refuse(
-    data: Mapping[str, Any], path: Path, *, shown: str, requested: Collection[str] | None
-) -> list[str]:
-    """Return one message for each tool whose settings would be ignored.
+def refuse(data: Mapping[str, Any], path: Path, *, shown: str) -> list[str]:
+    """Return one message for each setting that would be ignored.
 
     Args:
         data: a ``pyproject.toml``.
         path: the file; a ``uv.toml`` beside it counts, and the root of a workspace above it.
         shown: its name in messages.
-        requested: the packages that are taken from it, normalised; a source of any other does not
-            matter. None where they are not known.
-
-    Raises:
-        ConfigError: the root of a workspace is not TOML.
     """
-    messages = _uv(data, path, shown=shown, requested=requested)
-    root = _workspace(path)
-    if root:
-        messages += _uv(toml.read(root), root, shown=str(root), requested=requested)
-    tools = _tables(data, "tool")
-    poetry, pdm = _tables(tools, "poetry"), _tables(tools, "pdm")
+    messages = []
+    for key in uv_keys(data, path, shown=shown, requested=None):
+        remedy = _REFUSED.get(key.rpartition(".")[2].rpartition(" ")[2])
+        if remedy:
+            messages.append(f"{key}: it is not honoured here; {remedy}")
+    tools = table(data, "tool")
+    poetry, pdm = table(tools, "poetry"), table(tools, "pdm")
     if poetry.get("source"):
         messages.append(_message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT))
     keys = _pdm_keys(pdm)
@@ -88,7 +91,7 @@ def _pdm_keys(pdm: Mapping[str, Any]) -> list[str]:
     keys = []
     if pdm.get("source"):
         keys.append("tool.pdm.source")
-    resolution = _tables(pdm, "resolution")
+    resolution = table(pdm, "resolution")
     for key in ("excludes", "overrides"):
         if key in resolution:
             keys.append(f"tool.pdm.resolution.{key}")
@@ -110,7 +113,7 @@ def refuse_folder(folder: Path, python: str, *, shown: str) -> list[str]:
         data = toml.read(path)
     except ConfigError as exc:
         return [exc.message]
-    messages = refuse(data, path, shown=shown, requested=_declared(data))
+    messages = refuse(data, path, shown=shown)
     problem = wrong_python(data, python, shown=shown)
     if problem:
         messages.append(problem)
@@ -165,8 +168,8 @@ def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
     Returns:
         The message; empty for a file in the standard's form (``[project]``, PEP 621).
     """
-    poetry = _tables(_tables(data, "tool"), "poetry")
-    dependencies = {*_tables(poetry, "dependencies")} - {"python"}
+    poetry = table(table(data, "tool"), "poetry")
+    dependencies = {*table(poetry, "dependencies")} - {"python"}
     if poetry and (dependencies or "project" not in data):
         return (
             f"{shown}: its dependencies stand in [tool.poetry], which only Poetry reads; run "
@@ -188,7 +191,7 @@ def wrong_python(data: Mapping[str, Any], python: str, *, shown: str) -> str:
 
     The patch release of the nodes is not known, so a version fits if any patch release of it does.
     """
-    required = _tables(data, "project").get("requires-python")
+    required = table(data, "project").get("requires-python")
     if required is None:
         return ""
     try:
@@ -210,13 +213,13 @@ def is_dynamic(project: Mapping[str, Any]) -> bool:
     return isinstance(dynamic, list) and "dependencies" in dynamic
 
 
-def _declared(data: Mapping[str, Any]) -> set[str] | None:
+def declared(data: Mapping[str, Any]) -> set[str] | None:
     """Return the packages that ``[project]`` names, with all extras; None if a build decides."""
-    project = _tables(data, "project")
+    project = table(data, "project")
     if not project or is_dynamic(project):
         return None
     texts: list[str] = []
-    extras = _tables(project, "optional-dependencies")
+    extras = table(project, "optional-dependencies")
     for requirements in (project.get("dependencies", []), *extras.values()):
         if isinstance(requirements, list):
             texts += map(str, requirements)
@@ -235,28 +238,74 @@ def names(texts: Iterable[str]) -> set[str]:
     return packages
 
 
-def _uv(
+def uv_keys(
     data: Mapping[str, Any], path: Path, *, shown: str, requested: Collection[str] | None
 ) -> list[str]:
-    """Return one message for ``[tool.uv]``, and one for a ``uv.toml`` beside the file."""
-    messages = []
-    keys = _uv_keys(_tables(_tables(data, "tool"), "uv"), requested)
-    if keys:
-        messages.append(_message(shown, [f"tool.uv.{key}" for key in keys], "uv", UV_EXPORT))
-    settings = path.with_name("uv.toml")
-    if not settings.is_file():
-        return messages
+    """Return the settings of uv that change what is installed, each with its file.
+
+    Args:
+        data: a ``pyproject.toml``.
+        path: the file; a ``uv.toml`` beside it counts, and the root of a workspace above it.
+        shown: its name in messages.
+        requested: the packages that are taken from it, normalised; a source of any other does not
+            matter. None where they are not known.
+    """
+    files = [(shown, "tool.uv.", table(table(data, "tool"), "uv"))]
+    beside = path.with_name("uv.toml")
+    if beside.is_file():
+        files.append((shown.removesuffix(path.name) + beside.name, "", toml.read(beside)))
+    root = workspace(path)
+    if root:
+        files.append((str(root), "tool.uv.", table(table(toml.read(root), "tool"), "uv")))
+    return [
+        f"{name}: {prefix}{key}"
+        for name, prefix, settings in files
+        for key in _uv_keys(settings, requested)
+    ]
+
+
+def script_keys(
+    document: Mapping[str, Any], *, shown: str, requested: Collection[str]
+) -> list[str]:
+    """Return the settings of uv in a script's block, as :func:`uv_keys` does for a project."""
+    settings = table(table(document, "tool"), "uv")
+    return [f"{shown}: tool.uv.{key}" for key in _uv_keys(settings, requested)]
+
+
+def other_environments(data: Mapping[str, Any], python: str, *, shown: str) -> str:
+    """Describe ``tool.uv.environments`` that do not include the nodes, which uv itself ignores."""
+    markers = table(table(data, "tool"), "uv").get("environments")
+    if not isinstance(markers, list) or not markers:
+        return ""
+    nodes = {"python_version": python, "python_full_version": f"{python}.0"}
+    nodes |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
     try:
-        keys = _uv_keys(toml.read(settings), requested)
-    except ConfigError as exc:
-        return [*messages, exc.message]
-    if keys:
-        beside = shown.removesuffix(path.name) + settings.name
-        messages.append(_message(beside, keys, "uv", UV_EXPORT))
-    return messages
+        if any(Marker(str(marker)).evaluate(nodes) for marker in markers):
+            return ""
+    except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName) as exc:
+        return f"{shown}: tool.uv.environments: {exc}"
+    return (
+        f"{shown}: tool.uv.environments has none for Python {python} on Linux, so the project does "
+        "not support the nodes"
+    )
 
 
-def _workspace(path: Path) -> Path | None:
+def conflicting(data: Mapping[str, Any], extras: Collection[str], groups: Collection[str]) -> str:
+    """Describe extras or groups that ``tool.uv.conflicts`` does not allow together; else empty."""
+    conflicts = table(table(data, "tool"), "uv").get("conflicts")
+    for members in conflicts if isinstance(conflicts, list) else ():
+        chosen = []
+        for member in members if isinstance(members, list) else ():
+            if not isinstance(member, Mapping):
+                continue
+            if member.get("extra") in extras or member.get("group") in groups:
+                chosen.append(str(member.get("extra") or member.get("group")))
+        if len(chosen) > 1:
+            return f"tool.uv.conflicts does not allow {' and '.join(chosen)} together"
+    return ""
+
+
+def workspace(path: Path) -> Path | None:
     """Return the nearest ``pyproject.toml`` above a project that declares a workspace of uv."""
     for folder in path.absolute().parent.parents:
         file = folder / "pyproject.toml"
@@ -302,7 +351,7 @@ def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
     )
 
 
-def _tables(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def table(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a table of a document; an empty one where there is none."""
     value = data.get(key)
     if isinstance(value, Mapping):

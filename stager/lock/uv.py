@@ -1,11 +1,12 @@
 """Resolving with ``uv pip compile``, which can do so for any Python and platform.
 
-uv does not read pip's configuration, so indexes are passed to it, and so is the rule to take the
-best version over all indexes, as pip does: by itself uv stops at the first index with the name.
+uv does not read pip's configuration, so indexes are passed to it. It stops at the first index with
+a package's name, where pip takes the best version over all: a stranger's package of that name on
+another index is never taken. ``environment.index-strategy`` says otherwise.
 
 The user's settings of uv (``~/.config/uv/uv.toml``, ``UV_EXCLUDE_NEWER``, indexes) hold, as always
-with uv. Those of a project do not: the folder uv works in may happen to lie below one, and the
-requirements of a project are in its spec.
+with uv. So do those of a project that is named in the requirements (:mod:`stager.lock.uv_project`),
+but not those of one that the folder uv works in happens to lie below.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -26,10 +29,12 @@ from bundle.system.processes import CompletedCommand
 from ..core import toml
 from ..core.errors import ResolveError
 from ..core.values import Target
-from .indexes import Indexes, pip_settings
+from .git_pin import GitPin, git_pin
+from .indexes import TORCH_INDEX, Indexes, pip_settings
 from .pip import HOUR, index_unreachable, unreachable
 from .pylock import select
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
+from .source_builds import advice, beside, failed_build
 
 # The platforms `uv pip compile --help` lists: the newest that is not newer than the target's.
 _GLIBC = (17, 28, *range(31, 41))
@@ -41,6 +46,13 @@ _REDIRECTING = (
     *("UV_RESOLUTION", "UV_TORCH_BACKEND", "UV_WORKING_DIR"),
 )
 """Variables that make uv lock something else than what the project asks for."""
+ANSWER = "pylock.toml"
+"""The file that uv writes its answer to, in the scratch folder."""
+_FIRST_INDEX = re.compile(
+    r"`?([\w.-]+?)`? was found on (\S+), but not at the requested version .*?"
+    r"on a subsequent index \(e\.g\., (\S+?)\)"
+)
+"""uv's hint that another index, which does not count, may have what is asked for."""
 _UNKNOWN = re.compile(r"([\w.-]+) was not found in the package registry")
 
 
@@ -54,6 +66,21 @@ def command() -> list[str] | None:
     return [path]
 
 
+def required_command() -> list[str]:
+    """Return the command of uv.
+
+    Raises:
+        ResolveError: it is not installed.
+    """
+    start = command()
+    if start is None:
+        raise ResolveError(
+            "uv is not installed",
+            hint="install stager again, which brings it, or use --resolver pip-tools",
+        )
+    return start
+
+
 class Uv:
     """A solver that asks uv."""
 
@@ -64,10 +91,17 @@ class Uv:
             NoSolution: the requirements cannot all be met, or have no file for the target.
             ResolveError: uv is missing, too old, or could not ask an index.
         """
-        done = self._compile(request, _for_target(request.target))
+        target = _for_target(request.target)
+        done = self._compile(request, target)
         if done.returncode != 0:
             raise self._failure(request, done)
-        files, unavailable = _files(done.stdout, request.target)
+        moved = _moved(_answer(request), request.git)
+        if moved:
+            done = self._compile(request, [*target, *_overrides(request, moved)])
+            if done.returncode != 0:  # a commit is gone, for example
+                moved = []
+                self._compile(request, target)
+        files, unavailable = _files(request, moved)
         if unavailable:
             raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
         return files
@@ -77,26 +111,30 @@ class Uv:
         self.solve(request)
 
     def _compile(self, request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
-        start = command()
-        if start is None:
-            raise ResolveError(
-                "uv is not installed",
-                hint="`pip install uv`, or use --resolver pip-tools",
-            )
         _refuse_redirection()
         settings = pip_settings(request.run)
         indexes = request.indexes
         if not request.offline:
-            indexes = settings.indexes.plus(indexes)
+            indexes = _without_torch(_pips(settings.indexes, request).plus(indexes), request)
         requirements = request.scratch / "requirements.in"
         _write(requirements, [*indexes.lines(), *request.requirements])
+        _write_pins(request.scratch / ANSWER, request.pins)
         # uv looks for a project's settings in this folder and upwards, and stops at the first file.
         _write(request.scratch / "uv.toml", [])
-        env = {**settings.environment, "UV_PYTHON_DOWNLOADS": "never"}
+        env = {**settings.environment, "UV_PYTHON_DOWNLOADS": "never", **request.builds.variables}
+        if request.packages is not None:
+            env |= beside(request.packages)
         if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
             env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
         return request.run(
-            [*start, *_arguments(request, indexes), *options, str(requirements)],
+            [
+                *required_command(),
+                *_arguments(request, indexes),
+                *options,
+                "-o",
+                ANSWER,
+                str(requirements),
+            ],
             timeout=HOUR,
             env=env,
             cwd=request.scratch,
@@ -115,7 +153,9 @@ class Uv:
         required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
         blamed = names_in(required, request.names) or names_in(reason, request.names)
         unavailable = self._all_unavailable(request, output)
-        return NoSolution(reason, blamed=blamed, absent=unavailable)
+        return NoSolution(
+            reason, blamed=blamed, absent=unavailable, not_searched=_not_searched(output)
+        )
 
     def _all_unavailable(self, request: ResolveRequest, output: str) -> list[UnavailablePackage]:
         """Return every package without a file for the target, not only where uv stopped.
@@ -129,7 +169,7 @@ class Uv:
         version = request.target.environment()["python_full_version"]
         done = self._compile(request, ["--universal", "--python-version", version])
         if done.returncode == 0:
-            _, unavailable = _files(done.stdout, request.target)
+            _, unavailable = _files(request)
             if unavailable:
                 return unavailable
         return [UnavailablePackage(requirement=name) for name in sorted(names)]
@@ -139,11 +179,21 @@ def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
     """Return the arguments of ``uv`` that do not depend on the target."""
     argv = ["pip", "compile", "--format", "pylock.toml", "--generate-hashes"]
     argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
-    argv += ["--index-strategy", "unsafe-best-match", "--python", sys.executable]
+    argv += ["--python", sys.executable]
+    if request.index_strategy:
+        argv += ["--index-strategy", request.index_strategy]
+    if request.torch_backend and not indexes.no_index:
+        argv += ["--torch-backend", request.torch_backend]
+    if request.uv_project:
+        argv += request.uv_project.arguments(request.scratch)
     if indexes.pre:
         argv += ["--prerelease", "allow"]
     if request.offline:
         argv.append("--offline")
+    if request.exclude_newer:
+        argv += ["--exclude-newer", request.exclude_newer]
+    for name in sorted(request.builds.in_environment):
+        argv += ["--no-build-isolation-package", name]
     for host in indexes.trusted_hosts:
         argv += ["--allow-insecure-host", host]
     if request.constraints:
@@ -182,15 +232,91 @@ def _for_target(target: Target) -> list[str]:
     )
 
 
-def _files(answer: str, target: Target) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
-    data = toml.loads(answer, Path("uv's answer"))
-    return select(data, target, base=Path("/"), source="uv's answer")
+def _pips(configured: Indexes, request: ResolveRequest) -> Indexes:
+    """Return the indexes of pip's configuration, without the first where the project has its own.
+
+    uv would take what a requirement file names in place of the project's default.
+    """
+    if request.uv_project and request.uv_project.has_default_index:
+        return replace(configured, index_url=None)
+    return configured
+
+
+def _without_torch(indexes: Indexes, request: ResolveRequest) -> Indexes:
+    """Return the indexes without PyTorch's, from which uv takes PyTorch's packages only."""
+    if request.torch_backend is None:
+        return indexes
+    torch = TORCH_INDEX + request.torch_backend
+    others = tuple(url for url in indexes.extra_index_urls if url != torch)
+    return replace(indexes, extra_index_urls=others)
+
+
+def _answer(request: ResolveRequest) -> dict[str, Any]:
+    return toml.read(request.scratch / ANSWER)
+
+
+def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
+    """Return the earlier pins of branches that stand for another commit now."""
+    taken = [git_pin(package) for package in answer.get("packages", []) if "vcs" in package]
+    moved = []
+    for pin in pins:
+        if any(pin.is_of(other) and pin.commit != other.commit for other in taken):
+            moved.append(pin)
+    return moved
+
+
+def _overrides(request: ResolveRequest, pins: Sequence[GitPin]) -> list[str]:
+    """Return the arguments that make uv take earlier commits."""
+    path = request.scratch / "commits.txt"
+    _write(path, [pin.requirement for pin in pins])
+    return ["--overrides", str(path)]
+
+
+def _files(
+    request: ResolveRequest, kept: Sequence[GitPin] = ()
+) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
+    """Return the file of each package, and the packages without one.
+
+    Args:
+        request: the request that uv has answered.
+        kept: earlier commits that were asked for in place of their branches.
+    """
+    data = _answer(request)
+    revisions = {pin.name: pin.revision for pin in kept}
+    for package in data.get("packages", []):
+        revision = revisions.get(package["name"])
+        if revision:
+            package["vcs"]["requested-revision"] = revision
+        elif package["name"] in revisions:
+            del package["vcs"]["requested-revision"]
+    return select(
+        data, request.target, base=request.scratch, source="uv's answer", build=request.build
+    )
+
+
+def _write_pins(path: Path, pins: Sequence[str]) -> None:
+    """Write earlier pins where uv puts its answer: it prefers the versions that stand there."""
+    packages = []
+    for pin in pins:
+        name, _, version = pin.partition("==")
+        packages.append({"name": name, "version": version})
+    document = {"lock-version": "1.0", "created-by": "stager", "packages": packages}
+    path.write_text(toml.dumps(document), encoding="utf-8")
 
 
 def _reason(output: str) -> str:
     """Return uv's explanation in one paragraph, without hints."""
     body = output.partition("cause:")[2] or output
     return re.sub(r"\s+", " ", body.partition("\nhint:")[0]).strip()
+
+
+def _not_searched(output: str) -> list[str]:
+    """Return lines that name the index of each package that only another one may have."""
+    lines = []
+    for name, first, other in _FIRST_INDEX.findall(re.sub(r"\s+", " ", output)):
+        lines.append(f"{name} was looked for only on {first}, the first index that has one")
+        lines.append(f"{name} was not looked for on {other}")
+    return lines
 
 
 def _failed(output: str) -> ResolveError:
@@ -204,7 +330,18 @@ def _failed(output: str) -> ResolveError:
             hint="upgrade it (`pip install -U uv`), or use --resolver pip-tools",
             context=[text],
         )
-    return ResolveError("uv could not resolve the requirements", context=[text])
+    build = re.search(r"Failed to build `?([\w.-]+?)(?:==[^`\s]+)?`?\s", output)
+    if build:
+        return ResolveError(
+            f"{build[1]} has to be built from source to learn what it depends on, which failed",
+            hint=advice(build[1], output),
+            context=failed_build(output),
+        )
+    return ResolveError(
+        "uv could not resolve the requirements",
+        hint="correct what uv names; --resolver pip-tools asks another program",
+        context=[text],
+    )
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

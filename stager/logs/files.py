@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import StagerError
+from ..core.home import expanded
 from .job_summary import JobSummary, job_summary
 
 DEFAULT_LOG_DIR = "~/slurm_logs"
@@ -96,7 +97,7 @@ class JobFiles:
 
 def default_folder(asked: Path | None) -> Path:
     """Return where a job's logs are: the directory that is named, else the usual one."""
-    return (asked or Path(DEFAULT_LOG_DIR)).expanduser()
+    return expanded(asked or DEFAULT_LOG_DIR)
 
 
 def find(wanted: str | None, log_dir: Path) -> JobFiles:
@@ -109,7 +110,7 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
     Raises:
         StagerError: there is no such job or directory, or nothing to read in it.
     """
-    files = _at_path(Path(wanted).expanduser()) if wanted else None
+    files = _at_path(expanded(wanted)) if wanted else None
     if files is not None:
         return files
     jobs = _jobs(log_dir)
@@ -132,6 +133,15 @@ def _newest(folder: Path, jobs: Sequence[str]) -> str:
     return jobs[-1]
 
 
+def last_of(project: str, folder: Path) -> JobFiles | None:
+    """Return the last job of a project that verified or ran something, without its logs."""
+    for job_id in reversed(_jobs(folder)):
+        summary = _summary(folder, job_id)
+        if summary.project == project and not summary.planned_only:
+            return JobFiles(folder=folder, job_id=job_id, logs=())
+    return None
+
+
 def _summary(folder: Path, job_id: str) -> JobSummary:
     return JobFiles(folder=folder, job_id=job_id, logs=()).summary
 
@@ -145,7 +155,7 @@ def _no_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
 
 
 def _no_such_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    exists = _mode(Path(wanted).expanduser()) is not None
+    exists = _mode(expanded(wanted)) is not None
     return StagerError(
         f"{wanted} is neither a directory nor a log"
         if exists

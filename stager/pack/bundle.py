@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +35,9 @@ from ..core.values import Target, Wheel, libc_version
 from ..layers.layer_file import decompress_index
 from ..layers.tree import folders_of
 from .program import make_node_program
+
+_AHEAD = 2
+"""Frames that are hashed while one is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +85,8 @@ def pack(contents: Contents, store: Store) -> Packed:
     node = make_node_program()
     manifest = _manifest(contents, node)
     path = bundle_path(store, manifest)
-    size = sum(BLOCK + length + padding(length) for _, length in manifest.members()) + 2 * BLOCK
-    if _is_sealed(store, path, size, manifest.id):
+    size = size_of(manifest)
+    if is_sealed(store, path, size, manifest.id):
         return Packed(path=path, manifest=manifest, size=size, reused=True)
     heads = [_stored_head(store, layer) for layer in manifest.layers]
     indexes = [
@@ -99,8 +104,7 @@ def pack(contents: Contents, store: Store) -> Packed:
         for layer, index in zip(manifest.layers, indexes, strict=True):
             _copy_frames(out, store, layer, index)
         out.write(bytes(2 * BLOCK))
-    with store.publishing(_seal(store, path)) as partial:
-        partial.write_text(_stamp(path, manifest.id), encoding="utf-8")
+    seal(store, path, manifest.id)
     return Packed(path=path, manifest=manifest, size=size, reused=False)
 
 
@@ -109,7 +113,12 @@ def bundle_path(store: Store, manifest: Manifest) -> Path:
     return store.bundles / f"{manifest.name}-{manifest.id[:12]}.pkgs.tar"
 
 
-def _is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
+def size_of(manifest: Manifest) -> int:
+    """Return the length in bytes of a bundle."""
+    return sum(BLOCK + size + padding(size) for _, size in manifest.members()) + 2 * BLOCK
+
+
+def is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
     """Return whether a bundle is the file that was written, not changed since.
 
     Reading all of it again would take longer than the rest of a build in which nothing changed.
@@ -119,6 +128,16 @@ def _is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
         return path.stat().st_size == size and written == _stamp(path, key)
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def seal(store: Store, path: Path, key: Digest) -> None:
+    """Note that a bundle is as it was written, all of it checked.
+
+    Raises:
+        StagerError: the note cannot be written.
+    """
+    with store.publishing(_seal(store, path)) as partial:
+        partial.write_text(_stamp(path, key), encoding="utf-8")
 
 
 def _seal(store: Store, path: Path) -> Path:
@@ -166,7 +185,7 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
     wheel = contents.decompressor
     decompressor = None
     if wheel is not None:
-        name = _short_name(wheel.path.name)
+        name = short_name(wheel.path.name)
         decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
@@ -179,8 +198,8 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
     )
 
 
-def _short_name(filename: str) -> str:
-    """Return the decompressor's name with one platform tag: tar names have room for 100 bytes."""
+def short_name(filename: str) -> str:
+    """Return a wheel's name with one platform tag: tar names have room for 100 bytes."""
     stem, _, platforms = filename.removesuffix(".whl").rpartition("-")
     return f"{stem}-{platforms.split('.')[0]}.whl"
 
@@ -250,17 +269,39 @@ def _copy_frames(out: BinaryIO, store: Store, layer: Layer, index: Index) -> Non
 
 
 def _checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
-    """Yield a layer's frames, each checked: a damaged store must not make a bundle."""
+    """Yield a layer's frames, each checked: a damaged store must not make a bundle.
+
+    While one is written, others are hashed by threads of their own.
+    """
+    waiting: deque[tuple[bytes, Future[bool]]] = deque()
     try:
-        with opened(store.layer(layer.id)) as handle:
+        with opened(store.layer(layer.id)) as handle, ThreadPoolExecutor(_AHEAD) as pool:
             handle.seek(layer.head_size)
             for frame in index.frames:
                 data = handle.read(frame.size)
-                if hashlib.sha256(data).hexdigest() != frame.sha256:
-                    raise LayerError("a frame has changed on disk")
-                yield data
+                waiting.append((data, pool.submit(_is_sound, data, frame.sha256)))
+                if len(waiting) > _AHEAD:
+                    yield _sound(waiting)
+            while waiting:
+                yield _sound(waiting)
     except (LayerError, OSError) as exc:
         raise _damaged(store, layer, str(exc)) from exc
+
+
+def _is_sound(data: bytes, sha256: str) -> bool:
+    return hashlib.sha256(data).hexdigest() == sha256
+
+
+def _sound(waiting: deque[tuple[bytes, Future[bool]]]) -> bytes:
+    """Return the first frame once it has been compared with its digest.
+
+    Raises:
+        LayerError: it differs.
+    """
+    data, sound = waiting.popleft()
+    if not sound.result():
+        raise LayerError("a frame has changed on disk")
+    return data
 
 
 def _damaged(store: Store, layer: Layer, why: str) -> BundleError:

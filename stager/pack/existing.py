@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
+LOCK_SUFFIX = ".pylock.toml"
+"""The lock of an imported bundle lies beside it, under its name with this ending."""
 _NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
 
 
@@ -212,6 +214,18 @@ def remember(store: Store, project: Path, newest: Newest) -> None:
     }
     with store.publishing(_note(store, project)) as partial:
         partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+def remember_import(store: Store, name: str, bundle: Path) -> None:
+    """Record the bundle of a project that was imported last, so that it is kept.
+
+    Args:
+        store: the offline root, which keeps the note.
+        name: the project's name.
+        bundle: the bundle in the store.
+    """
+    with store.publishing(store.imports / f"{name}.txt") as partial:
+        partial.write_text(bundle.name + "\n", encoding="utf-8")
 
 
 def newest(store: Store, project: Path) -> Newest | None:

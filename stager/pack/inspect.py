@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
+from bundle.format.layer_head import origin_of
 from bundle.format.manifest import Layer, Manifest
 
 from ..layers.layer_file import decompress_index
@@ -23,7 +24,7 @@ class InspectedLayer:
     name: str
     """Its name."""
     version: str
-    """Its version; empty for none."""
+    """Its version, or the beginning of a model's or data set's commit; empty for none."""
     bytes: int
     """Its size in the bundle."""
     unpacked_bytes: int
@@ -32,6 +33,24 @@ class InspectedLayer:
     """Number of its files."""
     id: str
     """Its id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedRepository:
+    """A model or data set of a hub in a bundle."""
+
+    type: str
+    """``model`` or ``dataset``."""
+    name: str
+    """The repository."""
+    commit: str
+    """The commit it was taken at."""
+    licence: str
+    """The licence that its card names; empty if it names none."""
+    bytes: int
+    """Its size in the bundle."""
+    unpacked_bytes: int
+    """The size of its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +93,8 @@ class Inspection:
     """Its layers."""
     pruned: Pruned
     """What ``environment.prune`` left out."""
+    hub: tuple[InspectedRepository, ...] = ()
+    """Its models and data sets of a hub."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +120,7 @@ def inspect(path: Path, *, asked: str = "") -> Inspection:
 
 
 def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
-    """Return what is in a bundle, with every file.
-
-    Args:
-        path: the bundle.
-        asked: the id it must have.
-
-    Raises:
-        BundleError: it cannot be read, or is damaged.
-    """
+    """Return what is in a bundle, with every file; see :func:`inspect`."""
     with opened(path, asked) as bundle:
         return InspectionWithFiles(
             **vars(_inspection(path, bundle)), listing=tuple(_listing(bundle))
@@ -137,7 +150,22 @@ def _inspection(path: Path, bundle: BundleFile) -> Inspection:
         imports=manifest.imports,
         layers=tuple(_layer(layer) for layer in manifest.layers),
         pruned=noted(bundle),
+        hub=tuple(_repositories(bundle)),
     )
+
+
+def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
+    """Yield the models and data sets, from what the origins of their layers say."""
+    for layer in bundle.manifest.layers:
+        if layer.kind != "asset":
+            continue
+        said = origin_of(bundle.head(layer)).options.get("hub")
+        if isinstance(said, dict):
+            yield InspectedRepository(
+                **{key: str(said.get(key, "")) for key in ("type", "name", "commit", "licence")},
+                bytes=layer.size,
+                unpacked_bytes=layer.unpacked_size,
+            )
 
 
 def _platform(manifest: Manifest) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,11 +19,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from bundle.format.manifest import Manifest, room_for
+from bundle.node.location import ROOT_VARIABLE
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.system.files import ROOT_VARIABLE
 
-from ..core.deletion import remove
 from ..core.errors import BundleError, SpaceError, StagerError
 from ..core.processes import CommandError, Runner, run
 from ..core.store import STORE_HINT, Store
@@ -67,13 +66,23 @@ class Proof:
     """One line for the user."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What an environment has to meet."""
+
+    requirements: Sequence[str]
+    """The user's requirements, with extras."""
+    overridden: Collection[str] = ()
+    """Packages that the user takes against what other packages ask for."""
+
+
 def prove(
     bundle: Path,
     manifest: Manifest,
     *,
     store: Store,
     target: Target,
-    requirements: Sequence[str],
+    wanted: Wanted,
     run: Runner = run,
 ) -> Proof:
     """Unpack a bundle with the network denied, and check that it is complete.
@@ -83,14 +92,14 @@ def prove(
         manifest: its manifest.
         store: the offline root, to unpack in and to keep proofs: the same layers are proved once.
         target: the target it was built for.
-        requirements: the user's requirements, with extras.
+        wanted: what the environment has to meet.
         run: starts processes.
 
     Raises:
         BundleError: requirements that are not met, or modules that do not import; all of them.
         SpaceError: no room to unpack.
     """
-    record = store.proofs / _key(manifest, requirements)
+    record = store.proofs / _key(manifest, wanted)
     if record.is_file():
         return Proof(done=True, how="nothing is missing: proved before, with the same packages")
     obstacle = _obstacle(manifest, target, run)
@@ -98,16 +107,13 @@ def prove(
         return Proof(done=False, how=f"not proved that nothing is missing: {obstacle}")
     needed, inodes = room_for(manifest.layers, manifest)
     store.require_space(needed, "the proof that nothing is missing", inodes)
-    scratch = store.scratch("prove")
-    try:
+    with store.scratch("prove") as scratch:
         denied, how = _deny_network(run)
         program = node_program(bundle, store, manifest.id)
         result = _probe(program, ChosenBundle(path=bundle, id=manifest.id), scratch, denied, run)
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
         site = result.path / "lib" / f"python{target.python}" / "site-packages"
-        faults += unmet(site, requirements, target)
-    finally:
-        remove(scratch)
+        faults += unmet(site, wanted.requirements, target, wanted.overridden)
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node",
@@ -153,7 +159,12 @@ def _faults(
         yield f"{name} is {distribution.version}; {parent} needs {needed}"
 
 
-def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
+def unmet(
+    site: Path,
+    requirements: Iterable[str],
+    target: Target,
+    overridden: Collection[str] = (),
+) -> list[str]:
     """Return every requirement that is not met in a site-packages directory.
 
     Extras count if something requests them: the user, or a package that is itself needed.
@@ -162,6 +173,8 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
         site: the directory.
         requirements: the user's requirements.
         target: decides the markers.
+        overridden: packages that the user takes against what other packages ask for; what these
+            ask for, and what is asked of them, does not count.
     """
     installed, faults = _installed(site)
     wanted = [Requirement(text) for text in requirements]
@@ -172,7 +185,8 @@ def unmet(site: Path, requirements: Iterable[str], target: Target) -> list[str]:
         parent, requirement = pending.pop()
         name = canonicalize_name(requirement.name)
         distribution = installed.get(name)
-        faults += _faults(parent, requirement, distribution)
+        if not {name, parent} & {*overridden}:
+            faults += _faults(parent, requirement, distribution)
         if distribution is None:
             continue
         for extra in {"", *requirement.extras}:
@@ -223,9 +237,15 @@ def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
     return requirement.marker.evaluate({**environment, "extra": extra})
 
 
-def _key(manifest: Manifest, requirements: Sequence[str]) -> str:
+def _key(manifest: Manifest, wanted: Wanted) -> str:
     wheels = sorted(layer.head for layer in manifest.layers if layer.kind == "wheel")
-    parts = {"layers": wheels, "imports": manifest.imports, "requirements": sorted(requirements)}
+    parts = {
+        "layers": wheels,
+        "imports": manifest.imports,
+        "requirements": sorted(wanted.requirements),
+    }
+    if wanted.overridden:
+        parts["overridden"] = sorted(wanted.overridden)
     parts["node"] = manifest.node.sha256
     return Digest.of(canonical_json(parts))
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bundle.protocol.answers import Answer
 from bundle.protocol.events import Event, FileSent, JobBegins, JobEnds, PhaseBegins, PhaseEnds
@@ -15,6 +13,7 @@ from bundle.protocol.records import Record
 from ..core.regular_files import bytes_of
 from ..logs.events import records
 from ..logs.files import JobFiles
+from ..logs.kept_job import KeptJob, kept_job
 
 TIMED = (Answer, PhaseEnds, FileSent)
 """Events that tell how long something took."""
@@ -28,8 +27,8 @@ class Attempt:
     """The events, in their order."""
     count: int = 0
     """The number of attempts: more than one where Slurm put the job into the queue again."""
-    job: Mapping[str, Any] = field(default_factory=dict)
-    """The job as the driver got it; empty where that is not known."""
+    job: KeptJob = field(default_factory=KeptJob)
+    """The job as the driver got it."""
 
     @property
     def result(self) -> JobEnds | None:
@@ -86,10 +85,8 @@ def last_attempt(files: JobFiles) -> Attempt:
     return Attempt(records=tuple(kept), count=count, job=_job(files.job))
 
 
-def _job(path: Path) -> Mapping[str, Any]:
-    """Return ``job.json``, of whatever version."""
+def _job(path: Path) -> KeptJob:
     try:
-        raw = json.loads(bytes_of(path).decode("utf-8", "replace"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
+        return kept_job(bytes_of(path))
+    except OSError:
+        return KeptJob()

@@ -22,7 +22,7 @@ from ..core.regular_files import text_of
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.files import JobFiles
-from ..logs.json_fields import table, text, texts
+from ..logs.json_fields import text
 from ..pack.existing import manifest_of
 from ..redaction.redact import Redactor
 from ..slurm import accounting
@@ -178,23 +178,22 @@ def _diagnosis(files: JobFiles) -> Diagnosis | None:
 def _facts(files: JobFiles, attempt: Attempt) -> JobFacts:
     """Return the facts about a job as a whole."""
     job, result = attempt.job, attempt.result
-    launch = table(job, "launch")
+    backend = "" if job.launch.backend == "auto" else job.launch.backend
     plans = [event for event in attempt.events if isinstance(event, TransferPlan)]
-    backend = text(launch, "backend")
     return JobFacts(
         job_id=files.job_id,
         folder=files.folder.absolute(),
-        name=text(job, "name"),
-        command=shlex.join(masked(texts(launch, "command"))),
+        name=job.name,
+        command=shlex.join(masked(job.launch.command)),
         world_size=None if result is None else result.world_size,
-        launcher=text(launch, "launcher"),
-        backend=(result and result.backend) or (backend if backend != "auto" else ""),
+        launcher=job.launch.launcher,
+        backend=(result and result.backend) or backend,
         begun=attempt.first,
         attempts=attempt.count,
         plan=plans[-1].why if plans else "",
         sent=None if result is None else result.bytes_broadcast,
         logs_lost=_losses(result),
-        log_mode=LogMode.GROUP if text(job, "log_mode") == LogMode.GROUP else LogMode.PRIVATE,
+        log_mode=job.log_mode,
     )
 
 
@@ -263,7 +262,7 @@ def _losses(result: JobEnds | None) -> str:
 
 def _bundle_contents(attempt: Attempt) -> BundleContents | None:
     """Return the contents of a job's bundle; None where the bundle is not known."""
-    path, wanted = text(attempt.job, "bundle"), text(attempt.job, "bundle_id")
+    path = attempt.job.bundle
     if not path:
         return None
     try:
@@ -274,7 +273,7 @@ def _bundle_contents(attempt: Attempt) -> BundleContents | None:
         manifest = manifest_of(Path(path))
     except (BundleError, OSError, ValueError) as exc:
         return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
-    if manifest.id != wanted:
+    if manifest.id != attempt.job.bundle_id:
         return BundleContents(path=path, missing="a different bundle is there now")
     parts = [
         BundlePart(

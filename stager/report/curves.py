@@ -21,7 +21,7 @@ from bundle.protocol.events import OutputsCollected
 from bundle.results import patterns
 
 from ..logs.files import JobFiles
-from ..logs.json_fields import number, text, texts
+from ..logs.json_fields import number
 from .attempt import Attempt
 
 NAME = "metrics.jsonl"
@@ -128,10 +128,10 @@ def _candidates(attempt: Attempt) -> list[Path]:
 
     What was there already when they came home got another name.
     """
-    run_dir = text(attempt.job, "run_dir")
+    run_dir = attempt.job.run_dir
     if not run_dir:
         return []
-    outputs = list(texts(attempt.job, "outputs"))
+    outputs = list(attempt.job.outputs)
     for event in attempt.events:
         if isinstance(event, OutputsCollected):
             outputs += event.renamed.values()

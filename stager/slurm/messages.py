@@ -57,6 +57,20 @@ _HINTS = (
         "there is",
     ),
     (
+        r"[Rr]eservation",
+        "`scontrol show reservation` lists the reservations, their users and times; name one with "
+        "--reservation",
+    ),
+    (
+        r"[Ii]nvalid feature",
+        "`sinfo -o '%N %f'` lists the features of nodes; name them with --constraint",
+    ),
+    (
+        r"[Ii]nvalid qos",
+        "`sacctmgr show associations user=$USER format=account,qos` lists yours; name one with "
+        "--qos",
+    ),
+    (
         r"[Ii]nvalid account|account/partition|AssocGrp|AssocMax|QOS",
         "name an account that may use this partition with --account; "
         "`sacctmgr show associations user=$USER` lists yours",

@@ -11,14 +11,14 @@ from typing import Literal
 from ..config.load import Config
 from ..core.errors import ConfigError
 
-ALLOCATIONS = ("auto", "slurm", "local")
+ALLOCATIONS = ("auto", "slurm", "ssh", "local")
 COMMANDS = ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH to use Slurm from here."""
 INSIDE = ("srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH inside an allocation."""
 
-Source = Literal["local", "inside", "salloc", "sbatch"]
-"""Processes on this machine; the allocation this runs in; a new allocation; a batch job."""
+Source = Literal["local", "ssh", "inside", "salloc", "sbatch"]
+"""Processes on this machine; hosts; the allocation this runs in; a new allocation; a batch job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,17 @@ class Request:
     args: tuple[str, ...]
     """Further options as they are; where one is given twice, Slurm takes the last."""
 
+    nodelist: str | None = None
+    """Nodes that must be among them, as a Slurm node list."""
+    qos: str | None = None
+    """Quality of service."""
+    constraint: str | None = None
+    """Features that nodes must have, in Slurm's notation."""
+    reservation: str | None = None
+    """Slurm reservation."""
+    mem: str | None = None
+    """Memory on each node: megabytes, or a number with K, M, G or T."""
+
     def named_options(self) -> dict[str, str | None]:
         """Return the values of the options that jobs of all kinds share, by long name."""
         least, most = self.nodes
@@ -60,6 +71,11 @@ class Request:
             "account": self.account,
             "time": self.time,
             "exclude": self.exclude,
+            "nodelist": self.nodelist,
+            "qos": self.qos,
+            "constraint": self.constraint,
+            "reservation": self.reservation,
+            "mem": self.mem,
         }
 
     def options(self) -> list[str]:
@@ -68,15 +84,34 @@ class Request:
         return [f"--{key}={value}" for key, value in options if value is not None]
 
 
-def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collection[str]) -> Source:
+@dataclass(frozen=True, kw_only=True)
+class NamedHosts:
+    """Where the hosts of a job are named, if they are."""
+
+    origin: str = ""
+    """The place: ``--hosts``; empty if none are named."""
+    by_option: bool = False
+    """True for an option of the command line."""
+
+
+def choose(
+    asked: str,
+    *,
+    nodes: int,
+    batch: bool,
+    inside: str,
+    found: Collection[str],
+    hosts: NamedHosts = NamedHosts(),
+) -> Source:
     """Decide where the nodes come from.
 
     Args:
-        asked: ``auto``, ``slurm`` or ``local``.
+        asked: ``auto``, ``slurm``, ``ssh`` or ``local``.
         nodes: the least number of nodes for the job.
         batch: True for a batch job.
         inside: ``SLURM_JOB_ID``; empty outside of an allocation.
         found: those of :data:`COMMANDS` that are on PATH.
+        hosts: where hosts are named.
 
     Raises:
         ConfigError: it cannot be had; the message names what is missing.
@@ -84,11 +119,18 @@ def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collectio
     if asked not in ALLOCATIONS:
         raise ConfigError(
             f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
-            hint="auto uses Slurm where it is available; local runs nodes as processes on this "
-            "machine",
+            hint="auto uses Slurm where it is available; ssh takes the hosts that you name; local "
+            "runs nodes as processes on this machine",
+        )
+    if asked in ("slurm", "local") and hosts.by_option:
+        raise ConfigError(
+            f"{hosts.origin} and --allocation {asked}: hosts are reached over ssh",
+            hint="leave one of the two out",
         )
     if asked == "local":
         return _local(batch)
+    if asked == "ssh" or hosts.by_option or (asked == "auto" and hosts.origin and not inside):
+        return _ssh(batch, hosts)
     source = _slurm_source(batch, inside)
     needed = INSIDE if source == "inside" else COMMANDS
     missing = [name for name in needed if name not in found]
@@ -103,7 +145,8 @@ def choose(asked: str, *, nodes: int, batch: bool, inside: str, found: Collectio
     raise ConfigError(
         f"{message} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
-        "--allocation local tries the job with nodes that are processes on this machine",
+        "without Slurm name the hosts with --hosts; --allocation local tries the job with nodes "
+        "that are processes on this machine",
     )
 
 
@@ -114,6 +157,21 @@ def _local(batch: bool) -> Source:
             hint="leave one of the two out",
         )
     return "local"
+
+
+def _ssh(batch: bool, hosts: NamedHosts) -> Source:
+    if not hosts.origin:
+        raise ConfigError(
+            "--allocation ssh: no hosts are named",
+            hint="name them: --hosts node[01-08], --host-file FILE, or [cluster] hosts in "
+            "stager.toml; in a job of PBS, LSF or OAR those of the job are taken",
+        )
+    if batch:
+        raise ConfigError(
+            f"--batch and hosts over ssh ({hosts.origin}): a batch job needs Slurm",
+            hint="leave --batch out; to go on after you log out, start it with nohup or in tmux",
+        )
+    return "ssh"
 
 
 def _slurm_source(batch: bool, inside: str) -> Source:
@@ -156,6 +214,11 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
         cpus_per_task=cluster.cpus_per_task or config.launch.nproc_per_node,
         gpus_per_node=cluster.gpus_per_node,
         args=tuple(args),
+        nodelist=cluster.nodelist,
+        qos=cluster.qos,
+        constraint=cluster.constraint,
+        reservation=cluster.reservation,
+        mem=cluster.mem,
     )
 
 

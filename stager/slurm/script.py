@@ -56,6 +56,11 @@ _HEADER_VARIABLES = re.compile(
     r"|OPEN_MODE|OUTPUT|SIGNAL|WAIT(_ALL_NODES)?)$"
 )
 """Defaults of the user that would win over the script's own ``#SBATCH`` lines (man sbatch)."""
+_REPEATED = (
+    *("partition", "account", "time"),
+    *("qos", "constraint", "reservation", "mem", "gpus-per-node"),
+)
+"""Options that users and sites set in variables (``SBATCH_PARTITION``...)."""
 
 _SIGNAL_DELAY_SECONDS = 83
 """A minute, by which Slurm may send a signal late (sbatch, ``--signal``), and time to collect."""
@@ -85,6 +90,16 @@ class ScriptFacts:
     """Nodes to avoid, in Slurm's notation."""
     gpus_per_node: str | None = None
     """``[cluster] gpus-per-node``: ``4``, or ``a100:4``."""
+    nodelist: str | None = None
+    """``[cluster] nodelist``."""
+    qos: str | None = None
+    """``[cluster] qos``."""
+    constraint: str | None = None
+    """``[cluster] constraint``."""
+    reservation: str | None = None
+    """``[cluster] reservation``."""
+    mem: str | None = None
+    """``[cluster] mem``."""
     sbatch_args: tuple[str, ...] = ()
     """``[cluster] salloc-args``, passed on as they are."""
     requeue: bool = False
@@ -115,6 +130,11 @@ class ScriptFacts:
             cpus_per_task=self.job.cpus_per_task,
             gpus_per_node=self.gpus_per_node,
             args=self.sbatch_args,
+            nodelist=self.nodelist,
+            qos=self.qos,
+            constraint=self.constraint,
+            reservation=self.reservation,
+            mem=self.mem,
         )
 
 
@@ -172,8 +192,9 @@ def submit_argv(facts: ScriptFacts) -> list[str]:
         ConfigError: see :func:`batch_script`.
     """
     argv = ["sbatch", "--parsable", "--export=ALL"]
-    repeated = {"partition": facts.partition, "account": facts.account, "time": facts.time}
-    for key, value in repeated.items():
+    options = facts.request.named_options()
+    for key in _REPEATED:
+        value = options[key]
         if value:
             argv.append(f"--{key}={_printable(key, value)}")
     return argv

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..building.current_bundle import LOCK_NAME
 from ..config.load import FILE_NAME, find
 from ..core.errors import StagerError
 from ..logs.files import JobFiles
+from ..logs.kept_job import KeptJob, kept_job
 from ..pack.existing import manifest_of
 from .job_files import UnfitError, size_of, whole
 
@@ -47,25 +46,14 @@ class ArchiveContents:
     """The job's files, without those that were left out."""
     left_out: tuple[str, ...]
     """A line for each file that was left out or not found, with the reason."""
-    job: Mapping[str, Any] = field(default_factory=dict)
-    """The job as the driver got it; empty where that is not known."""
-
-    @property
-    def launch(self) -> Mapping[str, Any]:
-        """The launch settings of the job."""
-        launch = self.job.get("launch")
-        return launch if isinstance(launch, dict) else {}
+    job: KeptJob
+    """The job as the driver got it."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The job's nodes, in order, and those that only logs name."""
         of_logs = [log.node for log in self.files.logs if log.node]
-        return tuple(dict.fromkeys([*_texts(self.job.get("nodes")), *of_logs]))
-
-    @property
-    def passed(self) -> frozenset[str]:
-        """Names of variables that the owner of the job declared secret."""
-        return frozenset(_texts(self.launch.get("pass_env")))
+        return tuple(dict.fromkeys([*self.job.nodes, *of_logs]))
 
 
 def contents(files: JobFiles, here: Path) -> ArchiveContents:
@@ -120,21 +108,18 @@ def _item(
     return ArchiveItem(name=name, path=path, folder=folder, size=size, may_be_cut=may_be_cut)
 
 
-def _job(files: JobFiles) -> Mapping[str, Any]:
-    """Return the job, from whatever version of stager."""
+def _job(files: JobFiles) -> KeptJob:
     if not files.job_id:
-        return {}
+        return KeptJob()
     try:
-        job = json.loads(whole(files.job, files.folder, SMALL))
-    except (UnfitError, ValueError, RecursionError):
-        return {}
-    return job if isinstance(job, dict) else {}
+        return kept_job(whole(files.job, files.folder, SMALL))
+    except UnfitError:
+        return KeptJob()
 
 
-def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
+def _project(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
     """Yield the project's settings and lock."""
-    run_dir = job.get("run_dir")
-    start = Path(run_dir) if isinstance(run_dir, str) and Path(run_dir).is_dir() else here
+    start = Path(job.run_dir) if job.run_dir and Path(job.run_dir).is_dir() else here
     try:
         settings = find(start)
     except (StagerError, OSError):
@@ -149,21 +134,13 @@ def _project(job: Mapping[str, Any], here: Path, left_out: list[str]) -> Iterato
             yield item
 
 
-def _manifest(job: Mapping[str, Any], left_out: list[str]) -> Iterator[ArchiveItem]:
+def _manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
     """Yield the manifest of the job's bundle, if that still exists."""
-    bundle = job.get("bundle")
-    if not isinstance(bundle, str):
+    if not job.bundle:
         return
     try:
-        data = manifest_of(Path(bundle)).to_bytes()
+        data = manifest_of(Path(job.bundle)).to_bytes()
     except (StagerError, OSError) as exc:
         left_out.append(f"manifest.json: {exc}")
         return
     yield ArchiveItem(name="manifest.json", text=data, size=len(data))
-
-
-def _texts(value: object) -> list[str]:
-    """Return the texts in a list; nothing for any other value."""
-    if not isinstance(value, list):
-        return []
-    return [item for item in value if isinstance(item, str)]

@@ -14,6 +14,7 @@ from bundle.protocol.codec import encode
 
 from ..config.load import load
 from ..core.errors import StagerError
+from ..core.home import expanded
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..diagnosis.result import diagnosis_result
@@ -154,7 +155,7 @@ def listed(files: JobFiles, log_bytes: int) -> SupportListing:
 
 
 def _target(output: Path | None, top: str) -> Path:
-    output = (output or Path()).expanduser()
+    output = expanded(output or Path())
     return (output / f"{top}.tar.gz" if output.is_dir() else output).absolute()
 
 
@@ -184,7 +185,8 @@ class _Gathering:
         found = self.found
         settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
         jobs = [item for item in found.items if item.path == found.files.job]
-        self.known = list(of_environment(environment, found.passed | _passed(settings)))
+        passed = {*found.job.launch.pass_env, *_passed(settings)}
+        self.known = list(of_environment(environment, passed))
         self.known += of_settings(_content(item) for item in (*settings, *jobs))
         if self.options.hide_names:
             self.users = _users(environment)

@@ -86,7 +86,7 @@ def test_the_bundles_torch_is_the_one_imported(torch_project: TorchProject, tmp_
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -70,6 +70,35 @@ def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:
     assert (quiet.stderr, quiet.stdout) == ("", done.stdout)
 
 
+def test_what_changed_and_a_copy_elsewhere(project: Project, wheelhouse: Path) -> None:
+    """A package more and one less; the copy has all bytes, and an error leaves what was there."""
+    first = built(project)
+    changes = first["changes"]
+    assert isinstance(changes, dict)
+    assert [one["name"] for one in changes["added"]] == ["alpha", "beta"]
+    assert (changes["removed"], changes["changed"]) == ([], [])
+    make_wheel(wheelhouse, "beta", "2.5")
+    project.settings("cli-tool", "beta")
+    copy = project.root.parent / "carried.tar"
+    copy.write_text("older")
+    done = project.stager("build", "--no-prove", "-P", "beta", "-o", str(copy))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(copy)
+    assert "packages: added cli-tool 1.0; removed alpha; changed beta 2.0 -> 2.5" in done.stderr
+    made = built(project)
+    assert copy.read_bytes() == Path(str(made["bundle"])).read_bytes()
+    assert made["output"] is None
+    assert made["changes"] == {"added": [], "removed": [], "changed": [], "bytes": 0}
+    folder = project.root.parent / "folder"
+    (folder / "kept").mkdir(parents=True)
+    assert f"{folder} cannot be written" in refused(project, "--no-prove", "--output", str(folder))
+    assert [item.name for item in folder.iterdir()] == ["kept"]
+    assert not list(folder.parent.glob(".folder*"))
+    assert "in the project" in refused(project, "--output", "mine.tar")
+    inside = built(project, "--output", "mine.pkgs.tar")
+    assert built(project)["id"] == inside["id"] == made["id"], "no part of the project"
+
+
 # --- the same bytes ------------------------------------------------------------------------------
 
 
@@ -283,7 +312,7 @@ def test_too_few_files_may_be_open(project: Project) -> None:
             cwd=project.root,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert "Traceback" not in done.stderr, (most, done.stderr)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from stager import __version__
+from stager.cli.program import boundary
+from stager.console.output import Output
 from tests.support.building import Project
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 COMMANDS = (
-    *("init", "lock", "build", "inspect", "verify", "run", "script", "exec", "estimate", "nodes"),
+    *(
+        "init",
+        "config",
+        "lock",
+        "build",
+        "inspect",
+        "export",
+        "import",
+        "verify",
+        "run",
+        "script",
+        "exec",
+        "estimate",
+        "nodes",
+    ),
     *("logs", "diagnose", "report", "support", "clean"),
 )
 LOCAL = ("--allocation", "local", "--nodes", "1")
@@ -39,14 +58,34 @@ def stager(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProces
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
 
-def test_version(tmp_path: Path) -> None:
-    done = stager("--version", cwd=tmp_path)
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(tmp_path: Path, option: str) -> None:
+    done = stager(option, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"stager {__version__}\n", "")
+
+
+def test_the_settings_may_be_elsewhere(tmp_path: Path) -> None:
+    """A lock without requirements needs no index; where it is written shows what was read."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    other = tmp_path / "two" / "other.toml"
+    other.write_text("[environment]\nrequirements = []\n")
+    for options, folder in (
+        (["--directory", "one"], "one"),
+        (["--project", "two"], "two"),
+        (["--config", "two/other.toml"], "two"),
+    ):
+        done = stager(*options, "lock", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        written = tmp_path / folder / "pylock.toml"
+        assert written.exists()
+        written.unlink()
 
 
 def test_help_is_quick(tmp_path: Path) -> None:
@@ -93,6 +132,13 @@ SHARED = {
     "--time",
     "--exclude",
     "--account",
+    "--nodelist",
+    "--qos",
+    "--constraint",
+    "--reservation",
+    "--mem",
+    "--gpus-per-node",
+    "--salloc-arg",
     "--nproc-per-node",
     "--launcher",
     "--backend",
@@ -114,8 +160,31 @@ SHARED = {
 @pytest.mark.parametrize(
     ("command", "own"),
     [
-        ("verify", {"--allocation", "--deep", "--batch", "--wait", "--dry-run", "--on-failure"}),
-        ("run", {"--allocation", "--batch", "--wait", "--dry-run", "--on-failure"}),
+        (
+            "verify",
+            {
+                "--allocation",
+                "--hosts",
+                "--host-file",
+                "--deep",
+                "--batch",
+                "--wait",
+                "--dry-run",
+                "--on-failure",
+            },
+        ),
+        (
+            "run",
+            {
+                "--allocation",
+                "--hosts",
+                "--host-file",
+                "--batch",
+                "--wait",
+                "--dry-run",
+                "--on-failure",
+            },
+        ),
         ("script", {"--requeue", "--no-embed"}),
     ],
 )
@@ -126,6 +195,10 @@ def test_the_commands_of_jobs_share_their_options(
     named = {word.strip(",") for line in shown.splitlines() for word in line.split()[:2]}
     options = {word for word in named if word.startswith("--")} - {"--help"}
     assert options == SHARED | own
+    assert {"-N,", "-p,", "-A,", "-t,", "-w,", "-x,", "-C,", "-q,"} <= set(shown.split())
+    headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings.index("Slurm:") < headings.index("Staging and launching:")
+    assert "torchrun|srun" in shown
 
 
 def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
@@ -148,7 +221,7 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["build", "--jobs", "0"], "--jobs"),
         (["exec"], "COMMAND"),
         (["run", "--nodes", "3:2"], "'3:2' cannot be used"),
-        (["run", "--allocation", "cloud"], "'cloud' is not one of auto, slurm, local"),
+        (["run", "--allocation", "cloud"], "'cloud' is not one of auto, slurm, ssh, local"),
         (["run", "--stage", "maybe"], "'maybe' is not one of auto, always, never"),
         (["run", "--time", "soon"], "--time"),
         (["run", "--pass-env", "HF_TOKEN=hunter2"], "--pass-env"),
@@ -171,6 +244,13 @@ def test_without_a_command_help_is_shown(tmp_path: Path) -> None:
         (["run", "--bundle", ""], "'--bundle': it is empty"),
         (["report", "-o", ""], "it is empty"),
         (["support", "-o", ""], "it is empty"),
+        (["run", "--mem", "lots"], "'lots' cannot be used"),
+        (["--directory", "nowhere", "run"], "--directory"),
+        (["--project", ".", "--config", "stager.toml", "run"], "--project: cannot be used with"),
+        (["--config", "nowhere.toml", "build"], "nowhere.toml is not a file"),
+        (["--config", "a" * 5000, "build"], "is not a file"),
+        (["--project", "a" * 5000, "build"], "is not a directory"),
+        (["run", "--log-dir", "~nobody-here/logs"], "there is no home directory"),
         (["verify", "--interface", "an-interface-with-a-long-name"], "--interface"),
     ],
 )
@@ -178,6 +258,8 @@ def test_usage_errors_are_2(tmp_path: Path, arguments: list[str], said: str) -> 
     done = stager(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert re.search(r"^hint: `.*--help`", done.stderr, re.MULTILINE)
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert list(tmp_path.glob("*.toml")) == []
@@ -216,8 +298,9 @@ def test_slurm_without_its_commands(project: Project) -> None:
 
 
 def test_completion(tmp_path: Path) -> None:
-    script = stager("--show-completion", "bash", cwd=tmp_path).stdout
-    assert "complete -o default -F _stager_completion stager" in script
+    shown = stager("--show-completion", "bash", cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "complete -o default -F _stager_completion stager" in shown.stdout
     offered = stager(
         cwd=tmp_path, _STAGER_COMPLETE="complete_bash", COMP_WORDS="stager ver", COMP_CWORD="1"
     ).stdout
@@ -245,14 +328,17 @@ def test_quiet_leaves_the_result(project: Project) -> None:
 # --- script and clean ----------------------------------------------------------------------------
 
 
+PROCESSES = '[launch]\nlauncher = "processes"\n'
 SRUN = '[launch]\nlauncher = "srun"\n'
 
 
 def test_script_is_a_whole_batch_script(project: Project) -> None:
     """On standard output, byte for byte; what became of the command is talk."""
     project.settings("alpha", more=SRUN).build()
+    slurm = ["-w", "n3", "--qos", "high", "-C", "a100&nvlink", "--reservation", "class"]
+    slurm += ["--gpus-per-node", "a100:4", "--salloc-arg=--nice=5", "--salloc-arg=--exclusive"]
     command = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py", "--epochs", "3"]
-    options = ["--nodes", "2", "--partition", "gpu", "--exclude", "n1", "--log-dir", "logs"]
+    options = ["-N", "2", "-p", "gpu", "-x", "n1", "--log-dir", "logs", *slurm]
     env = {"SALLOC_OPTS": "--exclude=n2 --mem=8G", "HF_TOKEN": "hunter2"}
     options += ["--pass-env", "HF_TOKEN"]
     done = project.stager("script", *options, "--", *command, env=env)
@@ -264,7 +350,12 @@ def test_script_is_a_whole_batch_script(project: Project) -> None:
         "#SBATCH --partition=gpu",
         "#SBATCH --exclude=n1,n2",
         "#SBATCH --cpus-per-task=2",
-        "#SBATCH --mem=8G",
+        "#SBATCH --nodelist=n3",
+        "#SBATCH --qos=high",
+        '#SBATCH --constraint="a100&nvlink"',
+        "#SBATCH --reservation=class",
+        "#SBATCH --gpus-per-node=a100:4",
+        "#SBATCH --nice=5 --exclusive --mem=8G",
     ):
         assert line in lines
     assert "--standalone" in done.stderr
@@ -382,6 +473,28 @@ def test_exec_ends_as_the_command_does(built: Project, command: list[str], code:
         assert command[0] in done.stderr
 
 
+def test_exec_is_the_rank_that_its_caller_says(built: Project) -> None:
+    code = "import os; print(*(os.environ.get(n) for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "29500"}
+    done = built.stager("exec", "-q", "--", "python", "-c", code, env=env)
+    assert done.stdout == "3 4 29500\n", done.stderr
+
+
+def test_packages_in_src_can_be_imported(project: Project) -> None:
+    """Also from another directory, and by ranks."""
+    package = project.root / "src" / "mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("PLACE = __file__\n")
+    (project.root / "train.py").write_text("import mine; print('from', mine.PLACE)\n")
+    project.settings("alpha", more=PROCESSES).build()
+    done = project.stager("exec", "-q", "--", "python", "-c", "import mine; print(mine.PLACE)")
+    assert done.stdout.endswith("/project/src/mine/__init__.py\n"), done.stderr
+    ran = project.stager("run", *LOCAL, "--log-dir", "logs", "--", "train.py")
+    assert ran.returncode == 0, ran.stderr
+    (log,) = (project.root / "logs").glob("*.0.out")
+    assert "/project/src/mine/__init__.py" in log.read_text()
+
+
 def test_exec_passes_its_input_and_arguments_on(built: Project) -> None:
     code = "import sys; print(sys.argv[1:], sys.stdin.read())"
     arguments = ["exec", "--", "python", "-c", code, "--json", "a b", "--", "-q"]
@@ -391,7 +504,82 @@ def test_exec_passes_its_input_and_arguments_on(built: Project) -> None:
         input="typed",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stdout == "['--json', 'a b', '--', '-q'] typed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--nosuch"], 2), (["inspect", "/nowhere"], 1), (["config"], 0)]
+)
+def test_talk_that_cannot_be_written_changes_no_exit_code(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    """As where a batch job's standard error is a file on a full disk."""
+    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [STAGER, *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == code
+
+
+def test_a_directory_that_is_gone_is_an_expected_failure(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", STAGER, "config"],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: the current directory cannot be used" in done.stderr
+    assert "hint: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "not enough memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "too many files are open"),
+        (OSError(errno.ENOSPC, "No space left on device"), "a file cannot be written: No space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/x"), "/x cannot be written: Disk quota"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in []"), "temporary"),
+    ],
+)
+def test_a_limit_of_the_machine_is_an_expected_failure(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as caught, boundary(Output()):
+        raise error
+    assert caught.value.exit_code == 1
+    text = capsys.readouterr().err
+    assert said in text
+    assert "hint: " in text
+
+
+@pytest.mark.parametrize("arguments", [("lock",), ("lock", "--json")])
+def test_a_file_that_may_not_grow_is_no_fault_of_the_output(
+    project: Project, arguments: tuple[str, ...]
+) -> None:
+    command = 'ulimit -f 0; exec "$@"'
+    done = subprocess.run(
+        ["/bin/bash", "-c", command, "bash", STAGER, *arguments],
+        cwd=project.root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot be written: File too large" in done.stderr
+    assert "standard output" not in done.stderr

@@ -29,7 +29,7 @@ def interrupted(seconds: float) -> tuple[int, str]:
     )
     time.sleep(seconds)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=300)
     return running.returncode, said
 
 
@@ -73,7 +73,7 @@ def test_ctrl_c_while_a_command_imports(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
@@ -99,7 +99,7 @@ def test_ctrl_c_while_the_node_program_reads_its_arguments() -> None:
         cwd=Path(stager.__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -63,7 +63,7 @@ def gone(project: Project) -> bool:
 @pytest.mark.parametrize("left", ["heeds", "ignores"])
 def test_nothing_of_a_job_that_went_well_goes_on(left: str, ready: Project) -> None:
     running = started(ready, left, "0")
-    _, said = running.communicate(timeout=120)
+    _, said = running.communicate(timeout=300)
     assert gone(ready)
     assert running.returncode == 0, said
 
@@ -72,9 +72,9 @@ def test_nothing_of_a_job_that_went_well_goes_on(left: str, ready: Project) -> N
 def test_nothing_of_a_job_that_was_interrupted_goes_on(left: str, ready: Project) -> None:
     running = started(ready, left, "600")
     note = ready.root / "left"
-    begun = until(note.exists, 60)
+    begun = until(note.exists, 120)
     running.terminate()
-    _, said = running.communicate(timeout=120)
+    _, said = running.communicate(timeout=300)
     assert begun, said
     assert gone(ready)
     assert "nothing is left running" in said
@@ -84,10 +84,10 @@ def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
     """The driver adopts what it leaves; the next job removes its directory."""
     running = started(ready, "heeds", "600")
     note = ready.root / "left"
-    begun = until(note.exists, 60)
+    begun = until(note.exists, 120)
     for agent in agents(ready):
         os.kill(agent, signal.SIGKILL)
-    _, said = running.communicate(timeout=120)
+    _, said = running.communicate(timeout=300)
     assert begun, said
     assert gone(ready)
     assert running.returncode == 3, said

@@ -127,7 +127,7 @@ def test_a_terminal_gets_a_table(built: Project) -> None:
         pass
     finally:
         os.close(leader)
-    started.communicate(timeout=20)
+    started.communicate(timeout=300)
     assert started.returncode == 0
     text = shown.decode()
     assert "\x1b[" in text

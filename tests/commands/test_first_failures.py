@@ -181,7 +181,7 @@ def interrupted(
         time.sleep(1)  # what is in the log is shown a moment later
     finally:
         os.killpg(started.pid, signal.SIGINT)
-        out, err = started.communicate(timeout=120)
+        out, err = started.communicate(timeout=300)
     assert started.returncode == 130, err
     return _diagnosed(project, cwd, json.loads(out)), err
 

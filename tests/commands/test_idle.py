@@ -55,14 +55,14 @@ def test_nobody_wakes_up_often_for_nothing(ready: Project) -> None:
         text=True,
     )
     try:
-        assert until((ready.root / "begun").exists, 60)
+        assert until((ready.root / "begun").exists, 120)
         time.sleep(2)
         before = switches(ready.store.root)
         time.sleep(SECONDS)
         after = switches(ready.store.root)
     finally:
         running.terminate()
-        running.communicate(timeout=120)
+        running.communicate(timeout=300)
     assert {role for role, _ in before} == {"drive", "agent"}
     often = {thread: count - before.get(thread, 0) for thread, count in after.items()}
     # Once a second each; some more for whatever the kernel lets them wait for.

@@ -84,8 +84,9 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports = {"init": printed(project, "init")}
     project.settings("alpha", "torch", more='torch-backend = "none"\n[launch]\nbackend = "gloo"')
 
+    reports["config"] = printed(project, "config")
     reports["lock"] = printed(project, "lock")
-    reports["build"] = printed(project, "build")
+    reports["build"] = printed(project, "build", "--output", "copy.pkgs.tar")
     reports["inspect"] = of_one_layer(printed(project, "inspect", "--files"))
     reports["estimate"] = printed(project, "estimate", "--nodes", "1,8")
     reports["verify"] = printed(project, "verify", *JOB)
@@ -119,6 +120,7 @@ def test_each_command_prints_the_json_that_scripts_know(
         reports["run"]["job_id"]: "<job>",
         reports["verify"]["job_id"]: "<job>",
         str(tmp_path): "<tmp>",
+        os.environ["HOME"]: "<home>",
         f"/stager-{os.getuid()}/": "/stager-<uid>/",
         "{}.{}".format(*sys.version_info): "<python>",
     }

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -13,16 +12,16 @@ from stager.config import load
 from stager.core.errors import ConfigError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.lock import make_lock
+from stager.lock.resolve import ResolveOptions
 from stager.lock.spec import Spec, read_spec
 from tests.support.building import STAGER, Project
 from tests.support.index_server import Index, serve
-from tests.support.sources import make_sdist
+from tests.support.sources import make_sdist, own_backend
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.of_host().python
 FOREIGN = [
-    ("uv.lock", "uv export"),
     ("poetry.lock", "poetry export"),
     ("pdm.lock", "pdm export"),
     ("Pipfile", "pipenv requirements"),
@@ -32,7 +31,7 @@ FOREIGN = [
     ("environment-gpu.yml", "requirements.in"),
     ("setup.py", "name the folder"),
     ("setup.cfg", "name the folder"),
-    ("s.py", "uv export --script s.py"),
+    ("s.py", "a block with them (PEP 723)"),
     ("settings.json", "requirements.txt"),
 ]
 
@@ -100,10 +99,13 @@ def test_paths_of_such_files(name: str, remedy: str, tmp_path: Path) -> None:
 
 
 def test_files_where_a_requirement_file_belongs(tmp_path: Path) -> None:
-    for name in ("uv.lock", "Pipfile"):
+    for name in ("poetry.lock", "uv.lock", "Pipfile"):
         (tmp_path / name).write_text("anything\n")
-    (tmp_path / "r.in").write_text("alpha\n-r uv.lock\n")
-    assert "r.in:2: uv.lock is not a requirement file; run `uv export" in refused(tmp_path, "r.in")
+    (tmp_path / "r.in").write_text("alpha\n-r poetry.lock\n")
+    assert "r.in:2: poetry.lock is not a requirement file; run `poetry" in refused(tmp_path, "r.in")
+    for line in ("uv.lock", "-r uv.lock"):
+        (tmp_path / "r.in").write_text(f"alpha\n{line}\n")
+        assert "name it in environment.requirements itself" in refused(tmp_path, "r.in")
     (tmp_path / "r.in").write_text("alpha\n-c Pipfile\n")
     assert "r.in:2: Pipfile is not a requirement file" in refused(tmp_path, "r.in")
     (tmp_path / "r.in").write_text("more.txt\n")
@@ -143,15 +145,19 @@ def test_a_wheel_beside_the_settings_is_that_wheel(tmp_path: Path) -> None:
 
 # --- what only another tool reads ----------------------------------------------------------------
 
+OF_UV = [
+    ('[tool.uv.sources]\nalpha = { path = "fork" }', "tool.uv.sources"),
+    ("[tool.uv]\nconstraint-dependencies = ['idna<3.8']", "constraint-dependencies"),
+    ("[tool.uv]\noverride-dependencies = ['idna<3.8']", "override-dependencies"),
+    ("[tool.uv]\nexclude-newer = '2024-01-01'", "tool.uv.exclude-newer"),
+    ("[tool.uv]\nresolution = 'lowest'", "tool.uv.resolution"),
+    ("[tool.uv]\nprerelease = 'allow'", "tool.uv.prerelease"),
+    ("[tool.uv]\nfind-links = ['wheels']", "tool.uv.find-links"),
+    ("[[tool.uv.index]]\nurl = 'https://example.org/simple'", "tool.uv.index"),
+]
+
+
 IGNORED = [
-    ('[tool.uv.sources]\nalpha = { path = "fork" }', "tool.uv.sources", "uv export"),
-    ("[tool.uv]\nconstraint-dependencies = ['idna<3.8']", "constraint-dependencies", "uv export"),
-    ("[tool.uv]\noverride-dependencies = ['idna<3.8']", "override-dependencies", "uv export"),
-    ("[tool.uv]\nexclude-newer = '2024-01-01'", "tool.uv.exclude-newer", "uv export"),
-    ("[tool.uv]\nresolution = 'lowest'", "tool.uv.resolution", "uv export"),
-    ("[tool.uv]\nprerelease = 'allow'", "tool.uv.prerelease", "uv export"),
-    ("[tool.uv]\nfind-links = ['wheels']", "tool.uv.find-links", "uv export"),
-    ("[[tool.uv.index]]\nurl = 'https://example.org/simple'", "tool.uv.index", "uv export"),
     ("[[tool.poetry.source]]\nname = 'lab'", "tool.poetry.source", "poetry export"),
     ("[tool.poetry.dependencies]\nalpha = {path = 'fork'}", "[tool.poetry]", "poetry export"),
     ("[[tool.pdm.source]]\nname = 'lab'", "tool.pdm.source", "pdm export"),
@@ -170,13 +176,26 @@ def test_settings_that_only_another_tool_reads(
     assert remedy in line
 
 
-@pytest.mark.parametrize(("text", "key", "remedy"), [IGNORED[0], IGNORED[1], IGNORED[8]])
+@pytest.mark.parametrize(("text", "key", "remedy"), [IGNORED[0], IGNORED[2]])
 def test_the_same_of_a_local_project(text: str, key: str, remedy: str, tmp_path: Path) -> None:
     pyproject(tmp_path / "lib", text)
     line = refused(tmp_path, "./lib")
     assert line.startswith("lib/pyproject.toml: ")
     assert key in line
     assert remedy in line
+
+
+@pytest.mark.parametrize(("text", "key"), OF_UV)
+@pytest.mark.parametrize("entry", ["lib/pyproject.toml", "./lib"])
+def test_settings_of_uv_are_left_to_uv(entry: str, text: str, key: str, tmp_path: Path) -> None:
+    pyproject(tmp_path / "lib", text)
+    read = spec(tmp_path, entry)
+    assert read.uv_project is not None
+    (named,) = read.uv_project.keys
+    assert named.startswith("lib/pyproject.toml: tool.uv.")
+    assert key in named
+    pyproject(tmp_path / "lib", "")
+    assert spec(tmp_path, entry).uv_project is None
 
 
 def test_settings_that_do_not_matter(tmp_path: Path) -> None:
@@ -203,15 +222,18 @@ def test_settings_that_do_not_matter(tmp_path: Path) -> None:
         """,
     )
     assert spec(tmp_path, "pyproject.toml").requirements == ("alpha", "discord-py")
-    line = refused(tmp_path, "pyproject.toml:docs")
-    assert "tool.uv.index, tool.uv.sources" in line
+    assert spec(tmp_path, "pyproject.toml").uv_project is None
+    project = spec(tmp_path, "pyproject.toml:docs").uv_project
+    assert project is not None
+    assert project.keys == ("pyproject.toml: tool.uv.index", "pyproject.toml: tool.uv.sources")
 
 
 def test_settings_of_uv_beside_it(tmp_path: Path) -> None:
     pyproject(tmp_path / "sub", "")
     (tmp_path / "sub" / "uv.toml").write_text('exclude-newer = "2020-01-01"\n')
-    line = refused(tmp_path, "sub/pyproject.toml")
-    assert line.startswith("sub/uv.toml: exclude-newer: only uv honours this")
+    project = spec(tmp_path, "sub/pyproject.toml").uv_project
+    assert project is not None
+    assert project.keys == ("sub/uv.toml: exclude-newer",)
     (tmp_path / "sub" / "uv.toml").write_text("offline = false\n")
     assert spec(tmp_path, "sub/pyproject.toml").requirements
 
@@ -241,39 +263,35 @@ def test_settings_of_the_workspace_around_it(tmp_path: Path) -> None:
     pyproject(tmp_path, f"{workspace}[tool.uv]\noverride-dependencies = ['idna<3']\n")
     pyproject(tmp_path / "packages" / "app", "")
     for entry in ("pyproject.toml", "."):
-        line = refused(tmp_path / "packages" / "app", entry)
-        assert line.startswith(f"{tmp_path}/pyproject.toml: tool.uv.override-dependencies: only uv")
+        project = spec(tmp_path / "packages" / "app", entry).uv_project
+        assert project is not None
+        assert project.keys == (f"{tmp_path}/pyproject.toml: tool.uv.override-dependencies",)
+        assert project.overridden == {"idna"}
     pyproject(tmp_path, workspace)
     assert spec(tmp_path / "packages" / "app", "pyproject.toml").requirements
 
 
-def test_what_the_message_says_to_do_works(
-    index_env: object, wheelhouse: Path, build_wheels: Path, tmp_path: Path
-) -> None:
-    """A local fork stays the fork, by way of ``uv export`` as the message gives it."""
-    for wheel in build_wheels.iterdir():
-        (wheelhouse / wheel.name).write_bytes(wheel.read_bytes())
+def test_a_local_fork_stays_the_fork(index_env: object, wheelhouse: Path, tmp_path: Path) -> None:
     root = tmp_path / "project"
-    fork = root / "fork"
-    pyproject(root, '[tool.uv.sources]\nalpha = { path = "fork" }\n')
-    pyproject(fork, "")
-    fork_text = '[project]\nname = "alpha"\nversion = "1.0+fork"\n[build-system]\n'
-    fork_text += 'requires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-    (fork / "pyproject.toml").write_text(fork_text)
-    (fork / "alpha.py").write_text("FORK = True\n")
+    pyproject(root, '[tool.uv.sources]\nalpha = { path = "forks/alpha" }\n')
+    own_backend(root / "forks" / "alpha")
+    make_wheel(wheelhouse, "alpha", "9.0")
     make_wheel(wheelhouse, "discord.py")
-    line = refused(root, "pyproject.toml")
-    command = line.partition("`")[2].partition("`")[0]
-    assert command.startswith("uv export ")
-    uv = [sys.executable, "-m", *command.split(), "--no-index", "--find-links", str(wheelhouse)]
-    subprocess.run(uv, cwd=root, check=True, capture_output=True)
     made = make_lock(
-        spec(root, "requirements.txt"),
+        spec(root, "pyproject.toml"),
         path=root / "pylock.toml",
         store=Store(tmp_path / "offline"),
         options=ResolveOptions(resolver="uv"),
     )
-    assert {f.name: str(f.version) for f in made.files}["alpha"] == "1.0+fork"
+    assert {f.name: str(f.version) for f in made.files}["alpha"] == "1.0"
+    assert [label for _, label in made.sources] == ["forks/alpha"]
+
+
+def test_two_projects_with_settings_of_uv_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        pyproject(tmp_path / name, "[tool.uv]\nresolution = 'lowest'")
+    line = refused(tmp_path, "one/pyproject.toml", "./two")
+    assert "one/pyproject.toml: tool.uv.resolution; two/pyproject.toml: tool.uv.resolution" in line
 
 
 # --- which Python --------------------------------------------------------------------------------

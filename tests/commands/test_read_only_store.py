@@ -48,7 +48,7 @@ def test_a_bundle_is_used_from_a_store_that_is_mounted_read_only(
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

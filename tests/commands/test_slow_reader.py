@@ -67,8 +67,8 @@ def has_result(project: Project) -> bool:
 def test_ranks_and_logs_go_on_and_the_rest_is_shown_later(ready: Project) -> None:
     with running(ready, LINES) as started:
         assert until((ready.root / "done").exists, 120), "the rank waits for the reader"
-        assert until(lambda: has_result(ready), 60)
-        out, err = started.communicate(timeout=120)
+        assert until(lambda: has_result(ready), 120)
+        out, err = started.communicate(timeout=300)
     assert started.returncode == 0, err
     (log,) = (ready.root / "logs").glob("*.0.out")
     logged = [line.rstrip() for line in log.read_text().splitlines()]
@@ -86,7 +86,7 @@ def test_the_result_comes_from_the_file_where_the_driver_has_not_waited(ready: P
         assert until(lambda: has_result(ready), 120)
         (driver,) = drivers(ready)
         os.kill(driver, signal.SIGKILL)  # as it ends by itself after a minute
-        out, err = started.communicate(timeout=120)
+        out, err = started.communicate(timeout=300)
     assert started.returncode == 0, err
     assert "done: 1 rank" in err
     assert out.split()[0] == "0"

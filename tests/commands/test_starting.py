@@ -63,9 +63,9 @@ def test_a_warm_node_starts_one_agent_and_asks_one_python(
 ) -> None:
     """What the environment is; which Python there is the agent knows, as it is run by it."""
     argv = driver(program, packed, tmp_path)
-    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
     trace = ["-ff", "-q", "-e", "trace=execve", "-o", str(tmp_path / "trace")]  # a file a process
-    subprocess.run(["strace", *trace, *argv], check=True, capture_output=True, timeout=120)
+    subprocess.run(["strace", *trace, *argv], check=True, capture_output=True, timeout=300)
     lines = [line for path in tmp_path.glob("trace.*") for line in path.read_text().splitlines()]
     found = [line for line in lines if line.startswith("execve(") and line.endswith(" = 0")]
     kinds = {

@@ -17,7 +17,7 @@ import pytest
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.layers.build import make_layers
-from tests.support.building import STAGER, Project, source_of
+from tests.support.building import STAGER, Project, left_behind, source_of
 from tests.support.needs import needs
 from tests.support.users import GROUP, as_user
 from tests.support.wheelhouse import make_wheel
@@ -57,7 +57,8 @@ def test_the_roots_mode_decides(root: int | None, folder: int, file: int, tmp_pa
         make_layers([source], store=store, target=Target.of_host(), jobs=1)
         with store.publishing(store.bundles / "a") as partial:
             partial.write_text("x")
-        assert stat.S_IMODE(store.scratch("x").stat().st_mode) == folder
+        with store.scratch("new") as scratch:
+            assert stat.S_IMODE(scratch.stat().st_mode) == folder
     assert stat.S_IMODE(store.root.stat().st_mode) == (0o700 if root is None else root)
     assert modes(store.root) == {("folder", oct(folder)), ("file", oct(file))}
 
@@ -129,7 +130,7 @@ def build(shared: Path, user: int) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> dict[str, object]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     report: dict[str, object] = json.loads(out)
     return report
@@ -151,7 +152,7 @@ def test_two_users_of_a_group_share_a_store(shared: Path) -> None:
     owners = {path.lstat().st_uid for path in store.bundles.iterdir()}
     assert owners == set(USERS)
     # What a killed build of one left, the other one's next build takes away.
-    left = store.scratch("new")
+    left = left_behind(store, "new")
     os.chown(left, first, -1)
     (left / "half").write_text("x")
     os.chown(left / "half", first, -1)

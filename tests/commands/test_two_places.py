@@ -43,7 +43,7 @@ def built(root: Path, wheels: Path) -> tuple[str, set[str]]:
     env = {**os.environ, "OFFLINE_ROOT": str(store)}
     argv = [*STAGER, "build", "--json", "--no-prove"]
     done = subprocess.run(
-        argv, cwd=root, env=env, capture_output=True, text=True, check=False, timeout=120
+        argv, cwd=root, env=env, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     with BundleFile(json.loads(done.stdout)["bundle"]) as bundle:

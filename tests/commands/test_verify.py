@@ -18,6 +18,7 @@ LOCAL = ("--allocation", "local")
 VERIFY_KEYS = {
     "schema", "ok", "bundle", "id", "job_id", "nodes", "log_dir", "seconds", "left_out", "ended_by",
     "bytes_broadcast", "plan", "deep", "repaired", "host_problems",
+    "send_seconds", "unpack_seconds",
 }  # fmt: skip
 NODE_KEYS = {
     "node", "ok", "python", "packages", "origin_ok", "interface", "address", "seconds", "problems"
@@ -26,7 +27,7 @@ RUN_KEYS = {
     "schema", "ok", "job_id", "bundle", "id", "nodes", "world_size", "launcher", "backend",
     "exit_codes", "log_dir", "bytes_broadcast", "seconds", "first_failure", "task_codes",
     "left_out", "ended_by", "collected", "plan", "trained", "consequences", "logs_lost", "notes",
-    "repaired",
+    "repaired", "send_seconds", "unpack_seconds",
 }  # fmt: skip
 NODE_LINE = re.compile(
     r"NODE (local\d) OK -> PY 3\.\d+ torch 2\.13\.0\S* tfm \S+ datasets \S+ numpy \S+"

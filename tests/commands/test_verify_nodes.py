@@ -35,7 +35,7 @@ def verify(
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

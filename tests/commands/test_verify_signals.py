@@ -22,7 +22,7 @@ if os.environ["RANK"] in sys.argv:  # such a rank has to save something first
 pathlib.Path("begun" + os.environ["RANK"]).touch()
 time.sleep(600)
 """
-GONE_AFTER = 20
+GONE_AFTER = 120
 """Seconds within which all processes of a job must have ended, whatever happened."""
 
 
@@ -42,7 +42,7 @@ def begin(torch_project: TorchProject, folder: Path, *slow: str) -> subprocess.P
     argv = ["run", "--json", "--log-dir", folder / "logs", *options, "--", "wait.py", *slow]
     started = torch_project.start(*argv, cwd=folder)
     begun = [folder / "begun0", folder / "begun1"]
-    if not until(lambda: all(path.exists() for path in begun), 60):
+    if not until(lambda: all(path.exists() for path in begun), 120):
         started.terminate()
         pytest.fail(f"the ranks did not begin: {started.communicate(timeout=GONE_AFTER)}")
     return started

@@ -20,7 +20,7 @@ from benchmarks import building, cluster, ours, peers, plan, starting, synthetic
 from benchmarks.errors import BenchError  # noqa: E402
 from benchmarks.place import GIB, Place, Room, scratch  # noqa: E402
 from benchmarks.process import Command, run  # noqa: E402
-from benchmarks.reference import FULL, QUICK, Reference, prepare  # noqa: E402
+from benchmarks.reference import CUDA, FULL, QUICK, Reference, _settings, prepare  # noqa: E402
 from benchmarks.report import Results, shown, verdict_cells  # noqa: E402
 from benchmarks.rounds import Samples, Step, Value, interleave  # noqa: E402
 from benchmarks.rows import ROWS, Row, chosen  # noqa: E402
@@ -122,6 +122,8 @@ def test_every_target_of_the_design_has_its_row() -> None:
         "relay-32-wire": 1.8,
         "relay-16-sbcast": 0.10,
         "relay-large-our-sbcast": 1.0,
+        "cuda-build-uv": 0.80,
+        "cuda-unpack-zst": 0.5,
     }
     assert len({row.key for row in ROWS}) == len(ROWS)
     assert {row.group for row in ROWS} == set(plan.MEASURES)
@@ -138,10 +140,34 @@ def test_slurm_rows_are_measured_when_asked_for() -> None:
     def groups(**asked: bool) -> set[str]:
         return {row.group for row in plan.Options(scratch=Path(), **asked).rows()}
 
-    assert groups() == {row.group for row in ROWS} - {"slurm", "relay"}
-    assert groups(slurm=True) == {row.group for row in ROWS} - {"relay"}
+    assert groups() == {row.group for row in ROWS} - {"slurm", "relay", "cuda"}
+    assert groups(slurm=True) == {row.group for row in ROWS} - {"relay", "cuda"}
     assert groups(quick=True) == set(plan.QUICK)
     assert groups(relay=True) == {"relay"}
+
+
+def test_the_cuda_environment_is_measured_by_itself() -> None:
+    options = plan.Options(scratch=Path(), cuda=True)
+    assert {row.group for row in options.rows()} == {"cuda"}
+    assert options.reference is CUDA
+    for asked in ({"quick": True}, {"slurm": True}, {"curve": True}, {"only": ("unpack",)}):
+        with pytest.raises(BenchError, match="by itself"):
+            plan.Options(scratch=Path(), cuda=True, **asked).rows()  # type: ignore[arg-type]
+    with pytest.raises(BenchError, match="the CUDA environment is measured by itself") as raised:
+        plan.Options(scratch=Path(), only=("cuda-build-uv",)).rows()
+    assert "--cuda" in str(raised.value)
+
+
+def test_the_cuda_environment_is_the_reference_with_pypis_torch(tmp_path: Path) -> None:
+    pins, plain = CUDA.pins(), FULL.pins()
+    assert pins[: len(plain)] == plain
+    assert "torch==2.13.0" in pins
+    assert all(pin.startswith(("cuda-", "nvidia-", "triton")) for pin in pins[len(plain) :])
+    shutil.copytree(CUDA.folder, tmp_path / "project")
+    _settings(tmp_path / "project", CUDA)
+    text = (tmp_path / "project" / "stager.toml").read_text(encoding="utf-8")
+    assert '\ntorch-backend = "none"\n' in text
+    assert '\nimports = ["torch", "transformers", "datasets"]\n' in text
 
 
 def test_the_relay_is_measured_by_itself() -> None:
@@ -377,7 +403,7 @@ def test_synthetic_wheels_are_wheels(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     wheels = sorted((tmp_path / "one").iterdir())
     target = tmp_path / "target"
-    subprocess.run([*pip, "--target", str(target), *map(str, wheels)], check=True, timeout=60)
+    subprocess.run([*pip, "--target", str(target), *map(str, wheels)], check=True, timeout=300)
     files = [path for path in target.glob("synthetic000/**/*") if path.suffix in (".py", ".bin")]
     assert len(files) == shape.files
     assert sum(path.stat().st_size for path in files) == pytest.approx(50_000, rel=0.2)

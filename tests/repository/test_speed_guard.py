@@ -21,7 +21,8 @@ from tests.support.torch_project import TorchProject
 
 GENEROUS = 2.0
 """Times as long as tar may take what takes 0.7 times as long on a quiet machine."""
-ROUNDS = 3
+ROUNDS = 4
+"""Of both at most: the first is enough, unless something else kept the machine busy."""
 
 
 @pytest.fixture
@@ -50,15 +51,16 @@ def test_unpacking_is_not_far_behind_tar(
     ours = [sys.executable, "-I", "-S", str(program), "unpack", "--trusted"]
     ours += ["--python", sys.executable, str(torch_project.bundle), str(memory)]
     try:
-        seconds(ours, memory)
+        mine = [seconds(ours, memory)]
         [env] = (memory / next(memory.iterdir()).name / "envs").iterdir()
         archive = tmp_path / "env.tar.zst"
-        pack = ["tar", "-I", "zstd -3 -T0", "-C", str(env), "-cf", str(archive), "."]
+        pack = ["tar", "-I", "zstd -1 -T0", "-C", str(env), "-cf", str(archive), "."]
         subprocess.run(pack, check=True)
         theirs = ["tar", "--zstd", "-C", str(memory), "-xf", str(archive)]
-        times = [(seconds(ours, memory), seconds(theirs, memory)) for _ in range(ROUNDS)]
+        tars = [seconds(theirs, memory)]
+        while min(mine) >= GENEROUS * min(tars) and len(mine) < ROUNDS:
+            mine.append(seconds(ours, memory))
+            tars.append(seconds(theirs, memory))
     finally:
         shutil.rmtree(memory, ignore_errors=True)
-    best_ours = min(ours_took for ours_took, _ in times)
-    best_theirs = min(theirs_took for _, theirs_took in times)
-    assert best_ours < GENEROUS * best_theirs, f"{best_ours:.1f} s against {best_theirs:.1f} s"
+    assert min(mine) < GENEROUS * min(tars), f"{mine} s against {tars} s"

@@ -56,7 +56,7 @@ def run(folder: Path, *arguments: str, before: str = ":") -> tuple[int, str, lis
         env={**os.environ, "TRACE": str(trace), "CI": "false"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     lines = trace.read_text().splitlines() if trace.exists() else []

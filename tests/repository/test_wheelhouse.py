@@ -17,7 +17,7 @@ from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
 
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "pip", *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_pip_installs_the_standard_set(tmp_path: Path, index_env: dict[str, str]) -> None:

@@ -93,7 +93,7 @@ def test_the_printed_script_does_the_same(
     options = here.argv("script", "--nproc-per-node", "2", "--", *training(data_dir), *SHORT)
     options.remove("--json")
     printed = subprocess.run(
-        options, cwd=work, env=here.env, capture_output=True, text=True, timeout=60, check=False
+        options, cwd=work, env=here.env, capture_output=True, text=True, timeout=300, check=False
     )
     assert printed.returncode == 0, printed.stderr
     (work / "job.sbatch").write_text(printed.stdout)
@@ -137,7 +137,7 @@ def test_a_rank_touches_nothing_that_is_shared(
         stderr=subprocess.DEVNULL,
     ) as tracing:
         try:
-            assert until(trace.exists, 10)
+            assert until(trace.exists, 120)
             ran = here.job("run", "--stage", "never", "--", *command)
         finally:
             tracing.send_signal(signal.SIGINT)

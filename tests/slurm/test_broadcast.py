@@ -178,7 +178,7 @@ def test_a_plan_and_why(
         cwd=slurm_project.root,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

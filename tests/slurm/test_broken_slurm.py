@@ -123,7 +123,7 @@ def test_a_controller_that_is_restarted(bench: Bench) -> None:
     gate.open()
     waits = "Slurm's controller does not answer"
     try:
-        assert until(lambda: any(waits in one["text"] for one in bench.events("note")), 40)
+        assert until(lambda: any(waits in one["text"] for one in bench.events("note")), 120)
     finally:
         script("up", "--name", bench.cluster.name)
     said = bench.finish(started, 90)

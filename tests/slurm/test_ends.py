@@ -159,6 +159,21 @@ def test_a_rank_that_fails(bench: Bench, what: str, code: int, kind: str, cause:
     bench.assert_clean()
 
 
+def test_ranks_that_are_plain_processes(bench: Bench) -> None:
+    """There is no torch: agents start them, with what torchrun would set; one failure ends all."""
+    launch = ("--launcher", "processes", "--nodes", "3", "--nproc-per-node", "2")
+    said = bench.stager("run", *launch, "--", "train.py", "3=raise", "all=sleep")
+    assert said.code == 3, said.talk
+    failure = said.failure
+    assert (failure["node"], failure["rank"], failure["exit_code"]) == ("node02", 3, 1)
+    assert failure["cause"] == "ValueError: this rank is unhappy"
+    address = bench.cluster.address("node01")
+    assert sorted(line for line in bench.lines() if "[RANK" in line) == [
+        f"[RANK {rank}] WORLD_SIZE=6 MASTER_ADDR={address}" for rank in range(6)
+    ]
+    bench.assert_clean()
+
+
 def test_ranks_that_hang_at_their_end(bench: Bench) -> None:
     """A thread and an exit handler; the first node has ended, and nobody will ever wake them."""
     bench.env["SLURM_WAIT"] = "3"
@@ -193,7 +208,7 @@ def reach(bench: Bench, started: subprocess.Popen[str], moment: Callable[[Bench]
     while not moment(bench):
         if started.poll() is not None or time.monotonic() > end:
             started.terminate()
-            pytest.fail(f"the moment did not come: {started.communicate(timeout=60)}")
+            pytest.fail(f"the moment did not come: {started.communicate(timeout=300)}")
         time.sleep(0.01)
 
 

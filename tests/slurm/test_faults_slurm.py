@@ -186,7 +186,7 @@ def in_the_queue(job: SlurmTorch) -> Iterator[tuple[str, Callable[[], str]]]:
         yield number, said
     finally:
         job.cluster.run(["scancel", number], check=False)
-        assert until(lambda: not state().strip(), 60)
+        assert until(lambda: not state().strip(), 120)
 
 
 def goes_on(job: SlurmTorch, number: str, said: Callable[[], str]) -> None:
@@ -214,5 +214,5 @@ def test_a_job_whose_nodes_another_one_takes(slurm_torch: SlurmTorch) -> None:
     with an_urgent_partition(job.cluster, "REQUEUE") as partition, in_the_queue(job) as told:
         number, said = told
         job.cluster.run(["srun", f"--partition={partition}", "--exclusive", "--nodes=3", "true"])
-        assert until(lambda: '"ended_by": "preempted"' in said(), 60), said()
+        assert until(lambda: '"ended_by": "preempted"' in said(), 120), said()
         goes_on(job, number, said)

@@ -51,7 +51,7 @@ def test_ctrl_c_at_a_rank_that_does_not_end(bench: Bench) -> None:
     """It is named while the job runs, and afterwards."""
     bench.env[SECONDS] = "1"
     started = bench.start("run", "--nodes", "3", "--", "train.py", "1=hang", "all=sleep")
-    assert until(lambda: bench.events("lingering") or started.poll() is not None, 60)
+    assert until(lambda: bench.events("lingering") or started.poll() is not None, 120)
     said = interrupted(bench, started)
     assert named(said) == ("node02", 1, None, "hang"), said.talk
     assert "node02 rank 1: its program has ended, but its process goes on" in said.talk
@@ -67,7 +67,7 @@ def test_ctrl_c_after_a_failure(bench: Bench) -> None:
     def failed() -> bool:
         return any(not answer["ok"] for answer in bench.events("launch"))
 
-    assert until(lambda: failed() or started.poll() is not None, 60)
+    assert until(lambda: failed() or started.poll() is not None, 120)
     said = interrupted(bench, started)
     assert named(said) == ("node03", 2, 1, "python-error"), said.talk
     assert said.report["consequences"] == []

@@ -15,7 +15,8 @@ import pytest
 
 from stager.core.store import Store
 from tests.support.building import Project, Supplies
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, script
+from tests.support.processes import until
 from tests.support.provoking import Bench
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,7 @@ out.mkdir(exist_ok=True)
 if sys.argv[1:2] == ["large"]:
     (out / f"large{rank}").write_bytes(os.urandom(3 << 20))
 print("[LAST]", rank, flush=True)
-if sys.argv[1:] == ["sleep"]:
+if sys.argv[-1:] == ["sleep"]:
     time.sleep(600)
 meet(int(rank), int(size))
 if sys.argv[1:] == ["fail"] and rank == "3":
@@ -178,6 +179,34 @@ def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) 
     assert "does not answer" in said.talk
     assert "trying again for up to 5 s" in said.talk
     assert f"scancel {bench.job_id()} releases them" in said.talk
+
+
+def test_ctrl_c_again_while_results_come_home(veiled: Cluster, at_home: Project) -> None:
+    """The first one ends the ranks, the second one the transfer: what came in full is kept."""
+    logs = at_home.root.parent / "logs"
+    bench = Bench(cluster=veiled, root=at_home.root, logs=logs, env={})
+    argv = ("--nodes", "3", "--bundle", str(newest(at_home)), "--", "train.py", "large", "sleep")
+    started = bench.start("run", *argv)
+    bench.at_work(started, 6)
+    script("limit", "2mbit", "--name", veiled.name)  # 6 MB take half a minute
+    try:
+        os.killpg(started.pid, signal.SIGINT)
+        coming = at_home.root.glob  # a part of the first large file
+        assert until(lambda: any(coming(".stager-results.*/**/large0")), 120)
+        os.killpg(started.pid, signal.SIGINT)
+        said = bench.finish(started, 120)
+    finally:
+        script("limit", "none", "--name", veiled.name)
+    assert said.code == 130, said.talk
+    [collected] = said.report["collected"]
+    assert collected["files"] < 4
+    assert "stager was told to end" in said.talk
+    assert f"still on node01 in {collected['from']}" in said.talk
+    assert not list(at_home.root.glob(".stager-*"))
+    assert not list(at_home.root.glob("out.partial/large0"))
+    size = veiled.on("node01", ["stat", "-c", "%s", f"{collected['from']}/out/large0"]).stdout
+    assert int(size) == 3 << 20
+    bench.assert_clean(killed=True)
 
 
 def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:

@@ -29,11 +29,11 @@ print(f"[RANK {os.environ['RANK']}] WORLD_SIZE={os.environ['WORLD_SIZE']}", flus
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        (("verify", "--stage", "always"), {"preflight"}),
-        (("run", "--launcher", "torchrun", "--", "script.py"), {"preflight"}),
+        # All phases are one step, that of verify among them.
+        (("run", "--stage", "always", "--launcher", "torchrun", "--", "script.py"), {"preflight"}),
         (("run", "--launcher", "srun", "--", "script.py"), {"preflight", "launch"}),
     ],
-    ids=["verify", "torchrun", "srun"],
+    ids=["torchrun", "srun"],
 )
 def test_a_step_is_given_little(
     slurm_torch: SlurmTorch, options: tuple[str, ...], steps: set[str]

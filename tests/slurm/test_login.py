@@ -21,7 +21,6 @@ from tests.support.processes import living, until
 pytestmark = pytest.mark.slow
 
 STAGER = str(Path(sys.executable).with_name("stager"))
-SECRET = "hf_" + "verysecret" * 3
 
 
 def job(
@@ -103,7 +102,7 @@ def test_an_allocation_that_stands_is_used(cluster: Cluster, slurm_project: Proj
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -113,10 +112,23 @@ def test_an_allocation_that_stands_is_used(cluster: Cluster, slurm_project: Proj
 
 
 def test_the_users_own_options(cluster: Cluster, slurm_project: Project) -> None:
+    """Those of ``$SALLOC_OPTS``, and Slurm's own, short and long, on the command line."""
     env = {"SALLOC_OPTS": "--exclude=node01 --comment='two words'"}
-    code, report, said = job(slurm_project, "verify", "--nodes", "2", env=env)
+    options = ("-N", "1", "-p", "torch", "-t", "00:07:00", "-A", "anybody", "-w", "node03")
+    more = ("-x", "node02", "--mem", "64M", "--salloc-arg=--nice=5")
+    code, report, said = job(slurm_project, "verify", *options, *more, env=env)
     assert code == 0, said
-    assert [node["node"] for node in report["nodes"]] == ["node02", "node03"]
+    assert [node["node"] for node in report["nodes"]] == ["node03"]
+    shown = cluster.run(["scontrol", "show", "job", report["job_id"]]).stdout
+    fields = dict(word.partition("=")[::2] for word in shown.split())
+    assert (fields["Partition"], fields["Account"]) == ("torch", "anybody")
+    assert (fields["TimeLimit"], fields["MinMemoryNode"], fields["Nice"]) == (
+        "00:07:00",
+        "64M",
+        "5",
+    )
+    assert (fields["ReqNodeList"], fields["ExcNodeList"]) == ("node03", "node[01-02]")
+    assert "Comment=two words" in shown
 
 
 def test_a_batch_job_that_is_followed(cluster: Cluster, slurm_project: Project) -> None:
@@ -142,7 +154,7 @@ def test_a_batch_job_that_is_not_followed(cluster: Cluster, slurm_project: Proje
     assert (code, report["submitted"]) == (0, True)
     assert f"scancel {report['job_id']}" in said
     events = Path(report["events"])
-    assert until(lambda: events.exists() and '"result"' in events.read_text(), 60)
+    assert until(lambda: events.exists() and '"result"' in events.read_text(), 120)
     assert Path(report["log"]).exists()
 
 
@@ -163,25 +175,23 @@ def test_a_printed_script_runs_by_itself(cluster: Cluster, slurm_project: Projec
 
 
 @pytest.mark.parametrize("batch", [(), ("--batch",)], ids=["salloc", "sbatch"])
-@pytest.mark.parametrize(
-    ("options", "said", "hint"),
-    [
-        (("--partition", "nope"), "invalid partition specified: nope", "sinfo"),
-        (("--exclude", "node99"), "Invalid node name specified", "--exclude"),
-    ],
-)
 def test_what_slurm_refuses(
-    cluster: Cluster,
-    slurm_project: Project,
-    batch: tuple[str, ...],
-    options: tuple[str, ...],
-    said: str,
-    hint: str,
+    cluster: Cluster, slurm_project: Project, batch: tuple[str, ...]
 ) -> None:
-    code, report, _ = job(slurm_project, "verify", "--nodes", "2", *batch, *options)
-    assert (code, report["ok"]) == (1, False)
-    assert said in report["error"]["message"]
-    assert hint in report["error"]["hint"]
+    refused = {
+        ("--partition", "nope"): ("invalid partition specified: nope", "sinfo"),
+        ("--exclude", "node99"): ("Invalid node name specified", "--exclude"),
+        ("--reservation", "nope"): (
+            "Requested reservation is invalid",
+            "scontrol show reservation",
+        ),
+        ("--constraint", "nope"): ("Invalid feature specification", "--constraint"),
+    }
+    for options, (said, hint) in refused.items():
+        code, report, _ = job(slurm_project, "verify", "--nodes", "2", *batch, *options)
+        assert (code, report["ok"]) == (1, False)
+        assert said in report["error"]["message"]
+        assert hint in report["error"]["hint"]
     assert queued(cluster) == ""
 
 
@@ -197,24 +207,6 @@ def test_a_dry_run_asks_for_nothing(cluster: Cluster, slurm_project: Project) ->
     assert not list(logs(slurm_project).glob("events.*"))
 
 
-def test_a_secret_reaches_ranks_only_when_asked_for(
-    cluster: Cluster, slurm_project: Project
-) -> None:
-    env = {"HF_TOKEN": SECRET, "MINE": "kept"}
-    for asked, shown in (((), "None"), (("--pass-env", "HF_TOKEN"), SECRET)):
-        for batch in ((), ("--batch", "--wait")):
-            options = ("--nodes", "2", "-v", *asked, *batch)
-            code, report, said = job(slurm_project, "run", *options, "--", "train.py", env=env)
-            assert code == 0, said
-            assert f"token: {shown} mine: kept" in output(slurm_project, report)
-            written = [path for path in logs(slurm_project).iterdir() if "node" not in path.name]
-            texts = [path.read_text() for path in written if path.is_file()]
-            if not batch:  # a batch job's own log has what its ranks print
-                said = "\n".join(line for line in said.splitlines() if "token: " not in line)
-                assert SECRET not in said
-                assert not [text for text in texts if SECRET in text]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_ending_from_outside(
     cluster: Cluster, slurm_project: Project, number: signal.Signals
@@ -227,51 +219,54 @@ def test_an_ending_from_outside(
         else:
             os.killpg(started.pid, number)
         time.sleep(0.3)
-    out, err = started.communicate(timeout=30)
+    out, err = started.communicate(timeout=300)
     answered = number != signal.SIGKILL
     assert started.returncode == (130 if answered else -number), err
     if answered:
         assert json.loads(out)["first_failure"] is None
         assert "interrupted; nothing is left running" in err
-    assert until(lambda: nothing_left(cluster), 30)
+    assert until(lambda: nothing_left(cluster), 120)
+    if not answered:  # salloc hears of its job's end a moment after the nodes do
+        until(lambda: not living(slurm_project.root.parent), 120)
     assert living(slurm_project.root.parent) == []
 
 
 def test_giving_up_while_the_job_waits(cluster: Cluster, slurm_project: Project) -> None:
-    with subprocess.Popen(["salloc", "--nodes=3", "--exclusive", "sleep", "60"]) as other:
-        until(lambda: " R " in queued(cluster), 20)
+    # `cat` ends with its standard input, and salloc, which would outlive a signal, with it.
+    argv = ["salloc", "--nodes=3", "--exclusive", "cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE):
+        assert until(lambda: " R " in queued(cluster), 120)
         started = start(slurm_project, "verify", "--nodes", "1")
-        assert until(lambda: " PD " in queued(cluster), 20)
+        assert until(lambda: " PD " in queued(cluster), 120)
         os.killpg(started.pid, signal.SIGINT)
-        _, err = started.communicate(timeout=30)
+        _, err = started.communicate(timeout=300)
         assert started.returncode == 130
         assert "interrupted; nothing is left running" in err
         assert " PD " not in queued(cluster)
-        other.terminate()
 
 
 def test_scancel_is_a_failure_with_a_cause(cluster: Cluster, slurm_project: Project) -> None:
     started = begin(slurm_project, "run", "--nodes", "2", "--", "train.py", "sleep")
     number = queued(cluster).split()[0]
     cluster.run(["scancel", number])
-    out, err = started.communicate(timeout=40)
+    out, err = started.communicate(timeout=300)
     report = json.loads(out)
     assert (started.returncode, report["ended_by"]) == (3, "cancelled"), err
     assert "was cancelled from outside" in report["first_failure"]["cause"]
     assert err.count("cancelled") <= 2
-    assert until(lambda: nothing_left(cluster), 30)
+    assert until(lambda: nothing_left(cluster), 120)
 
 
 def test_an_interrupted_wait_leaves_the_batch_job(cluster: Cluster, slurm_project: Project) -> None:
     started = begin(slurm_project, "run", "--batch", "--wait", "--", "train.py", "sleep")
     number = queued(cluster).split()[0]
     os.killpg(started.pid, signal.SIGINT)
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=300)
     assert started.returncode == 130
     assert f"job {number} keeps running; scancel {number} ends it" in err
     assert queued(cluster).split()[0] == number
     cluster.run(["scancel", number])
-    assert until(lambda: nothing_left(cluster), 30)
+    assert until(lambda: nothing_left(cluster), 120)
 
 
 def test_clean(cluster: Cluster, slurm_project: Project) -> None:
@@ -310,7 +305,7 @@ def begin(project: Project, action: str, *arguments: str) -> subprocess.Popen[st
     def at_work() -> bool:
         return any("[RANK" in path.read_text() for path in logs(project).glob("*.node*.out"))
 
-    if not until(at_work, 60):
+    if not until(at_work, 120):
         started.terminate()
-        pytest.fail(f"the ranks did not begin: {started.communicate(timeout=30)}")
+        pytest.fail(f"the ranks did not begin: {started.communicate(timeout=300)}")
     return started

@@ -15,12 +15,13 @@ from tests.support.cluster import Cluster
 pytestmark = pytest.mark.slow
 
 SECRETS = {"GH_TOKEN": "ghtokenhush", "AWS_SECRET_ACCESS_KEY": "awshush", "MYPASS": "passhush"}
+SECRETS["HF_TOKEN"] = "hfhush"
 ARGUMENTS = ["--password", "optionhush", "--url=http://u:urlhush@h/"]
 RANK = """\
 import json, os, sys
 from pathlib import Path
 hush = sorted(name for name, value in os.environ.items() if "hush" in value)
-seen = {"hush": hush, "argv": sys.argv[1:]}
+seen = {"hush": hush, "mine": os.environ.get("MINE"), "argv": sys.argv[1:]}
 Path(f"seen.{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
 
@@ -36,7 +37,7 @@ def test_ranks_get_what_is_named_and_files_are_private(
         done = slurm_project.stager(
             *("run", "--nodes", "2", "-v", "--json", "--log-dir", str(logs), *batch),
             *("--pass-env", "MYPASS", "--", "train.py", *ARGUMENTS),
-            env=SECRETS,
+            env={**SECRETS, "MINE": "kept"},
         )
     finally:
         os.umask(old)
@@ -45,7 +46,7 @@ def test_ranks_get_what_is_named_and_files_are_private(
     report = json.loads(done.stdout)
     for rank in range(2):
         seen = json.loads((slurm_project.root / f"seen.{rank}.json").read_text())
-        assert seen == {"hush": ["MYPASS"], "argv": ARGUMENTS}
+        assert seen == {"hush": ["MYPASS"], "mine": "kept", "argv": ARGUMENTS}
 
     files = [path for path in logs.iterdir() if path.name != ".gitignore"]
     assert f"job.{report['job_id']}.json" in {path.name for path in files}

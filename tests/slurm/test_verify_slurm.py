@@ -144,7 +144,7 @@ def test_a_node_that_is_down(cluster: Cluster, fresh: Project) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as started:
-        assert until(granted.exists, 30)
+        assert until(granted.exists, 120)
         cluster.lose("node02")
         cluster.wait_state("node02", "down*", "down", seconds=60)
         go.touch()

@@ -8,6 +8,7 @@ Each rule takes parsed modules and returns lines such as
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ ORDER = {
     ),
     "stager": (
         "core",
+        "hub",
         "config",
         "lock",
         "wheels",
@@ -46,6 +48,7 @@ ORDER = {
         "incidents",
         "forecast",
         "cleanup",
+        "carrying",
         "redaction",
         "support",
         "report",
@@ -73,7 +76,11 @@ FAR_SIDE_EXCEPTIONS = {
     "compression",
     "zstandard",
 }
-PROCESS_STARTERS = ("stager.core.processes", "bundle.system.processes")
+PROCESS_STARTERS = (
+    "stager.core.processes",
+    "bundle.system.processes",
+    "stager.carrying.install_program",  # runs alone, where nothing of this package is
+)
 TERMINAL = ("typer", "click", "rich")
 ENVIRONMENT_ONLY = ("torch", "transformers", "datasets", "numpy", "accelerate")
 SHARED_BY_TESTS = ("support", "torture")
@@ -270,6 +277,40 @@ def against_the_order(modules: Iterable[Module]) -> list[str]:
                     line = f"{module.stem} comes before {package}: imports {target}"
                     found.append(module.at(one.node, line))
     return found
+
+
+def circles(modules: Iterable[Module]) -> list[str]:
+    """Modules that wait for each other while they are imported: which comes first decides."""
+    modules = list(modules)
+    known = {module.name for module in modules}
+    try:
+        graphlib.TopologicalSorter({m.name: _awaited(m, known) for m in modules}).prepare()
+    except graphlib.CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def _awaited(module: Module, known: set[str]) -> set[str]:
+    """What must be imported before this module is: its imports, and the packages they are in.
+
+    Its own packages are not among them. They were begun before it, and need not have ended.
+    """
+    later = {id(node) for node in _not_at_import(module)}
+    targets = [reached(one, known) for one in imports(module) if id(one.node) not in later]
+    found = set()
+    for target in set().union(*targets):
+        parts = target.split(".")
+        found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return {name for name in found & known if not f"{module.name}.".startswith(f"{name}.")}
+
+
+def _not_at_import(module: Module) -> Iterator[ast.AST]:
+    """What runs once a function is called, or never."""
+    for node in ast.walk(module.tree):
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if typing_only or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for statement in node.body:
+                yield from ast.walk(statement)
 
 
 def classes_of_one_name(modules: Iterable[Module]) -> list[str]:

@@ -27,7 +27,7 @@ from bundle.format.layer_origin import Origin
 from bundle.protocol.digest import Digest
 from stager.building.build import BuildOptions, Built, build
 from stager.config.load import load
-from stager.core.store import Store, sha256_of
+from stager.core.store import ScratchKind, Store, sha256_of
 from stager.core.values import Target, Wheel
 from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
@@ -94,7 +94,7 @@ class Project:
         return build(load(self.root), chosen, recorder or Recorder())
 
     def stager(
-        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line in the project's folder."""
         return subprocess.run(
@@ -255,6 +255,15 @@ def digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def left_behind(store: Store, kind: ScratchKind) -> Path:
+    """Make a directory under ``tmp/`` as a build leaves it that is killed."""
+    with store.scratch(kind) as folder:
+        mode = folder.stat().st_mode
+    folder.mkdir()
+    folder.chmod(mode)
+    return folder
 
 
 def left_in_tmp(store: Store) -> list[Path]:

@@ -102,7 +102,7 @@ def run_node(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``node.pyz`` as it is run on a node; a traceback fails the test."""
     argv = [python, "-I", "-S", str(program), *map(str, arguments)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

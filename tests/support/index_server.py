@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,8 @@ class Index:
     """Whether links carry digests."""
     lengths: bool = True
     """Whether answers say how long they are."""
+    uploaded: Mapping[str, str] = field(default_factory=dict)
+    """When files were uploaded; if given, pages are JSON (PEP 691), as HTML has no place for it."""
     port: int = 0
     """Where it listens, once it does."""
     asked: list[str] = field(default_factory=list)
@@ -54,6 +57,18 @@ class Index:
                 links.append(f'<a href="/files/{quote(file.name)}{anchor}">{file.name}</a><br>')
         return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>" if links else ""
 
+    def json_page(self, name: str) -> str:
+        """The files of one project with their times."""
+        files = []
+        for file in sorted(self.folder.iterdir()):
+            if canonicalize_name(file.name.split("-")[0]) == name:
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()
+                entry = {"filename": file.name, "url": f"/files/{quote(file.name)}"}
+                times = {"upload-time": self.uploaded[file.name]}
+                files.append({**entry, "hashes": {"sha256": digest}, **times})
+        page = {"meta": {"api-version": "1.1"}, "name": name, "versions": [], "files": files}
+        return json.dumps(page) if files else ""
+
 
 @contextlib.contextmanager
 def serve(index: Index) -> Iterator[Index]:
@@ -73,8 +88,11 @@ def serve(index: Index) -> Iterator[Index]:
             elif path.strip("/") == "simple":
                 found = b"<html></html>"
             else:
-                found = index.page(path.strip("/").removeprefix("simple/")).encode()
+                page = index.json_page if index.uploaded else index.page
+                found = page(path.strip("/").removeprefix("simple/")).encode()
             kind = "application/octet-stream" if "/files/" in path else "text/html"
+            if index.uploaded and kind == "text/html":
+                kind = "application/vnd.pypi.simple.v1+json"
             self.answer(200 if found else 404, found, [("Content-Type", kind)])
 
         do_HEAD = do_GET

@@ -93,7 +93,7 @@ def ask(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.requirements import DATA
-from tests.support.warm_ranks import WarmRanks
+from tests.support.warm_ranks import Running, WarmRanks, as_torchrun_does
 
 REPO = Path(__file__).resolve().parents[2]
 SHARED = DATA
@@ -40,16 +40,39 @@ def command(ranks: int, folder: Path, *arguments: str, options: Sequence[str] = 
 def train(
     ranks: int, folder: Path, *arguments: str, code: int = 0, more: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Train to the end in ``folder``, with ranks that have imported PyTorch before."""
+    """Train to the end in ``folder``, with ranks that have imported PyTorch before.
+
+    The exit status is 1 if any of several ranks failed.
+    """
+    running = start(ranks, folder, *arguments, more=more)
+    codes, output, errors = running.wait()
+    assert (int(any(codes)) if len(codes) > 1 else codes[0]) == code, output + errors
+    return subprocess.CompletedProcess(list(arguments), code, output, errors)
+
+
+def start(
+    ranks: int, folder: Path, *arguments: str, more: Mapping[str, str] | None = None
+) -> Running:
+    """Begin to train so."""
     pytest.importorskip("torch")
-    done = _warm_ranks().train(ranks, folder, arguments, variables(**(more or {})))
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    hugging_face = "tiny-bert" in arguments
+    if hugging_face:
+        pytest.importorskip("transformers")
+        pytest.importorskip("datasets")
+    started = as_torchrun_does(ranks, variables(**(more or {})))
+    return warm_ranks(hugging_face).start(started, folder, arguments)
+
+
+def warm_ranks(hugging_face: bool = False) -> WarmRanks:
+    """The process that ranks are forked from; its cache of Hugging Face is empty."""
+    return _warm_ranks(hugging_face)  # one way to ask, as a cache tells apart how it is asked
 
 
 @functools.cache
-def _warm_ranks() -> WarmRanks:
-    return WarmRanks(variables())
+def _warm_ranks(hugging_face: bool) -> WarmRanks:
+    home = os.environ["HOME"]  # of the test that comes first
+    env = variables(HF_HOME=f"{home}/empty", TORCH_CPP_LOG_LEVEL="ERROR")
+    return WarmRanks(env, hugging_face=hugging_face)
 
 
 def metrics(out: Path) -> dict[str, Any]:

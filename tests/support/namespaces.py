@@ -37,7 +37,7 @@ def namespace(flag: str, shell: str, code: str) -> object:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -23,11 +23,11 @@ def living(*places: str | Path) -> list[str]:
     return found
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
-    """Whether something comes true in that time."""
+def until(condition: Callable[[], bool], seconds: float = 120, *, pause: float = 0.1) -> bool:
+    """Whether something comes true in that time; it is looked at after each pause, in seconds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.1)
+        time.sleep(pause)
     return True

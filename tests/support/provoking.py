@@ -103,7 +103,7 @@ class Bench:
             start_new_session=True,
         )
 
-    def finish(self, started: subprocess.Popen[str], seconds: float = 60) -> Said:
+    def finish(self, started: subprocess.Popen[str], seconds: float = 300) -> Said:
         """Wait for the end of it."""
         try:
             out, err = started.communicate(timeout=seconds)
@@ -113,7 +113,7 @@ class Bench:
         assert "Traceback" not in err.replace("  | Traceback", ""), err
         return Said(code=started.returncode, report=json.loads(out) if out else {}, talk=err)
 
-    def stager(self, action: str, *arguments: str, seconds: float = 60) -> Said:
+    def stager(self, action: str, *arguments: str, seconds: float = 300) -> Said:
         """Run ``stager`` to its end."""
         return self.finish(self.start(action, *arguments), seconds)
 
@@ -145,9 +145,9 @@ class Bench:
 
     def at_work(self, started: subprocess.Popen[str], ranks: int) -> None:
         """Wait until so many ranks have begun."""
-        if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks, 60):
+        if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks, 120):
             os.killpg(started.pid, signal.SIGINT)
-            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=60)}")
+            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=300)}")
 
     def place(self, node: str) -> Path:
         """A node's root, seen from here."""
@@ -195,9 +195,9 @@ class Bench:
                 ]
         return found
 
-    def assert_clean(self, seconds: float = 30, *, killed: bool = False) -> None:
+    def assert_clean(self, seconds: float = 300, *, killed: bool = False) -> None:
         """Nothing stays, after a while at the latest; see :meth:`left`."""
-        if not until(lambda: not self.left(killed=killed), seconds):
+        if not until(lambda: not self.left(killed=killed), seconds, pause=0.3):
             pytest.fail(f"this is left after {seconds} s: {self.left(killed=killed)}")
 
 
@@ -228,13 +228,13 @@ exec {shutil.which(self.command)} "$@"
 """)
         script.chmod(0o755)
 
-    def reached(self, started: subprocess.Popen[str], seconds: float = 40) -> str:
+    def reached(self, started: subprocess.Popen[str], seconds: float = 300) -> str:
         """Wait until the command is held back; returns the job's number."""
         there = self.folder / "there"
         if not until(lambda: there.exists() or started.poll() is not None, seconds):
             os.killpg(started.pid, signal.SIGINT)
         if not there.exists():
-            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=60)}")
+            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=300)}")
         return there.read_text().strip()
 
     def open(self) -> None:

@@ -29,32 +29,56 @@ FALLS_SILENT = "falls-silent"
 KILLED = "killed"
 """... that listens, and is killed when it is asked ..."""
 SLOW = "slow"
-"""... that has the file after five questions."""
+"""... that has the file after five questions ..."""
+GIVES_UP = "gives-up "
+"""... that reports that the file did not come once another file is there, whose path follows ..."""
+REPORTING = "reporting"
+"""... that is well, and reports that it unpacks ever since it listens."""
 _REPO = Path(__file__).resolve().parents[2]
 _SRUN = """\
-import json, sys
+import json, os, sys, threading, time
 from bundle.channel.frames import Writer
 
 kinds = json.loads(sys.argv[1])
 writers = {node: Writer(f"{node}:0") for node in kinds}
+writing = threading.Lock()
 
 def say(node, event, **values):
     message = json.dumps({"v": 1, "event": event, "node": node, **values})
-    sys.stdout.buffer.write(writers[node].frames(message.encode()))
-    sys.stdout.buffer.flush()
+    with writing:
+        sys.stdout.buffer.write(writers[node].frames(message.encode()))
+        sys.stdout.buffer.flush()
 
 def ready(*wanted):
     for node, kind in kinds.items():
         if kind in wanted:
             say(node, "ready", address="127.0.0.1", port=9)
 
-ready("well", "failing", "falls-silent", "killed", "slow")
+def report(nodes):
+    while True:
+        for node in nodes:
+            say(node, "unpacking")
+        time.sleep(0.1)
+
+def give_up():
+    for node, kind in kinds.items():
+        mark, _, path = kind.partition(" ")
+        if mark == "gives-up":
+            while not os.path.exists(path):
+                time.sleep(0.02)
+            say(node, "relayed", failure="no other node can be reached")
+
+ready("well", "failing", "falls-silent", "killed", "slow", "reporting")
+ready(*(kind for kind in kinds.values() if kind.startswith("gives-up ")))
+reporting = [node for node, kind in kinds.items() if kind == "reporting"]
+threading.Thread(target=report, args=(reporting,), daemon=True).start()
+threading.Thread(target=give_up, daemon=True).start()
 questions = 0
 for line in map(str.strip, sys.stdin):
     if line.startswith("relay"):
         ready("late")
         for node, kind in kinds.items():
-            if kind == "well":
+            if kind in ("well", "reporting"):
                 say(node, "relayed", seconds=1.0)
             if kind == "failing":
                 say(node, "relayed", failure="no other node can be reached")
@@ -83,6 +107,6 @@ def relay_run(kinds: Mapping[str, str], events: list[Event] | None = None) -> It
     argv = [sys.executable, "-c", _SRUN, json.dumps(dict(kinds))]
     env = {**os.environ, "PYTHONPATH": str(_REPO)}
     with DriverChannel(argv, env, b"") as step:
-        watch = Watch("unpack", nodes, take, env)
+        watch = Watch("unpack", nodes, take)
         with contextlib.closing(watch):
             yield PhaseRun(step, PhaseAnswers(nodes, 1, watch.take, "unpack"), watch)

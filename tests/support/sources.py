@@ -72,7 +72,7 @@ def build_native_wheel(folder: Path, source: Path) -> Path:
     )
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     argv += ["--no-index", "--wheel-dir", str(folder), str(source)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError(f"the C extension did not build:\n{done.stderr}")
     return next(folder.glob("native_ext-1.0-*.whl"))
@@ -97,3 +97,53 @@ def repack_installed(folder: Path, name: str) -> Path:
     info = next(m.name.split("/")[0] for m in members if m.name.endswith(".dist-info/METADATA"))
     filename = f"{escaped(name)}-{found.version}-py3-none-any.whl"
     return Parts(filename=filename, dist_info=info, members=tuple(members)).write(folder)
+
+
+_OWN_BACKEND = """\
+import base64, hashlib, zipfile
+from pathlib import Path
+
+NAME, HERE = {name!r}, Path(__file__).parent
+
+
+def digest(text):
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    info, name = f"{{NAME}}-1.0.dist-info", f"{{NAME}}-1.0-py3-none-any.whl"
+    files = {{path.name: path.read_text() for path in HERE.glob("*.py") if path.stem != "backend"}}
+    files[f"{{info}}/METADATA"] = f"Metadata-Version: 2.1\\nName: {{NAME}}\\nVersion: 1.0\\n"
+    tags = "Root-Is-Purelib: true\\nTag: py3-none-any\\n"
+    files[f"{{info}}/WHEEL"] = f"Wheel-Version: 1.0\\nGenerator: tests\\n{{tags}}"
+    rows = [f"{{path}},sha256={{digest(text)}},{{len(text)}}\\n" for path, text in files.items()]
+    files[f"{{info}}/RECORD"] = "".join([*rows, f"{{info}}/RECORD,,\\n"])
+    with zipfile.ZipFile(Path(folder, name), "w") as wheel:
+        for path, text in sorted(files.items()):
+            wheel.writestr(zipfile.ZipInfo(path), text)
+    return name
+"""
+
+
+def own_backend(folder: Path) -> Path:
+    """Write a project of the folder's name that brings its own build backend: it needs no index."""
+    name = escaped(folder.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n\n'
+        f'[project]\nname = "{folder.name}"\nversion = "1.0"\n'
+    )
+    (folder / "backend.py").write_text(_OWN_BACKEND.format(name=name))
+    (folder / f"{name}.py").write_text("VERSION = '1.0'\n")
+    return folder
+
+
+def git_commit(folder: Path) -> str:
+    """Commit all files of a folder on its branch ``main``, and return the commit."""
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    if not (folder / ".git").is_dir():
+        subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "a change"], check=True)
+    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return done.stdout.strip()

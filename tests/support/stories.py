@@ -116,7 +116,7 @@ def running(project: Project) -> Iterator[None]:
         yield
     finally:
         os.killpg(started.pid, signal.SIGINT)
-        started.wait(30)
+        started.wait(300)
 
 
 def _ranks(logs: Path) -> int:

@@ -101,7 +101,7 @@ class TorchProject:
         *arguments: str | Path,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line, in the project's folder unless another is given."""
         return _stager(arguments, cwd or self.root, {**self.env, **(env or {})}, timeout)

@@ -20,7 +20,7 @@ def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1000,
         check=False,
     )
 

@@ -1,14 +1,17 @@
 """Ranks of the trainer that begin at once: forks of one process that has imported PyTorch.
 
 Importing PyTorch takes a rank seconds of processor time, and a test of the trainer trains for less.
-Torchrun's own way is tested where it matters: with signals, with hand-made launches, in jobs.
+Torchrun's own way is tested where it matters: with its restarts, with hand-made launches, in jobs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -24,98 +27,161 @@ _PAUSE_SECONDS = 0.02
 _MOST_SECONDS = 500.0
 _GRACE_SECONDS = 30.0
 """Time that other ranks get to notice that one has failed."""
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A launch of the trainer."""
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process of a launch."""
 
-    ranks: int
-    """The number of ranks; 0 for a process without a launcher."""
-    arguments: list[str]
-    """The command line of the trainer."""
-    folder: str
-    """The working directory."""
     env: dict[str, str]
-    """All variables, but for those of a rank."""
+    """All its variables."""
+    program: str = ""
+    """The Python file that it runs; the trainer where it is empty."""
+    network: str = ""
+    """The file of its network namespace; this machine's where it is empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What the process that is forked from is told."""
+
+    ranks: list[Rank]
+    """The processes."""
+    arguments: list[str]
+    """Their command line."""
+    folder: str
+    """Their working directory."""
     output: str
     """The file that gets standard output."""
     errors: str
     """The file that gets standard error."""
 
 
+class Running:
+    """A launch that goes on; one :class:`WarmRanks` has one at a time, to be waited for."""
+
+    def __init__(self, launch: Launch, server: subprocess.Popen[str]) -> None:
+        """Begin it."""
+        assert server.stdin is not None
+        assert server.stdout is not None
+        self._launch, self._answers = launch, server.stdout
+        server.stdin.write(json.dumps(asdict(launch)) + "\n")
+        server.stdin.flush()
+        self.pids: list[int] = json.loads(self._answers.readline())
+        """The process of each rank, which is no other's before :meth:`wait` has returned."""
+
+    def has_ended(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return bool(select.select([self._answers], [], [], 0)[0])
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all ranks."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
+                os.kill(pid, number)
+
+    def wait(self) -> tuple[list[int], str, str]:
+        """Wait for all; return their exit statuses, and what they wrote to output and errors."""
+        codes = json.loads(self._answers.readline())
+        paths = Path(self._launch.output), Path(self._launch.errors)
+        output, errors = (path.read_text(encoding="utf-8") for path in paths)
+        for path in paths:
+            path.unlink()
+        return codes, output, errors
+
+
 class WarmRanks:
     """The process that ranks are forked from; it ends with its standard input."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        """Start it with the variables that PyTorch reads while it is imported."""
+    def __init__(self, env: Mapping[str, str], *, hugging_face: bool = False) -> None:
+        """Start it with the variables that libraries read while they are imported.
+
+        Args:
+            env: all its variables.
+            hugging_face: whether to import the libraries of Hugging Face, too.
+        """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm_ranks"],
+            [sys.executable, "-m", "tests.support.warm_ranks", *["--hugging-face"] * hugging_face],
             env=dict(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def train(
-        self, ranks: int, folder: Path, arguments: Sequence[str], env: Mapping[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        """Train to the end in ``folder``; the exit status is 1 if any of several ranks failed."""
-        output, errors = folder / ".warm.out", folder / ".warm.err"
-        launch = Launch(ranks, [*arguments], str(folder), dict(env), str(output), str(errors))
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(launch)) + "\n")
-        self._process.stdin.flush()
-        codes = json.loads(self._process.stdout.readline())
-        code = int(any(codes)) if len(codes) > 1 else codes[0]
-        texts = [path.read_text(encoding="utf-8") for path in (output, errors)]
-        output.unlink()
-        errors.unlink()
-        return subprocess.CompletedProcess(list(arguments), code, *texts)
+    def start(self, ranks: Sequence[Rank], folder: Path, arguments: Sequence[str]) -> Running:
+        """Start processes in ``folder``."""
+        output, errors = (str(folder / f".warm.{name}") for name in ("out", "err"))
+        launch = Launch(
+            ranks=[*ranks],
+            arguments=[*arguments],
+            folder=str(folder),
+            output=output,
+            errors=errors,
+        )
+        return Running(launch, self._process)
 
 
-def _serve() -> None:
-    """Serve launches, one a line, with their ranks' exit statuses; a rank leaves by SystemExit."""
-    for line in sys.stdin:
-        launch = Launch(**json.loads(line))
-        ranks = [_forked(launch, variables) for variables in _rank_variables(launch)]
-        print(json.dumps(_exit_codes(ranks)), flush=True)
-
-
-def _rank_variables(launch: Launch) -> list[dict[str, str]]:
-    """Return the variables of each rank, as torchrun sets them."""
-    if not launch.ranks:
-        return [{}]
+def as_torchrun_does(count: int, env: Mapping[str, str]) -> list[Rank]:
+    """Return the ranks of one node; for 0, a process that no launcher starts."""
+    if not count:
+        return [Rank(env=dict(env))]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    count = str(launch.ranks)
     common = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
         "GROUP_RANK": "0",
     }
-    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(launch.ranks)]
+    own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count))
+    return [Rank(env={**common, **one, **env}) for one in own]
 
 
-def _forked(launch: Launch, variables: Mapping[str, str]) -> int:
-    """Fork a rank and return its process id; the rank itself runs the trainer and exits."""
+def _serve() -> None:
+    """Serve launches, one a line: answer with the processes, then with their exit statuses.
+
+    A rank leaves by SystemExit.
+    """
+    for line in sys.stdin:
+        told = json.loads(line)
+        launch = Launch(**{**told, "ranks": [Rank(**rank) for rank in told["ranks"]]})
+        ranks = [_forked(launch, rank) for rank in launch.ranks]
+        print(json.dumps(ranks), flush=True)
+        print(json.dumps(_exit_codes(ranks)), flush=True)
+
+
+def _forked(launch: Launch, rank: Rank) -> int:
+    """Fork a rank and return its process id; the rank itself runs its program and exits."""
     process = os.fork()
     if process:
         return process
     signal_at_parent_death(signal.SIGKILL)
+    if rank.network:
+        _enter(rank.network)
     os.environ.clear()
-    os.environ.update(launch.env | dict(variables))
+    os.environ.update(rank.env)
     os.chdir(launch.folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for path, standard in ((launch.output, 1), (launch.errors, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), standard)
     sys.argv[1:] = launch.arguments
     sys.path.insert(0, launch.folder)
-    runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+    if rank.program:
+        runpy.run_path(rank.program, run_name="__main__")
+    else:
+        runpy.run_module("trainer", run_name="__main__", alter_sys=True)
     sys.exit()
+
+
+def _enter(network: str) -> None:
+    """Enter a network namespace; os.setns is new in Python 3.12."""
+    place = os.open(network, os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(place, _NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network)
+    os.close(place)
 
 
 def _exit_codes(ranks: Sequence[int]) -> list[int]:
@@ -123,11 +189,12 @@ def _exit_codes(ranks: Sequence[int]) -> list[int]:
     codes: dict[int, int] = {}
     until = time.monotonic() + _MOST_SECONDS
     while len(codes) < len(ranks):
+        failed_before = any(codes.values())
         for rank in set(ranks) - codes.keys():
             ended, status = os.waitpid(rank, os.WNOHANG)
             if ended:
                 codes[rank] = os.waitstatus_to_exitcode(status)
-        if any(codes.values()):
+        if any(codes.values()) and not failed_before:
             until = min(until, time.monotonic() + _GRACE_SECONDS)
         if time.monotonic() > until:
             for rank in set(ranks) - codes.keys():
@@ -136,10 +203,24 @@ def _exit_codes(ranks: Sequence[int]) -> list[int]:
     return [codes[rank] for rank in ranks]
 
 
+def _import_hugging_face() -> None:
+    from trainer.__main__ import OFFLINE
+
+    os.environ.update(OFFLINE)
+    import datasets  # noqa: F401
+    import transformers
+
+    # They are modules of their own, which the package imports once somebody asks for them.
+    for name in ("Trainer", "BertForSequenceClassification", "BertTokenizerFast"):
+        getattr(transformers, name)
+
+
 if __name__ == "__main__":
     signal_at_parent_death(signal.SIGKILL)
     import torch._dynamo  # which any optimizer imports
     import torch.distributed
     import torch.nn.parallel  # noqa: F401
 
+    if sys.argv[1:]:
+        _import_hugging_face()
     _serve()

@@ -13,8 +13,9 @@ from pathlib import Path
 from random import Random
 
 from bundle.transfer.chunks import ChunkFile
-from bundle.transfer.relay import RelayAddresses, RelayOutcome, listen
+from bundle.transfer.relay import RelayOutcome, listen
 from bundle.transfer.relay_process import RelayProcess
+from tests.support.relay_places import at_addresses
 
 from . import isolation
 from .deadline import Deadline
@@ -74,7 +75,7 @@ class Swarm:
     def begin(self) -> None:
         """Let all nodes begin, and wait for how it ends."""
         for place in range(1, self.count + 1):
-            self.relays[place].begin(RelayAddresses(tuple(self.places), place))
+            self.relays[place].begin(at_addresses(self.places, place))
             waiting = threading.Thread(target=self._await_outcome, args=(place,), daemon=True)
             waiting.start()
 
@@ -97,8 +98,10 @@ class Swarm:
         require(not self.unfinished(), "it ends on every node", f"{self.unfinished()}: {self}")
 
     def signal(self, place: int, number: signal.Signals) -> None:
-        """Send the relay of a node a signal."""
-        os.kill(self.relays[place]._child, number)
+        """Send the relay of a node a signal, unless it has ended."""
+        child = self.relays[place]._child  # 0 once its end is known; that would be this group
+        if child:
+            os.kill(child, number)
 
     def assert_whole(self, place: int) -> None:
         """Hold that a node has got the file.

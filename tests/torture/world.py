@@ -213,8 +213,8 @@ def nest(place: Path, levels: int) -> None:
     place.mkdir()
     here = os.open(place, os.O_RDONLY)
     for _ in range(levels):
-        os.mkdir("d", dir_fd=here)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.mkdir("deeper", dir_fd=here)
+        deeper = os.open("deeper", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = deeper
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
@@ -238,7 +238,7 @@ def fetch_zstandard(cache: Path) -> Path:
     if not path.exists() or Digest.of(path.read_bytes()) != file.sha256:
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(cache)]
         argv += ["--only-binary", ":all:", f"{file.name}=={file.version}"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
         if done.returncode or not path.exists():
             raise RuntimeError(f"the decompressor cannot be had: {done.stderr[-500:]}")
     return path

@@ -18,6 +18,7 @@ from tests.support.launching import (
     metrics,
     notes,
     same_bits,
+    start,
     train,
     variables,
     weights,
@@ -50,10 +51,10 @@ def alone(tmp_path_factory):
     return folder / "out"
 
 
-def started(folder, *arguments, ranks=3, options=(), **more):
-    """A run that goes on, in a session of its own."""
+def launched(folder, *arguments, options=(), **more):
+    """Three ranks that torchrun has started, in a session of their own."""
     return subprocess.Popen(
-        command(ranks, folder, *arguments, options=options),
+        command(3, folder, *arguments, options=options),
         cwd=folder,
         env=variables(**more),
         stdout=subprocess.PIPE,
@@ -63,47 +64,43 @@ def started(folder, *arguments, ranks=3, options=(), **more):
     )
 
 
-def wait_for_step(folder, step, process):
+def wait_for_step(folder, step, has_ended):
     """Wait until a run is so far."""
-    until = time.monotonic() + 120
+    log = folder / "out" / "metrics.jsonl"
+    until = time.monotonic() + 300
     while time.monotonic() < until:
-        log = folder / "out" / "metrics.jsonl"
         if log.exists() and log.read_text().count('"loss"') >= step:
             return
-        if process.poll() is not None:
-            pytest.fail(f"it ended too soon: {process.communicate()[0]}")
+        assert not has_ended(), f"it ended before step {step}"
         time.sleep(0.002)
     pytest.fail(f"step {step} did not come")
 
 
-def children(process):
-    """The processes that a launcher has started, by the rank that each one is."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, StopIteration):
+def killed_at(step, folder, *arguments):
+    """Train with three ranks, and kill all of them once they are so far."""
+    running = start(3, folder, *arguments)
+    try:
+        wait_for_step(folder, step, running.has_ended)
+    finally:
+        running.signal(signal.SIGKILL)
+        codes, output, errors = running.wait()
+    assert codes == [-signal.SIGKILL] * 3, output + errors
+
+
+def rank_of(launcher, number):
+    """The process of a rank that a launcher has started."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if entry.name.isdigit() and parent == process.pid:
-                environ = (entry / "environ").read_bytes().split(b"\0")
-                rank = next(item for item in environ if item.startswith(b"RANK="))
-                found[int(rank[5:])] = int(entry.name)
-    return found
-
-
-def end_all(process):
-    """Kill a launcher with its ranks, which have sessions of their own."""
-    for child in children(process).values():
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
-            os.kill(child, signal.SIGKILL)
-    process.kill()
-    process.wait()
-    process.stdout.close()
+            environ = (entry / "environ").read_bytes().split(b"\0")
+            if parent == launcher.pid and b"RANK=%d" % number in environ:
+                return int(entry.name)
+    raise AssertionError(f"there is no rank {number}")
 
 
 @pytest.mark.parametrize("step", [2, 31, 50])
 def test_killed_at_any_step_it_ends_with_the_same_weights(undisturbed, tmp_path, step):
-    process = started(tmp_path, *MLP)
-    wait_for_step(tmp_path, step, process)
-    end_all(process)
+    killed_at(step, tmp_path, *MLP)
     done = train(3, tmp_path, *MLP, "--resume")
     assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
     noted = [line["step"] for line in notes(tmp_path / "out") if "loss" in line]
@@ -117,11 +114,13 @@ def test_killed_at_any_step_it_ends_with_the_same_weights(undisturbed, tmp_path,
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
     """One process, which gets the signal itself."""
-    process = started(tmp_path, *LONG, ranks=0)
-    wait_for_step(tmp_path, 8, process)
-    process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, said
+    running = start(0, tmp_path, *LONG)
+    try:
+        wait_for_step(tmp_path, 8, running.has_ended)
+    finally:
+        running.signal(number)
+        codes, said, errors = running.wait()
+    assert codes == [143], said + errors
     assert "to continue, add --resume to the same command" in said
     stopped = int(said.partition("stopped after step ")[2].partition(":")[0])
     done = train(0, tmp_path, *LONG, "--resume")
@@ -131,10 +130,10 @@ def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
 
 
 def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path):
-    process = started(tmp_path, *MLP)
-    wait_for_step(tmp_path, 8, process)
+    process = launched(tmp_path, *MLP)
+    wait_for_step(tmp_path, 8, lambda: process.poll() is not None)
     process.terminate()
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert "to continue, add --resume to the same command" in said
     train(3, tmp_path, *MLP, "--resume")
     assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
@@ -143,24 +142,22 @@ def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path
 def test_a_rank_that_is_killed_is_started_again_with_all_others(undisturbed, tmp_path):
     """Torchrun starts the group anew, which goes on by itself."""
     # As `stager run` sets it: else the new ranks read the addresses of those that have ended.
-    process = started(
+    process = launched(
         tmp_path,
         *MLP,
         options=["--max-restarts", "2"],
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )
-    wait_for_step(tmp_path, 10, process)
-    os.kill(children(process)[1], signal.SIGKILL)
-    said, _ = process.communicate(timeout=120)
+    wait_for_step(tmp_path, 10, lambda: process.poll() is not None)
+    os.kill(rank_of(process, 1), signal.SIGKILL)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert "resuming from out/checkpoint_" in said
     assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(undisturbed, tmp_path):
-    process = started(tmp_path, *MLP)
-    wait_for_step(tmp_path, 20, process)
-    end_all(process)
+    killed_at(20, tmp_path, *MLP)
     out = tmp_path / "out"
     steps = {json.loads(note.read_text())["step"]: note for note in out.glob("checkpoint_*.json")}
     newest = steps[max(steps)].with_suffix(".pt")
@@ -173,9 +170,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(undisturbed, t
 
 
 def test_fewer_ranks_go_on_where_more_were_killed(tmp_path):
-    process = started(tmp_path, *MLP)
-    wait_for_step(tmp_path, 10, process)
-    end_all(process)
+    killed_at(10, tmp_path, *MLP)
     train(2, tmp_path, *MLP, "--resume")
     found = metrics(tmp_path / "out")
     assert (found["world_size"], found["epochs"]) == (2, 3)

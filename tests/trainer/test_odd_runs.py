@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
+from dataclasses import replace
 
 import pytest
 
-from tests.support.launching import command, metrics, notes, train, variables, weights
+from tests.support.launching import metrics, notes, train, variables, warm_ranks, weights
+from tests.support.warm_ranks import as_torchrun_does
 
 torch = pytest.importorskip("torch")
 
@@ -41,16 +42,14 @@ def said(done):
 )
 def test_ranks_that_were_not_given_the_same(tmp_path, more, told):
     """They would train to a wrong result, or wait for each other for ever."""
-    (tmp_path / "otherwise.py").write_text(OTHERWISE.format(more=more))
-    argv = command(2, tmp_path, *SMALL, "--epochs", "1")
-    at = argv.index("trainer")
-    argv[at - 1 : at + 1] = ["otherwise.py"]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=variables(), capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert f"error: on rank 1 of 2: not what rank 0 has: {told}" in said(done)
+    program = tmp_path / "otherwise.py"
+    program.write_text(OTHERWISE.format(more=more))
+    ranks = [replace(one, program=str(program)) for one in as_torchrun_does(2, variables())]
+    running = warm_ranks().start(ranks, tmp_path, [*SMALL, "--epochs", "1"])
+    codes, output, errors = running.wait()
+    assert 0 not in codes
+    assert f"error: on rank 1 of 2: not what rank 0 has: {told}" in output + errors
+    assert "Traceback" not in output + errors
     assert not (tmp_path / "out" / "model.pt").exists()
 
 

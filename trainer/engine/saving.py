@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Options, TrainerError
 from ..counts import counted
 from ..network import dist
-from . import checkpoints, progress, snapshot
+from . import checkpoints, memory, progress, snapshot
 from .sampling import Position
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
         "held_out_rows": len(task.held_out),
         "train_seconds": round(done.seconds, 3),
         **_shares(run),
+        **memory.peak(world.device),
     }
 
     def write() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Options, fits
 from ..counts import counted
 from ..data import texts, tokens
-from ..engine import checkpoints, consistency, models
+from ..engine import checkpoints, consistency, memory, models
 from ..network import dist
 from ..network.dist import World
 
@@ -82,6 +82,7 @@ def run(options: Options, world: World) -> None:
         "train_rows": len(train),
         "held_out_rows": len(held_out),
         "train_seconds": seconds,
+        **memory.peak(world.device),
     }
     checkpoints.write_metrics(options.out, metrics)
     dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {counted(len(held_out), 'row')}")

@@ -21,10 +21,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import AbstractSet, Any
 
 from ...channel.agent_channel import PACKED
-from ...environment.merge import HOOKS
+from ...environment.merge import HOOK_MODULES, HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
-from ...protocol.requests import RelayNodes, StepMessage
+from ...protocol.requests import RelayStart, StepMessage
 from .strip_source import stripped
 from .transport import Requests
 
@@ -35,12 +35,15 @@ NOT_FOR_AGENTS = frozenset(
     for name in (
         *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
         *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
-        *("checks/findings", "checks/network_agreement", "checks/node_lines"),
+        *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
+        "launch/step_ranks",
+        *("channel/fanout", "channel/fanout_host"),
         "format/partial_bundle",
         *("redaction/known_values", "results/publish", "results/receive"),
         *("transfer/forecast", "transfer/plan"),
         *("protocol/problem_table", "protocol/wording"),
         *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),
+        "protocol/host_wordings",
     )
 )
 """The modules outside ``driver/`` that no agent of a step uses."""
@@ -52,8 +55,10 @@ OF_PHASES = {
         *("transfer/trees", "transfer/chunks", "transfer/relay", "transfer/relay_handshake"),
         *("transfer/relay_child", "transfer/relay_parent", "transfer/relay_inflow"),
         *("transfer/relay_pace", "transfer/relay_clock", "transfer/relay_contact"),
+        "transfer/relay_places",
         *("transfer/relay_process", "transfer/relay_receiver"),
     ),
+    "processes": ("launch/rank_processes",),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun"),
         *("launch/output_reader", "launch/recent_output"),
@@ -62,7 +67,10 @@ OF_PHASES = {
         "protocol/launch_answers",
     ),
 }
-"""The modules that only agents of one phase use; ``relay`` stands for a way of transfer."""
+"""The modules that only agents of one phase use.
+
+``relay`` stands for a way of transfer, and ``processes`` for a launcher.
+"""
 MAIN = b"""import sys
 from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
@@ -102,7 +110,7 @@ def _is_for_agents(name: str) -> bool:
 
 def _as_sent(name: str, source: bytes) -> bytes:
     # Environments hold the source of these, which must be the same whoever makes them.
-    hooks = [f"bundle/environment/{hook}.py" for hook in HOOKS]
+    hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
     return source if name in hooks else stripped(source)
 
 
@@ -129,7 +137,12 @@ class AgentProgram:
         }
 
     def step_input(
-        self, phases: Collection[str], message: StepMessage, *, carried: bool = False
+        self,
+        phases: Collection[str],
+        message: StepMessage,
+        *,
+        carried: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> bytes:
         """Return the input of a step that has these phases, and these requests first.
 
@@ -137,10 +150,13 @@ class AgentProgram:
             phases: the phases.
             message: the first requests.
             carried: True if variables carry the program.
+            variables: variables of the agents, where they do not inherit them.
         """
         program = b"" if carried else self._packed(frozenset(phases))
         packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
-        return b"%d %d\n" % (len(program), len(packed)) + program + packed
+        sent = zlib.compress(json.dumps(dict(variables)).encode()) if variables else b""
+        head = b"%d %d %d\n" % (len(program), len(packed), len(sent))
+        return head + program + packed + sent
 
     def _pack(self, phases: frozenset[str]) -> bytes:
         unused = {
@@ -170,7 +186,7 @@ def request_line(message: StepMessage) -> str:
     return min(json.dumps(encode(message, short=True)), packed(message), key=len)
 
 
-def packed(message: StepMessage | RelayNodes) -> str:
+def packed(message: StepMessage | RelayStart) -> str:
     """Return a message to agents, compressed, as a line or a part of one."""
     text = json.dumps(encode(message, short=True)).encode()
     return PACKED + binascii.b2a_base64(zlib.compress(text, 9), newline=False).decode()

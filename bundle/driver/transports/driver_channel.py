@@ -9,14 +9,15 @@ import json
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, cast
+from typing import IO, Protocol, cast
 
 from ...channel.agent_channel import AGAIN, END
 from ...channel.frames import FrameReader, Gap
 from ...system import processes
 from . import slurm_faults
+from .step_faults import StepErrors, StepFault
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -43,26 +44,45 @@ _PIPE = 1 << 20
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
 
+class HasFileno(Protocol):
+    """Something that a selector can wait for."""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+
+
 class DriverChannel:
-    """A running ``srun``: lines to all of its tasks, and the messages that they send.
+    """A running ``srun``, or its like: lines to all of its tasks, and the messages that they send.
 
     Leaving the ``with`` block ends it, politely first: the agents see their standard input end.
+
+    Attributes:
+        heard: True once some task has said something.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], first: bytes) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        first: bytes,
+        reader: StepErrors = slurm_faults,
+    ) -> None:
         """Start it.
 
         Args:
             argv: the command.
             env: all its variables.
             first: bytes that are sent as soon as they can be.
+            reader: finds faults in what it writes to standard error.
 
         Raises:
             ProcessError: it cannot be started.
         """
+        self.heard = False
         self._process = processes.start(
             argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
         )
+        self._fault_reader = reader
         self._reader = FrameReader()
         self._asked: dict[str, tuple[int, float]] = {}
         """How often each source was asked for missing frames, and when last."""
@@ -70,7 +90,7 @@ class DriverChannel:
         """Lines that no source is known to have sent."""
         self._unsent = bytearray(first)
         self._errors = self._parsed_errors = b""
-        self._faults: dict[str, slurm_faults.StepFault] = {}
+        self._faults: dict[str, StepFault] = {}
         self._gone: dict[str, set[int]] = {}
         self._closing = False
         """True once standard input is to end when all is sent."""
@@ -120,14 +140,14 @@ class DriverChannel:
         return self._errors.decode(errors="replace")
 
     @property
-    def faults(self) -> dict[str, slurm_faults.StepFault]:
-        """The faults that Slurm reported, by node."""
+    def faults(self) -> dict[str, StepFault]:
+        """The faults that the command reported, by node."""
         self._parse_errors()
         return self._faults
 
     @property
     def gone(self) -> dict[str, set[int]]:
-        """The tasks of each node that have failed, as Slurm reported."""
+        """The tasks of each node that have failed, as the command reported."""
         self._parse_errors()
         return self._gone
 
@@ -135,8 +155,8 @@ class DriverChannel:
         """Parse standard error, if it has grown since."""
         if self._parsed_errors is not self._errors:
             text = self.errors
-            self._faults = slurm_faults.step_faults(text)
-            self._gone = slurm_faults.ended_tasks(text)
+            self._faults = self._fault_reader.step_faults(text)
+            self._gone = self._fault_reader.ended_tasks(text)
             self._parsed_errors = self._errors
 
     def losses(self) -> dict[str, int]:
@@ -160,15 +180,24 @@ class DriverChannel:
         if self._stdin not in self._listening():
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
 
+    @contextlib.contextmanager
+    def waking(self, other: HasFileno) -> Iterator[None]:
+        """Let :meth:`pump` return while the block runs when ``other`` can be read from, too."""
+        self._selector.register(other, selectors.EVENT_READ, other)
+        try:
+            yield
+        finally:
+            self._selector.unregister(other)
+
     def pump(self, on_line: OnLine, seconds: float = _WAIT_SECONDS) -> None:
         """Pass on what has come, or wait a moment for it."""
-        if not self._selector.get_map():
+        if not self._listening():
             time.sleep(_TICK_SECONDS)  # all is read; only its end is still to come
             return
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._stdin:
                 self._send()
-            else:
+            elif key.data is None:
                 self._receive(key, on_line)
         self._repair(on_line)
         if self._process.poll() is not None and self._stdin in self._listening():
@@ -219,6 +248,7 @@ class DriverChannel:
     def _pass_on(self, messages: Iterable[tuple[str, str]], on_line: OnLine) -> None:
         for source, line in messages:
             if source:
+                self.heard = True
                 on_line(source, line)
             elif len(self._stray) < _MOST_ODDITIES:
                 self._stray.append(line)
@@ -248,7 +278,8 @@ class DriverChannel:
             self.tell(json.dumps({AGAIN: questions}))
 
     def _listening(self) -> list[IO[bytes]]:
-        return [cast("IO[bytes]", key.fileobj) for key in self._selector.get_map().values()]
+        keys = self._selector.get_map().values()
+        return [cast("IO[bytes]", key.fileobj) for key in keys if key.data is None]
 
     def _send(self) -> None:
         """Write what the pipe takes; when all is sent, wait no more for it to take more."""

@@ -20,7 +20,7 @@ from typing import IO, cast
 from ...agent.agent import SESSION
 from ...channel.lines import Lines
 from ...launch.output_reader import AGENT_SECONDS
-from ...node.location import base_for
+from ...node.location import ROOT_VARIABLE, base_for, choose_base, env_path, node_root_name
 from ...node.root import secure_root
 from ...protocol.agent_events import read_agent_line
 from ...protocol.answers import Answer
@@ -29,7 +29,7 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
 from ...redaction.masking import without_secrets
-from ...system import files, permissions, processes, signals
+from ...system import permissions, processes, signals
 from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0
@@ -59,8 +59,10 @@ class LocalTransport:
         self._job = job
         self._variables = without_secrets(os.environ, job.launch.pass_env)
         self._grace = job.launch.grace_seconds + AGENT_SECONDS
-        base = base_for(job, os.environ, copies=_count_missing(job))
-        root = secure_root(base)
+        missing = _count_missing(job)
+        size, inodes = job.room
+        room = size * missing, inodes * missing
+        root = secure_root(base_for(job.node_root, job.bundle_id, room, os.environ))
         self._agents: dict[str, processes.Process] = {}
         self._bases: dict[str, str] = {}
         for node in job.nodes:
@@ -148,7 +150,7 @@ class LocalTransport:
     def _start(self, node: str, python: str) -> processes.Process:
         return processes.start(
             [python or sys.executable, "-I", "-S", sys.argv[0], "agent", SESSION],
-            env={**self._variables, files.ROOT_VARIABLE: self._bases[node]},
+            env={**self._variables, ROOT_VARIABLE: self._bases[node]},
             stdin=processes.PIPE,
             stdout=processes.PIPE,
             stderr=processes.STDOUT,
@@ -174,12 +176,12 @@ def begin(job: Job) -> Callable[[Job], LocalTransport] | None:
 
 def _count_missing(job: Job) -> int:
     """Return how many nodes have no environment yet, in the first base directory that fits."""
-    base = base_for(job, os.environ, copies=0)
-    root = files.node_root_name()
+    base = choose_base(job.node_root, os.environ)
+    root = node_root_name()
     missing = 0
     for node in job.nodes:
-        envs = os.path.join(base, root, "nodes", node, root, "envs")
-        missing += not os.path.isdir(os.path.join(envs, job.bundle_id))
+        of_node = os.path.join(base, root, "nodes", node, root)
+        missing += not os.path.isdir(env_path(of_node, job.bundle_id))
     return missing
 
 

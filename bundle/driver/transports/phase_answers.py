@@ -8,7 +8,7 @@ from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
 from ...protocol.agent_events import RankOutput, read_agent_line
-from ...protocol.answers import Answer, OutOfReach, Ready, Relayed, Relaying
+from ...protocol.answers import Answer, OutOfReach, Ready, Relayed, Relaying, Unpacking
 from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
 
@@ -47,7 +47,8 @@ class PhaseAnswers:
         self.listening: dict[str, Ready] = {}
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
-        self._fresh: list[str] = []
+        self._unpacking: dict[str, Unpacking] = {}
+        self._heard: list[str] = []
         self._done: dict[str, set[int]] = {}
         self._open = dict.fromkeys(requests)
         """The nodes of which a task has not answered; a dictionary keeps their order."""
@@ -60,10 +61,15 @@ class PhaseAnswers:
         """The nodes that are asked, in their order."""
         return self._requests.keys()
 
-    def fresh(self) -> list[str]:
+    def heard(self) -> list[str]:
         """Return the nodes that an event has come from since the last call, once for each."""
-        fresh, self._fresh = self._fresh, []
-        return fresh
+        heard, self._heard = self._heard, []
+        return heard
+
+    def unpacking(self) -> dict[str, Unpacking]:
+        """Return the latest report of each node that has sent one since the last call."""
+        reports, self._unpacking = self._unpacking, {}
+        return reports
 
     def complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
@@ -111,8 +117,12 @@ class PhaseAnswers:
             if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
             return
+        if isinstance(event, Unpacking):
+            # Not heard from: nodes that are ready report, too, and nobody waits longer for others.
+            self._unpacking[node] = event
+            return
         if not isinstance(event, RankOutput):
-            self._fresh.append(node)
+            self._heard.append(node)
         if isinstance(event, Relaying):
             return
         if isinstance(event, Ready):

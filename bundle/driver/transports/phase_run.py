@@ -9,6 +9,7 @@ from typing import Protocol
 from ...agent import agent
 from ...protocol.events import NodesLate, StrayLines
 from ...protocol.job import Job
+from ...protocol.problem import ProblemCode
 from .driver_channel import DriverChannel
 from .phase_answers import PhaseAnswers
 from .timeouts import Watch
@@ -23,6 +24,11 @@ SECONDS = {
     "clean": 3600.0,
 }
 """Time that a phase may take; nodes that have not answered by then are named."""
+FIRST_SECONDS = 300.0
+"""Time for the first agent to be ready for a file: a step may still have to begin, and Slurm's
+controller to come back before (:data:`bundle.driver.transports.timeouts.CONTROLLER_SECONDS`)."""
+NEXT_SECONDS = 20.0
+"""Time for each further one, unless agents are still to be started in containers."""
 _ELASTIC_GRACE = 2.0
 """Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
 
@@ -35,8 +41,18 @@ _ODD_LINES, _ODD_CHARACTERS = 5, 200
 class PhaseRun:
     """A step, the answers of its agents to one phase, and the watch over its nodes."""
 
-    def __init__(self, step: DriverChannel, answers: PhaseAnswers, watch: Watch) -> None:
+    def __init__(
+        self,
+        step: DriverChannel,
+        answers: PhaseAnswers,
+        watch: Watch,
+        *,
+        in_container: bool = False,
+    ) -> None:
         self.step, self.answers, self.watch = step, answers, watch
+        self.starts_slowly = in_container and not step.heard
+        """True if agents are still to be started, each in a container that may have to be fetched
+        and unpacked first."""
         self._lost: frozenset[str] = frozenset()
         self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)
         """What they were put together from: the step's faults, and the number that is given up."""
@@ -53,6 +69,30 @@ class PhaseRun:
             self._lost = frozenset(faults.keys() & self.answers.nodes | lost.keys())
             self._lost_of = faults, len(lost)
         return self._lost
+
+    def patience(self, *, first: bool) -> float:
+        """Return the seconds for which agents are waited for that have not said a word.
+
+        Args:
+            first: True if no agent has.
+        """
+        return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
+
+    def lose_hung(self) -> list[str]:
+        """Give up the nodes that report to hang; return all that have reported since the last call.
+
+        Those that make progress are among these.
+        """
+        reports = self.answers.unpacking()
+        for node, report in reports.items():
+            if report.hung:
+                values = {"seconds": f"{report.seconds:g}", "why": report.hung}
+                self.watch.lose(node, ProblemCode.NO_ANSWER_HANGS, values)
+        return list(reports)
+
+    def lose_silent(self, node: str, seconds: float) -> None:
+        """Give up a node that has said nothing for so many seconds."""
+        self.watch.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:g}"})
 
     def settled(self) -> bool:
         """Return whether every task has answered, or is known to have ended without."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...protocol.answers import Relayed
 from ...protocol.counts import counted, sized
 from .phase_answers import PhaseAnswers
+from .relay_damage import damage_lines
 
 _SLOW_SHARE = 3.0
 """A node is slow if its file took so many times as long as the others' ..."""
@@ -20,24 +21,20 @@ _MOST_REMARKS = 8
 def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
     """Return what a person should know.
 
-    It is which nodes were slow, who sent damaged bytes, and who could not connect to whom.
+    It is which nodes were slow, who damaged bytes, and who could not connect to whom.
 
     Args:
         answers: what the nodes have said.
         size: bytes of the file.
     """
-    damaged = [
-        f"{other} sent damaged bytes to {node}, which took them from another node"
-        for node, report in answers.relayed.items()
-        for other in dict.fromkeys(report.corrupt)
-    ]
     apart = [
         f"{node} cannot connect to {other} ({why}), and took the file from another node"
         for node, others in answers.out_of_reach.items()
         for other, why in others.items()
         if node in answers.relayed and not answers.relayed[node].failure
     ]
-    return (*_first(_slow(answers.relayed, size)), *_first(damaged), *_first(apart))
+    damage = damage_lines(answers.relayed)
+    return (*_first(_slow(answers.relayed, size)), *_first(damage), *_first(apart))
 
 
 def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The driver's part in a relay: it tells the nodes of each other, and is the source of the file."""
+"""The driver's part in a relay: it is the source of the file, and tells each node its places."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from ...channel import agent_channel
 from ...format.archive import digest_of
 from ...protocol.answers import Ready
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...protocol.requests import RelayNodes
+from ...protocol.requests import RELAY_SOURCE, RelayStart
 from ...system.files import error_text
+from ...transfer import trees
 from ...transfer.chunks import ChunkFile
 from ...transfer.relay import BACKLOG
+from ...transfer.relay_places import RelayPlace
 from ...transfer.relay_process import RelayProcess
 from .agent_program import packed
 from .phase_run import SECONDS, PhaseRun
-from .relay_wait import RelayWait, await_listeners, settle_late
+from .relay_candidates import RelayDirectory
+from .relay_wait import RelayWait, SourceEnded, await_listeners, settle_late
+from .source_watch import SourceWatch
 from .transport import Transfer
 
 
@@ -75,19 +79,33 @@ def _relay(
     """Let some nodes relay the file, and wait for it; return those that it did not reach.
 
     Raises:
-        NodeError: the file cannot be read here.
+        NodeError: the file cannot be read here, or the process that sends it has ended or hangs.
     """
     with contextlib.ExitStack() as resources:
         file = resources.enter_context(_opened(transfer))
         try:
-            port = resources.enter_context(_source(transfer, file, ports))
+            listener = resources.enter_context(contextlib.closing(listen(ports)))
+            port = int(listener.getsockname()[1])
+            directory = RelayDirectory(_places(nodes, run, port))
+            source = resources.enter_context(_source(transfer, file, listener, directory))
         except OSError as exc:
             why = f"{os.uname().nodename} cannot be its source: {error_text(exc)}"
             return dict.fromkeys(nodes, why)
-        run.step.tell(agent_channel.RELAY + packed(_relay_nodes(nodes, run, port)))
-        failed = RelayWait(run, nodes).failures(deadline)
+        left_out = tuple(sorted(run.answers.nodes - set(nodes)))
+        start = RelayStart(port, len(nodes), left_out)
+        run.step.tell(agent_channel.RELAY + packed(start))
+        resources.enter_context(run.step.waking(source))
+        watch = SourceWatch(source, run.watch.take)
+        try:
+            failed = RelayWait(run, nodes, watch.failure).failures(deadline)
+        except SourceEnded as exc:
+            code = ProblemCode.RELAY_SOURCE_ENDED
+            raise NodeError(_source_problem(code, transfer, str(exc))) from exc
+        hung = watch.hung()
     reports = run.answers.relayed
     if reports and all(report.failure for report in reports.values()):
+        if hung:  # to read the file here, or to send it by sbcast, would hang as well
+            raise NodeError(_source_problem(ProblemCode.RELAY_SOURCE_HANGS, transfer, hung))
         _refuse_unreadable(transfer)
     return failed
 
@@ -111,19 +129,24 @@ def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
 
 
 @contextlib.contextmanager
-def _source(transfer: Transfer, file: ChunkFile, ports: range | None) -> Iterator[int]:
-    """Serve a file while the block runs, on the port that it gets.
+def _source(
+    transfer: Transfer, file: ChunkFile, listener: socket.socket, directory: RelayDirectory
+) -> Iterator[RelayProcess]:
+    """Serve a file while the block runs.
 
     Raises:
-        OSError: this host cannot listen, or has no room for a process.
+        OSError: this host has no room for a process.
     """
-    listener = listen(ports)
-    with contextlib.closing(listener):
-        port = int(listener.getsockname()[1])
-        source = RelayProcess(file, bytes.fromhex(transfer.token), listener)
+    source = RelayProcess(file, bytes.fromhex(transfer.token), listener, directory)
     with contextlib.closing(source):
         source.begin(None)
-        yield port
+        yield source
+
+
+def _source_problem(code: ProblemCode, transfer: Transfer, why: str) -> Problem:
+    """Describe what is wrong with the source: it is a problem of this host, and of no node."""
+    values = {"host": os.uname().nodename, "why": why}
+    return Problem(code, transfer.source, values)
 
 
 def _refuse_unreadable(transfer: Transfer) -> None:
@@ -165,11 +188,10 @@ def listen(ports: range | None) -> socket.socket:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-def _relay_nodes(nodes: tuple[str, ...], run: PhaseRun, port: int) -> RelayNodes:
-    """Return what the agents must know of each other, and of this host."""
-    places = [run.answers.listening[node] for node in nodes]
-    return RelayNodes(
-        nodes=nodes,
-        addresses=("", *(place.address for place in places)),
-        ports=(port, *(place.port for place in places)),
-    )
+def _places(nodes: Iterable[str], run: PhaseRun, port: int) -> list[RelayPlace]:
+    """Return where this host and the nodes listen, in the order of their positions."""
+    places = [RelayPlace(trees.SOURCE, RELAY_SOURCE, "", port)]
+    for position, node in enumerate(nodes, 1):
+        ready = run.answers.listening[node]
+        places.append(RelayPlace(position, node, ready.address, ready.port))
+    return places

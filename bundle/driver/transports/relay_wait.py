@@ -7,18 +7,14 @@ network may be gone, which Slurm notices minutes later. A node that is merely sl
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ...channel import agent_channel
-from ...protocol.problem import ProblemCode
+from .phase_run import FIRST_SECONDS as _FIRST_SECONDS
+from .phase_run import NEXT_SECONDS as _NEXT_SECONDS
 from .phase_run import PhaseRun
-from .relay_reach import Reach
+from .relay_reach import Reachability
 
-_FIRST_SECONDS = 300.0
-"""Time for the first agent to listen: a step may still have to begin, and its controller to come
-back before (:data:`bundle.driver.transports.timeouts.CONTROLLER_SECONDS`)."""
-_NEXT_SECONDS = 20.0
-"""Time for each further one; then the transfer begins without the rest."""
 _REPORT_SECONDS = 30.0
 """Time between two questions to the nodes that have not got the file; who has not answered one by
 the next is lost. So a node that falls silent is noticed within a minute."""
@@ -44,7 +40,7 @@ class _Awaited:
         if lost is not self._lost:
             self.nodes.difference_update(lost)
             self._lost = lost
-        return run.answers.fresh()
+        return run.answers.heard()
 
 
 def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
@@ -57,10 +53,10 @@ def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
     awaited = _Awaited(run, run.answers.nodes)
     until = min(deadline, time.monotonic() + _FIRST_SECONDS)
     while awaited.nodes and not run.step.ended and time.monotonic() < until:
-        fresh = awaited.news()
-        if fresh:
-            awaited.nodes.difference_update(fresh)
-            until = min(deadline, time.monotonic() + _NEXT_SECONDS)
+        heard = awaited.news()
+        if heard:
+            awaited.nodes.difference_update(heard)
+            until = min(deadline, time.monotonic() + _patience(run))
     return set() if run.step.ended else awaited.nodes
 
 
@@ -74,25 +70,33 @@ def settle_late(run: PhaseRun, silent: Collection[str]) -> dict[str, str]:
     failed = {}
     for node in sorted(silent):
         if node in run.answers.ready:
-            failed[node] = f"it began to listen more than {_NEXT_SECONDS:g} s after the others"
+            failed[node] = f"it began to listen more than {_patience(run):g} s after the others"
         elif node not in run.answers.answered and node not in run.lost_nodes():
-            _lose(run, node, _NEXT_SECONDS)
+            _lose(run, node, _patience(run))
     return failed
+
+
+class SourceEnded(Exception):
+    """The source of a relay has ended, and nodes still lack the file; its text says why."""
 
 
 class RelayWait:
     """The wait for a relay that has begun."""
 
-    def __init__(self, run: PhaseRun, nodes: tuple[str, ...]) -> None:
+    def __init__(
+        self, run: PhaseRun, nodes: tuple[str, ...], source_failure: Callable[[], str]
+    ) -> None:
         """Begin.
 
         Args:
             run: the step of the nodes.
             nodes: those that take part, in the order of their places.
+            source_failure: returns why the source has ended; empty while it serves.
         """
+        self._source_failure = source_failure
         self._run = run
         self._awaited = _Awaited(run, nodes)
-        self._reach = Reach(nodes)
+        self._reachability = Reachability(len(nodes))
         self._ask_at = time.monotonic() + _REPORT_SECONDS
         self._asked: set[str] = set()
         """The nodes that have said nothing since the last question."""
@@ -105,22 +109,36 @@ class RelayWait:
 
         Args:
             deadline: the time at which nobody is waited for any more.
+
+        Raises:
+            SourceEnded: the source has ended, and nodes still lack the file.
         """
-        step, awaited, reach = self._run.step, self._awaited, self._reach
-        while awaited.nodes and not (reach.why or step.ended) and time.monotonic() < deadline:
-            fresh = awaited.news()
-            for node in fresh:
+        step, awaited, reached = self._run.step, self._awaited, self._reachability
+        while awaited.nodes and not (reached.why or step.ended) and time.monotonic() < deadline:
+            heard = awaited.news()
+            for node in heard:
                 self._take(node)
-            if not fresh:  # else an answer may be among what is still to be read
+            if not heard:  # else an answer may be among what is still to be read
                 self._ask()
+                self._refuse_without_source()
         failed = {
             node: report.failure
             for node, report in self._run.answers.relayed.items()
             if report.failure
         }
         if not step.ended:
-            failed.update(dict.fromkeys(awaited.nodes, reach.why or "it was not done in time"))
+            failed.update(dict.fromkeys(awaited.nodes, reached.why or "it was not done in time"))
         return failed
+
+    def _refuse_without_source(self) -> None:
+        """Wait no longer where the source has ended.
+
+        Raises:
+            SourceEnded: nodes still lack the file.
+        """
+        why = self._source_failure() if self._awaited.nodes else ""
+        if why:
+            raise SourceEnded(why)
 
     def _take(self, node: str) -> None:
         """Learn from what a node has said."""
@@ -129,7 +147,7 @@ class RelayWait:
         if node in answers.relayed or node in answers.answered:
             self._awaited.nodes.discard(node)
         if node in answers.out_of_reach:
-            self._reach.add(node, answers.out_of_reach[node])
+            self._reachability.add(node, answers.out_of_reach[node])
 
     def _ask(self) -> None:
         """Give up the nodes that have not answered, and ask again, if it is time to."""
@@ -143,5 +161,10 @@ class RelayWait:
         self._run.step.tell(agent_channel.REPORT)
 
 
+def _patience(run: PhaseRun) -> float:
+    """Return the time for each further agent, once one listens; then the transfer begins."""
+    return _FIRST_SECONDS if run.starts_slowly else _NEXT_SECONDS
+
+
 def _lose(run: PhaseRun, node: str, seconds: float) -> None:
-    run.watch.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:g}"})
+    run.lose_silent(node, seconds)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ...protocol.enumerations import Ending
+from ...protocol.enumerations import Action, Ending, Launcher
 from ...protocol.job import Job, check
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system.hostlist import expand_hostlist, fold
 from ...transfer import forecast
+from .step import Step
 
 PATIENCE = 600
 """Seconds that the others get once the first node has ended well; ``SLURM_WAIT`` is the user's own.
@@ -73,28 +74,6 @@ _SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-@dataclass(frozen=True)
-class Step:
-    """One ``srun`` of ours."""
-
-    phase: str
-    """The phase of the agents; also the name of the step."""
-    nodes: tuple[str, ...]
-    """The nodes on which it runs."""
-    cpus: int
-    """CPUs of each task."""
-    tasks_per_node: int = 1
-    """More than one only where Slurm itself starts the ranks."""
-    together: bool = False
-    """True if the first task that fails takes the others with it."""
-    patience: int = 0
-    """Seconds that tasks may go on after the first has ended; 0 for any time."""
-    image: str | None = None
-    """Container image, for the pyxis plugin."""
-    mounts: tuple[str, ...] = ()
-    """Paths of the node that the container sees, as pyxis takes them."""
-
-
 def bind(job: Job, env: Mapping[str, str]) -> Job:
     """Return a job with its allocation: id, nodes, and how often it was started before.
 
@@ -116,7 +95,25 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
         check(bound)
     except ValueError as exc:
         raise NodeError(Problem(ProblemCode.ALLOCATION_UNUSABLE, "", {"why": str(exc)})) from exc
+    _refuse_few_cpus(bound, env)
     return bound
+
+
+def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
+    """Refuse an allocation whose nodes have too few CPUs: Slurm would create no step on them.
+
+    Raises:
+        NodeError: it has.
+    """
+    counts = cpus_per_node(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
+    ranks = job.launch.nproc_per_node or 1
+    by_slurm = job.action is Action.RUN and job.launch.launcher is Launcher.SRUN
+    asked = max(job.cpus_per_task or 1, ranks if by_slurm else 1)
+    fewest = min(counts, default=asked)
+    if fewest < asked:
+        setting = "cpus-per-task" if asked == job.cpus_per_task else "nproc-per-node"
+        values = {"job": job.id, "cpus": str(fewest), "asked": str(asked), "setting": setting}
+        raise NodeError(Problem(ProblemCode.TOO_FEW_CPUS, "", values))
 
 
 def _chosen_nodes(job: Job, job_id: str, nodes: list[str]) -> tuple[str, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ...protocol.problem import NodeError, ProblemCode
 from ...system.hostlist import expand_hostlist
 from ...system.processes import describe_exit
+from .step_faults import StepFault
 
 UNREACHABLE = (ProblemCode.NO_ANSWER_NO_START, ProblemCode.NO_ANSWER_NODE_FAILURE)
 """The problems of nodes that cannot be used themselves."""
@@ -31,18 +30,6 @@ _NETWORK = re.compile(
 )
 _SIGNALS = {"Killed": -9, "Terminated": -15}
 """Exit status of a task that a signal ended, by Slurm's word for it."""
-
-
-@dataclass(frozen=True)
-class StepFault:
-    """A fault of a step on one node."""
-
-    problem: ProblemCode
-    """One of the ``NO_ANSWER`` codes."""
-    values: Mapping[str, str]
-    """Its values: ``why``, with Slurm's words, where it has any."""
-    status: int | None = None
-    """The exit status that Slurm speaks of, negative for a signal; None if it speaks of none."""
 
 
 def step_faults(stderr: str) -> dict[str, StepFault]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, replace
 
@@ -10,10 +9,10 @@ from ...agent.agent import SESSION
 from ...protocol.enumerations import Launcher, Stage, TransferWay
 from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
-from ...redaction.masking import without_secrets
-from . import slurm_commands
-from .agent_program import AgentProgram, factored, may_carry
+from .agent_program import AgentProgram, factored
 from .driver_channel import DriverChannel
+from .step import Step
+from .step_cluster import StepCluster
 from .transport import Requests, mounts
 
 
@@ -30,30 +29,17 @@ class StepCommand:
 
 
 class StepStarter:
-    """Starts steps in the allocation that this process runs in.
+    """Starts steps on the nodes of a cluster.
 
     Attributes:
-        variables: all variables for commands of Slurm, and for agents that start no ranks.
-        patience: seconds that nodes may go on after the first has ended well; 0 for any time.
         latest: the step that was started last.
     """
 
-    def __init__(self, job: Job) -> None:
-        """Read the program, and the variables of the allocation."""
-        self._job = job
+    def __init__(self, job: Job, cluster: StepCluster) -> None:
+        """Read the program."""
+        self._job, self._cluster = job, cluster
         with open(sys.argv[0], "rb") as handle:
             self._program = AgentProgram(handle.read())
-        credentials = slurm_commands.CREDENTIALS
-        self.variables = slurm_commands.step_environment(without_secrets(os.environ, credentials))
-        # What the ranks get besides is for their own step alone.
-        self._rank_variables = slurm_commands.step_environment(
-            without_secrets(os.environ, (*credentials, *job.launch.pass_env))
-        )
-        # A container's plugin may not pass on so long a variable.
-        self._carries = job.launch.container_image is None and may_carry(os.environ)
-        counts = slurm_commands.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        self._cpus = job.cpus_per_task or min(counts, default=1)
-        self.patience = slurm_commands.patience(os.environ)
         self.latest: DriverChannel | None = None
 
     def start(self, phase: str, requests: Requests, tasks: int, command: str = "") -> DriverChannel:
@@ -66,7 +52,7 @@ class StepStarter:
             command: the command of the agents; empty for the phase and nothing else.
         """
         step = self.command(phase, requests, tasks, command)
-        self.latest = DriverChannel(step.argv, step.variables, step.input)
+        self.latest = DriverChannel(step.argv, step.variables, step.input, self._cluster.errors)
         return self.latest
 
     def command(self, phase: str, requests: Requests, tasks: int, command: str = "") -> StepCommand:
@@ -77,26 +63,30 @@ class StepStarter:
         command = command or phase
         launches = phase == "launch"
         settings = self._job.launch
-        step = slurm_commands.Step(
+        step = Step(
             phase=phase,
             nodes=tuple(requests),
-            cpus=max(1, self._cpus // tasks),
+            cpus=max(1, self._cluster.cpus // tasks),
             tasks_per_node=tasks,
             together=launches and settings.elastic is None,
-            patience=self.patience if launches else 0,
+            patience=self._cluster.patience if launches else 0,
             image=settings.container_image,
             mounts=mounts(self._job),
         )
-        starter = slurm_commands.starter(self._program.bootstrap, command, self._job.python_hints)
+        argv = self._cluster.argv(step, self._program.bootstrap, command)
         if self.holds(phase):
             requests = {node: _held(request) for node, request in requests.items()}
         phases = self._phases(command)
-        variables = self._rank_variables if launches else self.variables
-        if self._carries:
+        variables = self._cluster.rank_variables if launches else self._cluster.variables
+        if self._cluster.carries:
             variables = {**variables, **self._program.variables(phases)}
-        message = factored(requests)
-        step_input = self._program.step_input(phases, message, carried=self._carries)
-        return StepCommand(slurm_commands.step_argv(step, starter), variables, step_input)
+        step_input = self._program.step_input(
+            phases,
+            factored(requests),
+            carried=self._cluster.carries,
+            variables=self._cluster.sent_variables(ranks=launches),
+        )
+        return StepCommand(argv, dict(variables), step_input)
 
     def tasks(self, phase: str, requests: Requests) -> int:
         """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
@@ -113,16 +103,18 @@ class StepStarter:
         """Return the phases that agents with this command may be asked for."""
         relays = self._job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
         relay = {"relay"} if relays and self._job.stage is not Stage.NEVER else set()
+        processes = self._job.launch.launcher is Launcher.PROCESSES
+        launch = {"launch", "processes"} if processes else {"launch"}
         if command == "unpack":
             return relay
         if command != SESSION:
-            return {command}
+            return launch if command == "launch" else {command}
         phases: set[str] = {self._job.action, *relay}
         if self._job.deep:
             phases.add("deep")
         # A deep check launches, too; and so may the session of a job that runs.
         if self._job.one_step and phases & {"run", "deep"}:
-            phases.add("launch")
+            phases |= launch
         return phases
 
 

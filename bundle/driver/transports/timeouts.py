@@ -9,17 +9,17 @@ kernel where memory ran out for example: so the step also looks whether the job 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from ...protocol.answers import Answer
 from ...protocol.events import Remark
 from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
-from ...system import processes
-from . import slurm_commands, slurm_faults
+from . import slurm_faults
 from .driver_channel import DriverChannel
+from .step_faults import StepErrors
 from .transport import Ended, Event, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
@@ -33,19 +33,23 @@ _RETRY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
 """Time without a word after which silent nodes are looked for; each further look waits longer."""
 _LONGEST_SECONDS = 300.0
-_LOOK_SECONDS = 60.0
-"""Time that a look may take: to a node that does not answer, Slurm needs ten and more."""
-_DESERTED = "stager-deserted "
-_LOOK = f"""\
-of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
-of SLURM_STEP_ID "$SLURM_STEP_ID" "/proc/$$" || exit 0
-for process in /proc/[0-9]*; do
-    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$process" && of SLURM_STEP_ID '[0-9]*' "$process" &&
-        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$process"; then exit 0; fi
-done
-echo "{_DESERTED}$SLURMD_NODENAME" >&2
-"""
-"""Says so where no process of another step of the job runs; nothing where that cannot be known."""
+
+
+class Look(Protocol):
+    """A look whether silent nodes can be reached, and still have something of the job."""
+
+    @property
+    def ended(self) -> bool:
+        """True once it has ended, or has taken too long."""
+
+    def unreachable(self) -> Mapping[str, str]:
+        """Return the nodes on which nothing can be started, and why."""
+
+    def deserted(self) -> frozenset[str]:
+        """Return the nodes on which it has found nothing of the job."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class Waiting:
@@ -115,7 +119,7 @@ class Watch:
         phase: str,
         nodes: Collection[str],
         on_event: OnEvent,
-        env: Mapping[str, str],
+        look_at: Callable[[Sequence[str]], Look | None] = lambda nodes: None,
     ) -> None:
         """Begin.
 
@@ -123,17 +127,17 @@ class Watch:
             phase: its name, and that of the event by which a node is done.
             nodes: the nodes that do it.
             on_event: called with each event of theirs, and with what is found out.
-            env: all variables for ``srun``.
+            look_at: begins to look whether nodes can be reached; returns None if it cannot.
         """
         self.lost: dict[str, Ended] = {}
-        self._on_event, self._env = on_event, env
+        self._on_event, self._look_at = on_event, look_at
         self._nodes = dict.fromkeys(nodes)
         self._last_events = (RanksEnded.event, phase)
         """Names of the events after which nothing is waited for."""
         self._done: set[str] = set()
         self._pause = QUIET_SECONDS
         self._next_look = 0.0
-        self._look: _Look | None = None
+        self._look: Look | None = None
         self._deserted: frozenset[str] = frozenset()
         """The nodes that the last look found deserted."""
 
@@ -185,19 +189,16 @@ class Watch:
         if silent:
             self._pause = min(2 * self._pause, _LONGEST_SECONDS)
             self._next_look = time.monotonic() + self._pause
-            self._look = _Look(silent, self._env)
+            self._look = self._look_at(silent)
 
-    def _end_look(self, look: _Look) -> None:
+    def _end_look(self, look: Look) -> None:
         """Learn from a look, if it has ended."""
         if not look.ended:
             return
-        errors = look.errors()
+        unreachable, deserted = look.unreachable(), look.deserted()
         self.close()
-        for node, fault in slurm_faults.step_faults(errors).items():
-            if fault.problem in slurm_faults.UNREACHABLE:
-                reason = _words(node, fault.problem, fault.values)
-                self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": reason})
-        deserted = _deserted_nodes(errors)
+        for node, why in unreachable.items():
+            self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})
         # Twice in a row: its last word may have been on its way.
         for node in sorted(deserted & self._deserted):
             self.lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
@@ -208,56 +209,26 @@ def _words(node: str, problem: ProblemCode, values: Mapping[str, str]) -> str:
     return Problem(problem, node, values).why
 
 
-def _deserted_nodes(errors: str) -> frozenset[str]:
-    """Return the nodes on which a look has found nothing of the job."""
-    lines = [line for line in errors.splitlines() if line.startswith(_DESERTED)]
-    return frozenset(line[len(_DESERTED) :].strip() for line in lines)
+def endings(
+    requests: Requests,
+    step: DriverChannel,
+    reader: StepErrors,
+    unreachable: Collection[ProblemCode],
+) -> dict[str, Ended]:
+    """Return how each node's part of a step has ended, for the case that it gave no answer.
 
-
-class _Look:
-    """A step on some nodes that looks whether the job is still there."""
-
-    def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
-        self._until = time.monotonic() + _LOOK_SECONDS
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close
-        self._process: processes.Process | None = None
-        step = slurm_commands.Step(phase="look", nodes=tuple(nodes), cpus=1)
-        try:
-            self._process = processes.start(
-                slurm_commands.step_argv(step, ["sh", "-c", _LOOK]),
-                env=env,
-                stdout=processes.DEVNULL,
-                stderr=self._errors,
-            )
-        except processes.ProcessError:
-            return  # nothing is found out
-
-    @property
-    def ended(self) -> bool:
-        """True once it has ended, or has taken too long."""
-        running = self._process is not None and self._process.poll() is None
-        return not running or time.monotonic() > self._until
-
-    def errors(self) -> str:
-        """Return what Slurm and the step have written to standard error."""
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
-
-    def close(self) -> None:
-        """End it."""
-        if self._process is not None:
-            processes.stop(self._process, 1.0)
-        self._errors.close()
-
-
-def endings(requests: Requests, step: DriverChannel) -> dict[str, Ended]:
-    """Return how each node's part of a step has ended, for the case that it gave no answer."""
-    general = slurm_faults.general_fault(step.code, step.errors)
+    Args:
+        requests: the nodes that were asked.
+        step: the step.
+        reader: finds the fault of the whole step in what it wrote to standard error.
+        unreachable: the problems of nodes that cannot be used themselves.
+    """
+    general = reader.general_fault(step.code, step.errors)
     endings = {}
     for node in requests:
         fault = step.faults.get(node, general)
         code = fault.status
         if code is None:  # srun itself may have ended well
-            code = step.code or int(fault.problem in slurm_faults.UNREACHABLE)
+            code = step.code or int(fault.problem in unreachable)
         endings[node] = Ended(code, fault.problem, fault.values)
     return endings

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Protocol, Union
 
+from ...node.location import ROOT_VARIABLE
 from ...protocol.answers import AgentEvent
 from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
 from ...protocol.requests import AgentRequest
-from ...system import files
 
 Event = Union[AgentEvent, DriverEvent]
 """An event of an agent, or of the driver about agents."""
@@ -30,7 +30,7 @@ def saving_note(job: Job) -> Remark:
 
 def mounts(job: Job) -> tuple[str, ...]:
     """Return the mounts of a container: the place of the node root, and those the user named."""
-    base = os.environ.get(files.ROOT_VARIABLE) or job.node_root
+    base = os.environ.get(ROOT_VARIABLE) or job.node_root
     if base == "auto":
         base = "/tmp"  # noqa: S108 - its usual place
     if "$" in base:  # it differs from node to node
@@ -73,11 +73,15 @@ class Delivery:
     failed: dict[str, str]
     """The nodes that the file did not reach, and why; under ``""`` what concerns no single node.
 
-    After a relay the other nodes have it; after ``sbcast`` none of them has."""
+    After a relay the other nodes have it; after ``sbcast`` none of them has. Those in ``settled``
+    are not among them."""
     ended: dict[str, Ended]
     """The end of each node's part, for the case that it gave no answer."""
     seconds: float = 0.0
     """Time taken by the sending."""
+    settled: frozenset[str] = frozenset()
+    """Nodes that kept the others from having it: they have failed by themselves, or are lost, and
+    are not to be tried again."""
     remarks: tuple[str, ...] = ()
     """What a person should know about nodes that were slow or sent damaged bytes."""
 

@@ -91,7 +91,7 @@ def test_an_agent_that_is_told_to_end_says_nothing_more(
     assert until(lambda: catches(waiting.pid, signal.SIGTERM))
     time.sleep(0.2)  # it waits for its request
     waiting.terminate()
-    out, err = waiting.communicate(timeout=20)
+    out, err = waiting.communicate(timeout=300)
     assert (waiting.returncode, out, err) == (143, b"", b"")
 
 
@@ -107,7 +107,7 @@ def converse(program: Path, *requests: dict[str, Any]) -> tuple[int, list[dict[s
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

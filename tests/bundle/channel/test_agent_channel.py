@@ -85,7 +85,7 @@ def agents() -> Iterator[list[Agent]]:
     yield started
     for agent in started:
         agent.process.kill()
-        agent.process.wait(20)
+        agent.process.wait(300)
         for stream in (agent.process.stdin, agent.process.stdout):
             if stream is not None:
                 stream.close()
@@ -105,13 +105,13 @@ def test_it_stays_until_its_standard_input_ends(tmp_path: Path, agents: list[Age
     assert agent.process.poll() is None
     assert agent.process.stdin is not None
     agent.process.stdin.close()
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(300) == 0
 
 
 def test_it_goes_by_itself_after_a_while(tmp_path: Path, agents: list[Agent]) -> None:
     """However the driver has died: nothing of it is left on the node."""
     agents.append(agent := Agent(tmp_path, 0.2))
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(300) == 0
 
 
 def test_what_is_missing_is_sent_again(tmp_path: Path, agents: list[Agent]) -> None:

@@ -17,10 +17,10 @@ import pytest
 from bundle.channel.frames import FrameReader
 from bundle.driver.transports import slurm_commands
 from bundle.driver.transports.agent_program import MAIN, compressed
-from bundle.environment import virtual_environment
 from bundle.protocol.problem import Problem
+from bundle.system.module_source import source_of
 
-BOOT = virtual_environment.source_of("channel.bootstrap").decode()
+BOOT = source_of("channel.bootstrap").decode()
 PROGRAM = """\
 import json, os, sys
 
@@ -55,7 +55,7 @@ def start(
         env={"PATH": os.defpath, "SLURMD_NODENAME": node, "SLURM_PROCID": "1"},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
         cwd="/",
     )
 
@@ -64,7 +64,7 @@ def opening(
     request: dict[str, Any], modules: Mapping[str, bytes] = MODULES, behind: bytes = b"go\n"
 ) -> bytes:
     asked, program = zlib.compress(json.dumps(request).encode()), compressed(modules)
-    return b"%d %d\n" % (len(program), len(asked)) + program + asked + behind
+    return b"%d %d 0\n" % (len(program), len(asked)) + program + asked + behind
 
 
 def test_the_program_gets_the_request_and_the_rest_of_the_talk() -> None:
@@ -143,7 +143,7 @@ def test_where_memory_files_are_forbidden() -> None:
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n07"},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["request"]["common"] == {"x": 1}

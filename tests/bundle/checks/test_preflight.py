@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from bundle.checks import preflight, probe
+from bundle.checks import preflight
 from bundle.checks.node_lines import preflight_line
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import room_for
 from bundle.node import locks
+from bundle.node.host import host_facts
 from bundle.node.root import secure_root
 from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.enumerations import Allocation
@@ -244,15 +245,6 @@ def test_a_file_that_is_to_be_sent_needs_room_beside_what_it_makes(
         preflight.base_by_need(request(elsewhere, asked))
 
 
-def test_room_for_several(single: Packed, tmp_path: Path) -> None:
-    place = os.statvfs(os.environ["STAGER_NODE_ROOT"])
-    job = job_for(single, tmp_path, room=(place.f_bavail * place.f_frsize * 2 // 3, 10))
-    assert preflight.base_for(job, os.environ) == os.environ["STAGER_NODE_ROOT"]
-    assert preflight.base_for(job, os.environ, copies=0) == os.environ["STAGER_NODE_ROOT"]
-    with pytest.raises(NodeError, match="free"):
-        preflight.base_for(job, os.environ, copies=2)
-
-
 def test_old_pieces_of_broadcasts_go_and_the_rest_stays(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +265,7 @@ HOLD = """\
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from bundle.node import locks
+from bundle.node.host import host_facts
 held = locks.make_held("".join(sys.argv[2:]))
 print("held", flush=True)
 time.sleep(600)
@@ -347,20 +340,20 @@ def test_the_line_of_a_node() -> None:
         proj=True,
         root="/tmp/stager-7",
         python="/usr/bin/python3.11",
-        host=replace(probe.host_facts(), node_root=place),
+        host=replace(host_facts(), node_root=place),
     )
     assert preflight_line(answer) == (
         "hpc07 proj=ok pkgs=missing root=/tmp/stager-7 free=3.2GB inodes=1200 exec=ok "
         "python=/usr/bin/python3.11"
     )
     full = replace(place, noexec=True, free_inodes=None)
-    answer = replace(answer, host=replace(probe.host_facts(), node_root=full))
+    answer = replace(answer, host=replace(host_facts(), node_root=full))
     assert " inodes=any exec=no " in preflight_line(answer)
 
 
 @pytest.mark.parametrize("root", [None, NodeRootProblem("/gone", "No such file or directory")])
 def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> None:
     """It failed, or was lost."""
-    host = None if root is None else replace(probe.host_facts(), node_root=root)
+    host = None if root is None else replace(host_facts(), node_root=root)
     answer = PreflightAnswer(node="hpc07", host=host)
     assert preflight_line(answer) == "hpc07 proj=missing pkgs=missing"

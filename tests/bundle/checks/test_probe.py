@@ -13,12 +13,22 @@ import pytest
 
 from bundle.checks import probe
 from bundle.checks.node_lines import probe_line
+from bundle.node.host import host_facts
 from bundle.protocol.answers import ProbeAnswer
 from bundle.protocol.requires import Requires
 from tests.support.needs import lacks
 from tests.support.problems import worded
 
 REPO = Path(__file__).resolve().parents[3]
+DEEP = """
+import os
+
+def fall(depth):
+    return fall(depth - 1) if depth else os.kill(os.getpid(), 11)
+
+fall(60)
+"""
+"""A module that crashes far below its import, as a library does; its stack is a long one."""
 RANK_ENV = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
 
 
@@ -164,6 +174,7 @@ def test_what_modules_print_does_not_mix_with_the_answer(env: Path) -> None:
         ("import os; os.kill(os.getpid(), 4)", "ended by SIGILL", "lacks instructions"),
         ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "out of memory"),
         ("import os; os._exit(3)", "exit status 3, importing toy_core", "again"),
+        (DEEP, "ended by SIGSEGV, importing toy_core, Fatal Python error: Segm", "again"),
     ],
 )
 def test_an_import_that_ends_the_interpreter(env: Path, code: str, why: str, fix: str) -> None:
@@ -227,9 +238,7 @@ def test_the_line_of_a_bad_node() -> None:
 
 # --- what a bundle requires ----------------------------------------------------------------------
 
-HOST = replace(
-    probe.host_facts(), hostname="n1", machine="x86_64", libc="glibc", libc_version="2.28"
-)
+HOST = replace(host_facts(), hostname="n1", machine="x86_64", libc="glibc", libc_version="2.28")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +261,7 @@ def test_requirements(needs: tuple[str, str, str], why: list[str]) -> None:
 
 
 def test_this_machine_meets_what_it_is() -> None:
-    facts = probe.host_facts()
+    facts = host_facts()
     own = Requires("3.11", os.uname().machine, facts.libc, facts.libc_version)
     assert probe.check_requires(own, facts) == []
 
@@ -284,19 +293,21 @@ def test_from_a_zip_without_site(env: Path, tmp_path: Path, which: str) -> None:
 import json, sys
 from dataclasses import replace
 from bundle.protocol.codec import encode
-from bundle.system import files as fs, network as net
+from bundle.system import network as net
+from bundle.node.location import choose_base
 from bundle.checks import probe
 from bundle.checks.node_lines import probe_line
 from bundle.node import interpreter
+from bundle.node.host import host_facts
 from bundle.node.root import secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])
-root = secure_root(fs.choose_base({str(tmp_path)!r}, 1, 1, {{}}))
+root = secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
 facts = probe.environment_facts({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)
 print(json.dumps({{
     "version": version,
     "root": root,
     "base": interpreter.find(version),
-    "host": encode(probe.host_facts(root)),
+    "host": encode(host_facts(root)),
     "line": probe_line(replace(facts, node="n1")),
     "port": net.free_port(net.port_for("7")),
     "link": net.choose_link({{"n[1-2]": "lo"}}, "n1", "127.0.0.1").address,

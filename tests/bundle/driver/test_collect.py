@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.protocol.answers import PreflightAnswer
+from bundle.protocol.launch_answers import LaunchAnswer
 from bundle.protocol.problem import ProblemCode
 from bundle.results import stream as stream_format
 from bundle.results.pack import pack
@@ -91,6 +93,7 @@ class OneNode:
     def __init__(self, work: Path, stream: io.BytesIO) -> None:
         self.asked: list[str] = []
         self._work, self._stream = work, stream
+        self._outputs = ("out", "wandb")
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         self.asked.append(phase)
@@ -100,7 +103,7 @@ class OneNode:
         raise NotImplementedError
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        pack(str(self._work), ["out"], self._stream)
+        pack(str(self._work), self._outputs, self._stream)
         take(io.BytesIO(self._stream.getvalue()))
 
     def ended_by(self) -> str:
@@ -149,3 +152,36 @@ def test_what_has_gaps_stays_on_the_node(
     assert (tmp_path / "run" / "out" / "model").exists()
     assert node.asked == []
     assert "some outputs were not brought back; they are still on local1" in said(state, capfd)
+
+
+def test_outputs_come_from_the_node_where_rank_0_ran_last(
+    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In an elastic job it may have moved: what it wrote before it was started again is older."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "work" / "out").mkdir(parents=True)
+    run_dir = str(tmp_path / "run")
+    job = job_for(single, tmp_path, nodes=("n1", "n2", "n3"), run_dir=run_dir, outputs=("out",))
+    state = State(job, Logs(job))
+    state.separate_run_dirs = True
+    for name in job.nodes:
+        state.facts[name] = PreflightAnswer(node=name, root=str(tmp_path), python="python")
+    began = {"n1": 100.0, "n2": 200.0, "n3": None}
+    for name, time in began.items():
+        state.answers[name] = LaunchAnswer(name, first_rank=time)
+    state.transport = OneNode(tmp_path / "work", io.BytesIO())
+    collect_outputs(state, standing=True)
+    lines = map(json.loads, displayed(state, capfd).splitlines())
+    assert [line["node"] for line in lines if line["event"] == "collected"] == ["n2"]
+
+
+def test_nobody_misses_what_a_tracker_has_not_written(
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state.job = replace(state.job, outputs=("out", "wandb"), tracked=("wandb",))
+    state.transport = OneNode(tmp_path / "work", io.BytesIO())
+    collect_outputs(state, standing=True)
+    events = [json.loads(line) for line in displayed(state, capfd).splitlines()]
+    (collected,) = (event for event in events if event["event"] == "collected")
+    assert collected.get("missing", []) == []
+    assert (tmp_path / "run" / "out" / "model").exists()

@@ -23,7 +23,7 @@ def verify(program: Path, job: Job) -> tuple[int, dict[str, Any], list[dict[str,
     file = Path(job.run_dir) / "job.json"
     file.write_text(json.dumps(job.to_json()))
     argv = [sys.executable, "-I", "-S", str(program), "drive", str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr == ""
     events = [json.loads(line) for line in done.stdout.splitlines()]
     return done.returncode, events[-1], events

@@ -20,7 +20,7 @@ from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.bundles import forge
 from tests.support.jobs import job_for
-from tests.support.namespaces import entering
+from tests.support.namespaces import REPO, entering
 from tests.support.processes import living, until
 
 
@@ -34,7 +34,7 @@ def driver(program: Path, job: Job, *prefix: str) -> list[str]:
 def drive(program: Path, job: Job, *prefix: str) -> tuple[int, list[dict[str, Any]], str]:
     """Exit status, events and talk of a driven job."""
     argv = driver(program, job, *prefix)
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -171,7 +171,7 @@ def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_p
     assert started.stdout is not None
     started.stdout.readline()
     assert clear_away(many.path) is False
-    started.communicate(timeout=60)
+    started.communicate(timeout=300)
     assert started.returncode == 0
     assert many.path.exists()
 
@@ -194,6 +194,28 @@ def test_a_full_disk_costs_the_logs_and_not_the_job(
     assert "No space left on device" in events[-1]["logs_fault"]
 
 
+def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
+    single: Packed, tmp_path: Path
+) -> None:
+    """It comes where the driver asks for the place of the problem that it has met."""
+    job = job_for(single, tmp_path, bundle=str(tmp_path / "gone"))
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(job.to_json()))
+    code = (
+        "import json, os, signal, sys\n"
+        "from bundle.driver import driver\n"
+        "from bundle.protocol.job import Job\n"
+        "driver._place_of = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "with open(sys.argv[1]) as stream: job = Job.from_json(json.load(stream))\n"
+        "sys.exit(driver.drive(job))\n"
+    )
+    argv = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, cwd=REPO)
+    assert (done.returncode, done.stderr) == (130, "")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["event"], result["interrupted"]) == ("result", True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_job_and_its_agents(
     many: Packed, program: Path, tmp_path: Path, number: signal.Signals
@@ -206,11 +228,11 @@ def test_a_signal_ends_the_job_and_its_agents(
     begun = (line for line in started.stdout if '"phase": "unpack"' in line)
     assert next(begun, "")
     started.send_signal(number)
-    out, err = started.communicate(timeout=30)
+    out, err = started.communicate(timeout=300)
     assert (started.returncode, err) == (130, "")
     result = json.loads(out.splitlines()[-1])
     assert (result["ok"], result["interrupted"], result["problems"]) == (False, True, {})
-    assert until(lambda: not living(program), 5)
+    assert until(lambda: not living(program), 120)
     roots = Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*")
     assert [path for root in roots for path in root.glob("envs/*")] == []
 
@@ -223,9 +245,9 @@ def test_a_job_whose_listener_goes_away_ends_quietly(
     assert started.stdout is not None
     started.stdout.readline()
     started.stdout.close()
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=300)
     assert (started.returncode, err) == (130, "")
-    assert until(lambda: not living(program), 5)
+    assert until(lambda: not living(program), 120)
     last = json.loads((tmp_path / "logs" / "events.4711.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["interrupted"]) == ("result", True)
 
@@ -239,5 +261,5 @@ def test_a_hangup_that_is_ignored_stays_so(single: Packed, program: Path, tmp_pa
     assert started.stdout is not None
     started.stdout.readline()
     started.send_signal(signal.SIGHUP)
-    started.communicate(timeout=60)
+    started.communicate(timeout=300)
     assert started.returncode == 0

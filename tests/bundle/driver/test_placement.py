@@ -24,7 +24,7 @@ from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Stage, TransferWay
-from bundle.protocol.problem import ProblemCode
+from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.requests import Incoming, RelayTask, UnpackRequest
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
@@ -49,6 +49,10 @@ class Sending:
         self.read: list[tuple[str, ...]] = []
         self.incoming: list[Incoming] = []
         self.lacking: set[str] = set()
+        self.not_started: set[str] = set()
+        """Nodes that cannot start their relay."""
+        self.blocking: list[set[str]] = []
+        """For each time the nodes that are lost, so that nothing is sent to the others."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         assert phase == "unpack"
@@ -64,6 +68,11 @@ class Sending:
         self.incoming.append(asked.incoming)
         every = self.fails.pop(0) if self.fails else {}
         failed = {node: why for node, why in every.items() if node in requests or not node}
+        if self.blocking and (settled := frozenset(self.blocking.pop(0))):
+            ended = dict.fromkeys(
+                requests, Ended(1, ProblemCode.NO_ANSWER_SILENT, {"seconds": "20"})
+            )
+            return Delivery({"": "not every node was ready for it"}, ended, settled=settled)
         if transfer.token:  # a relay fails on single nodes
             reached = {node: request for node, request in requests.items() if node not in failed}
             return Delivery(failed, self._unpacked(reached, on_event))
@@ -80,6 +89,10 @@ class Sending:
     def _unpacked(self, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         for node in requests:
             answer = UnpackAnswer(node, path="/e")
+            if node in self.not_started:
+                self.not_started.remove(node)
+                problem = Problem(ProblemCode.RELAY_NOT_STARTED, node, {"why": "no such address"})
+                answer = UnpackAnswer(node, ok=False, problems=(problem,))
             if node in self.lacking:
                 self.lacking.remove(node)
                 answer = UnpackAnswer(node, ok=False, lacking=True)
@@ -158,6 +171,38 @@ def test_nodes_that_a_relay_does_not_reach_get_the_bundle_by_sbcast(
     assert "the relay did not reach n2 (no other node can be reached: n1: no answer)" in said
     assert relayed.token not in said
     assert (whys(state), state.bytes_sent) == ({}, 2 * relayed.size)
+
+
+def test_a_node_that_cannot_start_its_relay_gets_the_bundle_without(
+    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    transport = Sending()
+    transport.not_started = {"n3"}
+    facts = {node: {"address": "10.0.0.1"} for node in NODES}
+    with planned(single, tmp_path, transport, facts) as state:
+        placement.carry_out(state)
+    assert transport.sent == [NODES, ("n3",)]
+    assert [bool(transfer.token) for transfer, _ in transport.transfers] == [True, False]
+    assert all(answer.ok for answer in state.answers.values())
+    said = displayed(state, capfd)
+    assert "the relay did not reach n3 (no such address): using sbcast" in said
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_nodes_that_are_lost_before_anything_is_sent_cost_the_others_nothing(
+    single: Packed, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, relayed: bool
+) -> None:
+    """They are not tried again, and the others have their turn."""
+    transport = Sending()
+    transport.blocking = [{"n2"}]
+    facts = {node: {"address": "10.0.0.1"} if relayed else {} for node in NODES}
+    with planned(single, tmp_path, transport, facts) as state:
+        placement.carry_out(state)
+    assert transport.sent == [NODES, ("n1", "n3", "n4")]
+    assert [node for node, answer in state.answers.items() if not answer.ok] == ["n2"]
+    assert state.answers["n2"].problems[0].code is ProblemCode.NO_ANSWER_SILENT
+    assert state.bytes_sent == single.size
+    assert "sending again" not in displayed(state, capfd)
 
 
 def test_without_an_address_a_node_takes_part_in_no_relay(single: Packed, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ print(done.gone, done.problems)
     with tempfile.TemporaryDirectory() as base:  # pytest's own is closed to other users
         done = subprocess.run(
             [sys.executable, "-c", code, base],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True ()\n", "")
 

@@ -308,7 +308,7 @@ print(json.dumps(dataclasses.asdict(made)))
         )
         for packed in pair * 3
     ]
-    answers = [json.loads(one.communicate(timeout=60)[0]) for one in running]
+    answers = [json.loads(one.communicate(timeout=300)[0]) for one in running]
     assert [one.returncode for one in running] == [0] * 6
     assert sum(not answer["reused"] for answer in answers) == 2
     assert sorted(os.listdir(root / "envs")) == sorted(one.manifest.id for one in pair)

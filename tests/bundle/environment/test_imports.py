@@ -27,7 +27,7 @@ START = "import gc; gc.set_threshold(700, 10, 10)\n"
 
 def make_env(root: Path, python: str = sys.executable) -> Path:
     """An environment as unpacking leaves it, with packages that show how they are imported."""
-    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=300)
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     for name, line in (("imports", PTH_LINE), ("patches", patches.PTH_LINE)):
@@ -73,7 +73,7 @@ def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProces
         env={**inherited, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

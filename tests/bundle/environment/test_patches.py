@@ -20,7 +20,7 @@ APPLIED = "patch applied: datasets-numpy2\n"
 
 def make_env(root: Path, *requirements: str) -> Path:
     """Make an environment with the patches in it, as unpacking a bundle leaves it."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True, timeout=300)
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     if requirements:
@@ -32,7 +32,8 @@ def make_env(root: Path, *requirements: str) -> Path:
         else:
             argv = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
         subprocess.run([*argv, *requirements], check=True, timeout=300)
-    shutil.copy(PACKAGE / "patches.py", packages / "_stager_patches.py")
+    for name in ("patches", "hub_datasets"):
+        shutil.copy(PACKAGE / f"{name}.py", packages / f"_stager_{name}.py")
     (packages / "_stager_patches.pth").write_text(PTH_LINE + "\n")
     return root
 
@@ -51,7 +52,7 @@ def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProces
         env=surroundings(**variables),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -108,7 +109,7 @@ def test_unknown_name_is_told_and_the_others_apply(env):
     assert done.stdout == "True\n"
     assert done.stderr.startswith("patch failed: numpy3: no patch has this name")
     assert done.stderr.count("\n") == 1
-    assert "datasets-numpy2, torch-cpu-set-device" in done.stderr
+    assert "datasets-numpy2, hub-datasets, torch-cpu-set-device" in done.stderr
 
 
 # --- a table of the test's own: how a patch is applied --------------------------------------------
@@ -277,7 +278,7 @@ def test_processes_of_one_job_say_it_once(env, tmp_path):
     argv = [env / "bin" / "python", "-c", SET_DEVICE]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [subprocess.Popen(argv, env=variables, **pipes) for _ in range(8)]
-    ended = [process.communicate(timeout=60) for process in started]
+    ended = [process.communicate(timeout=300) for process in started]
     assert [stdout for stdout, _ in ended] == ["None\n"] * 8
     assert "".join(stderr for _, stderr in ended) == "patch applied: torch-cpu-set-device\n"
     assert [path.name for path in job.iterdir()] == ["patch.torch-cpu-set-device"]
@@ -380,7 +381,7 @@ def start_rank(env: Path, root: Path, rank: int, **variables: str) -> subprocess
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Wait for a rank; return what it printed, its patch lines apart from other warnings."""
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     lines = [line for line in stderr.splitlines(keepends=True) if line.startswith("patch ")]
     return stdout, "".join(lines)
@@ -392,7 +393,7 @@ def test_datasets_with_numpy_2_fails_without_the_patch(numpy_2, tmp_path):
     assert "ValueError: Unable to avoid copy" in python(numpy_2, FIRST_ROW).stderr
 
     rank = start_rank(numpy_2, tmp_path, 0, STAGER_PATCHES="torch-cpu-set-device")
-    assert "ValueError: Unable to avoid copy" in rank.communicate(timeout=120)[1]
+    assert "ValueError: Unable to avoid copy" in rank.communicate(timeout=300)[1]
     assert rank.returncode == 1
 
 

@@ -64,7 +64,7 @@ print(json.dumps(dataclasses.asdict(made)))
     time.sleep(0.5)  # most have started and wait at the gate
     os.write(open_gate, b"\n" * 20)
     os.close(open_gate)
-    answers = [json.loads(one.communicate(timeout=60)[0]) for one in running]
+    answers = [json.loads(one.communicate(timeout=300)[0]) for one in running]
     assert [one.returncode for one in running] == [0] * 20
     assert {answer["path"] for answer in answers} == {
         str(base / OWN / "envs" / standard.manifest.id)
@@ -94,7 +94,7 @@ def test_killed_at_any_moment_it_can_be_done_again(
             running.kill()  # its children find out for themselves
         else:
             os.killpg(running.pid, signal.SIGKILL)
-        running.communicate(timeout=60)
+        running.communicate(timeout=300)
         found = left_over(base)
         unfinished += any(name.startswith("incoming/") for name in found)
         if f"envs/{many.manifest.id}" in found:
@@ -138,7 +138,7 @@ def test_one_in_use_is_not_waited_for_and_its_open_files_stay(
     with lock.open() as held, tool.open() as opened:
         fcntl.flock(held, fcntl.LOCK_SH)
         running = start(program, standard.path, base)
-        assert running.communicate(timeout=60)[0].strip() == str(place)
+        assert running.communicate(timeout=300)[0].strip() == str(place)
         assert opened.read() == tool.read_text()
     assert (place / "pyvenv.cfg").exists()
     assert left_over(base) == [f"envs/{standard.manifest.id}"]

@@ -237,7 +237,7 @@ def nested(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
 
 
 def test_a_deep_tree_is_deleted(tmp_path: Path, nested: Callable[[Path, int], None]) -> None:
-    nested(tmp_path / "nested", 5000)
+    nested(tmp_path / "nested", 1500)
     (tmp_path / "nested" / "file").write_text("1234")
     (tmp_path / "outside").write_text("5678")
     (tmp_path / "nested" / "link").symlink_to(tmp_path / "outside")
@@ -256,9 +256,9 @@ def test_a_deep_tree_in_a_node_root_jams_nothing(
     assert run_node(program, "unpack", single.path, base).returncode == 0
     root = base / OWN
     shutil.rmtree(root / "envs" / single.manifest.id)
-    nested(root / "envs" / single.manifest.id, 3000)
+    nested(root / "envs" / single.manifest.id, 1200)
     for bundle_id in (single.manifest.id, Digest.of(b"other")):
-        nested(root / "incoming" / f"{bundle_id}.nested", 3000)
+        nested(root / "incoming" / f"{bundle_id}.nested", 1200)
     done = run_node(program, "unpack", single.path, base, "--python", BASE_PYTHON)
     assert done.returncode == 0, done.stderr
     assert left_over(base) == [f"envs/{single.manifest.id}"]

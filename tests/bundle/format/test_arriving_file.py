@@ -127,7 +127,7 @@ def test_files_are_written_before_the_last_byte_has_come(
     sender.target.write_bytes(sender.data)
 
     def finish() -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         seen.append(0)
         while not seen[-1] and time.monotonic() < deadline:
             seen.append(

@@ -14,6 +14,7 @@ import pytest
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.format.partial_bundle import write_excerpt
+from bundle.node.location import env_path
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.core.store import Store
@@ -174,7 +175,7 @@ def test_a_flipped_bit_never_becomes_an_environment(
         path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
         with pytest.raises(NodeError, match="damaged or not a bundle"):
             made(second, root, path, sent)
-        assert not Path(unpack.env_path(str(root), second.manifest.id)).exists()
+        assert not Path(env_path(str(root), second.manifest.id)).exists()
     assert os.listdir(root / "incoming") == []
 
 
@@ -240,6 +241,6 @@ def test_an_older_environment_that_has_changed_since(
     said = str(caught.value)
     assert "a part of the environment is missing" in said
     assert named in said or "other" in said
-    assert not Path(unpack.env_path(str(root), second.manifest.id)).exists()
+    assert not Path(env_path(str(root), second.manifest.id)).exists()
     assert os.listdir(root / "incoming") == []
     assert made(second, root, second.path, None).written > 0  # all of it does

@@ -26,7 +26,7 @@ def limited(code: str, soft: int, hard: int, *arguments: str) -> subprocess.Comp
     """Run a program under a limit of open files."""
     shell = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"'
     argv = ["sh", "-c", shell, "sh", sys.executable, "-c", BEGIN + code, *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path) -> None:

@@ -12,7 +12,12 @@ from bundle.launch import commands
 from bundle.launch.choices import choose_backend, choose_nproc, choose_threads, must_use_cpus
 from bundle.launch.directories import JobDirectories
 from bundle.launch.group import RankGroup
-from bundle.launch.variables import environment_variables, native_variables, rank_variables
+from bundle.launch.step_ranks import step_variables
+from bundle.launch.variables import (
+    environment_variables,
+    native_variables,
+    rank_variables,
+)
 
 PLACE = JobDirectories(
     root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
@@ -30,6 +35,7 @@ GROUP = RankGroup(
 )
 EVERY_PROGRAM = {
     "HF_HOME": "/n/stager-7/cache/huggingface",
+    "WANDB_MODE": "offline",
     "FSSPEC_CONFIG_DIR": "/n/stager-7/cache/fsspec",
     "TRITON_CACHE_DIR": "/n/stager-7/cache/triton",
     "TORCHINDUCTOR_CACHE_DIR": "/n/stager-7/cache/inductor",
@@ -290,3 +296,39 @@ def test_a_program_of_an_environment_gets_no_secret() -> None:
     assert rank_variables(PLACE, GROUP, base) == EVERY_RANK
     named = rank_variables(PLACE, GROUP, base, ["MYPASS"])
     assert named == {**EVERY_RANK, "MYPASS": "p"}
+
+
+STEP = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_NODELIST": "n[07-09]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+
+
+def test_a_task_of_a_step_is_a_rank() -> None:
+    assert step_variables(STEP) == {
+        "RANK": "3",
+        "WORLD_SIZE": "5",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "n07",
+        "MASTER_PORT": "20042",
+    }
+    assert step_variables({**STEP, "MASTER_PORT": "5", "MASTER_ADDR": "h"})["MASTER_PORT"] == "5"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"SLURM_STEP_NUM_TASKS": "1"}, {"RANK": "0"}, {"SLURM_STEP_ID": None}],
+)
+def test_what_is_no_rank_by_slurm(changed: dict[str, str | None]) -> None:
+    """A batch script has the job's number of tasks, and would wait for ranks that nobody starts."""
+    variables = {**STEP, **changed}
+    assert step_variables({k: v for k, v in variables.items() if v is not None}) == {}

@@ -160,7 +160,7 @@ def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:
     job = job_for(packed, folder, action=Action.RUN)
     (folder / "job.json").write_text(json.dumps(job.to_json()))
     argv = [sys.executable, "-I", "-S", str(program), "drive", str(folder / "job.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -233,7 +233,7 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
         monitor = outputs.monitor
 
         def end() -> None:
-            until(lambda: 1 in monitor.ranks and monitor.ranks[1].ended is not None, 30)
+            until(lambda: 1 in monitor.ranks and monitor.ranks[1].ended is not None, 120)
             os.kill(os.getpid(), signal.SIGTERM)
 
         signals.end_on_signals()

@@ -56,7 +56,7 @@ class Node:
             env={name: value for name, value in variables.items() if value},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 
@@ -67,7 +67,7 @@ class Node:
 
 def make_env(root: Path, python: str) -> Path:
     """Make an environment as a node has it: a virtual environment with a link ``pkgs``."""
-    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    subprocess.run([python, "-m", "venv", "--without-pip", root], check=True, timeout=300)
     (packages,) = root.glob("lib/python3*/site-packages")
     (root / "pkgs").symlink_to(packages.relative_to(root))
     return root
@@ -516,7 +516,7 @@ def test_under_torchrun_with_record(node, tmp_path):
         cwd=node.cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 1

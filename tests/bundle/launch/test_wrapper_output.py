@@ -74,7 +74,7 @@ def ranked(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

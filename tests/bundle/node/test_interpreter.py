@@ -27,7 +27,7 @@ def find_with(python: Path, **env: str) -> str:
     code += f"from bundle.node import interpreter\nprint(interpreter.find({OWN!r}))"
     done = subprocess.run(
         [str(python), "-I", "-S", "-c", code],
-        env=env, capture_output=True, text=True, check=True, timeout=60,
+        env=env, capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     return done.stdout.strip()
 

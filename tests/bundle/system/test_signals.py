@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 REPO = str(Path(__file__).resolve().parents[3])
 BEGIN = (
     f"import sys; sys.path.insert(0, {REPO!r})\n"
@@ -36,10 +38,10 @@ def told(work: str, *numbers: str, before: str = "signals.end_on_signals()\n") -
     # Not communicate(): what came together with the first line is in the stream's buffer.
     with running.stdout:
         out = running.stdout.read()
-    return running.wait(timeout=20), out
+    return running.wait(timeout=300), out
 
 
-WORK = "def work(): time.sleep(15)\n"
+WORK = "def work(): time.sleep(240)\n"
 
 
 def test_each_of_them_ends_it() -> None:
@@ -61,6 +63,44 @@ def test_a_second_one_does_not_disturb_the_tidying_up() -> None:
     assert told(work, "TERM", "TERM", "INT") == (0, "tidied\nstopped\n")
 
 
+FORKING = """
+def work():
+    with signals.held():
+        {before}
+        child = os.fork()
+        if not child:
+            try:
+                {after}
+                signals.end_as_usual()
+                print('goes on', flush=True)
+            finally:
+                os._exit(3)
+    ended = os.waitpid(child, 0)[1]
+    print(os.WEXITSTATUS(ended) or -os.WTERMSIG(ended), flush=True)
+"""
+SELF = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "printed"),
+    [
+        pytest.param("", "", "goes on\n3\n", id="no signal"),
+        pytest.param("", SELF, "3\n", id="to the child, before it is ready for it"),
+        pytest.param(SELF, "", "stopped\n", id="to the parent, before the fork"),
+    ],
+)
+def test_a_forked_child_ends_and_does_nothing_that_is_its_parents(
+    before: str, after: str, printed: str
+) -> None:
+    work = FORKING.format(before=before or "pass", after=after or "pass")
+    assert told(work) == (0, printed)
+
+
+def test_a_forked_child_ends_by_the_signal_itself() -> None:
+    work = FORKING.format(before="pass", after="pass").replace("print('goes on', flush=True)", SELF)
+    assert told(work) == (0, "-15\n")
+
+
 def test_a_hangup_that_was_ignored_stays_so() -> None:
     """As under ``nohup``."""
     before = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignals.end_on_signals()\n"
@@ -76,11 +116,11 @@ def test_what_python_drops_is_raised_again() -> None:
         "def work():\n"
         "    held = Held()\n"
         "    del held\n"
-        "    time.sleep(15)\n"
+        "    time.sleep(240)\n"
     )
     started = time.monotonic()
     assert told(work) == (0, "stopped\n")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 120
 
 
 def test_it_is_not_raised_again_once_the_end_has_come() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import signal
@@ -17,86 +16,39 @@ from typing import Any
 
 import pytest
 
+from bundle.driver.transports.relay_damage import damage_lines
+from bundle.protocol.answers import Relayed
 from bundle.transfer import relay_child, relay_inflow, relay_process
 from bundle.transfer.chunks import ChunkFile
-from bundle.transfer.relay import MOST_STRANGERS, RelayAddresses, RelayOutcome, listen
-from bundle.transfer.relay_child import RelayChild
+from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen
+from bundle.transfer.relay_child import FRAME, RelayChild
 from bundle.transfer.relay_handshake import (
     HELLO_BYTES,
     NONCE_BYTES,
     REPLY_BYTES,
     ChunkRequest,
-    hello,
+    Handshake,
 )
 from bundle.transfer.relay_parent import RelayParent
 from bundle.transfer.relay_process import RelayProcess
 from bundle.transfer.trees import TREES, parent
 from tests.support.processes import until
-
-MIB = 1 << 20
-
-
-class Nodes:
-    """A source and nodes that relay its file."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
-        self.token = secrets.token_bytes(32)
-        self.places: list[tuple[str, int]] = []
-        self.relays: list[RelayProcess] = []
-        content = os.urandom(size)
-        self.digest = hashlib.sha256(content).hexdigest()
-        (folder / "0").write_bytes(content)
-        self.add(complete=True)
-        self.relays[0].begin(None)
-
-    def add(self, *, complete: bool = False, address: str = "127.0.0.1") -> int:
-        """Start a node, or the source; return its place."""
-        number = len(self.relays)
-        handle = os.open(self.folder / str(number), os.O_RDWR | os.O_CREAT)
-        listener = listen(address)
-        self.places.append(listener.getsockname()[:2])
-        file = ChunkFile(handle, self.size, complete=complete)
-        self.relays.append(RelayProcess(file, self.token, listener))
-        os.close(handle)
-        return number
-
-    def begin(self, *places: int) -> None:
-        """Let nodes begin; all by default."""
-        for place in places or range(1, len(self.relays)):
-            self.relays[place].begin(RelayAddresses(tuple(self.places), place))
-
-    def kill(self, place: int, number: int = signal.SIGKILL) -> None:
-        """Send a node a signal."""
-        os.kill(self.relays[place]._child, number)
-
-    def has(self, place: int) -> int:
-        """The bytes of a node's file so far."""
-        return (self.folder / str(place)).stat().st_size
-
-    def assert_whole(self, place: int) -> RelayOutcome:
-        """Check that a node gets the file; return its outcome."""
-        outcome = self.relays[place].outcome()
-        assert outcome.failure == ""
-        content = (self.folder / str(place)).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == self.digest
-        return outcome
+from tests.support.relay_nodes import MIB, Nodes
+from tests.support.relay_places import at_addresses
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     """Make a source with some nodes."""
-    made: list[Nodes] = []
+    with contextlib.ExitStack() as made:
 
-    def nodes(count: int, size: int = 3 * MIB + 17) -> Nodes:
-        made.append(Nodes(tmp_path, size))
-        for _ in range(count):
-            made[0].add()
-        return made[0]
+        def nodes(count: int, size: int = 3 * MIB + 17) -> Nodes:
+            source = made.enter_context(contextlib.closing(Nodes(tmp_path, size)))
+            for _ in range(count):
+                source.add()
+            return source
 
-    yield nodes
-    for relay in made[0].relays if made else ():
-        relay.close()
+        yield nodes
 
 
 class Links:
@@ -235,6 +187,31 @@ def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
     assert {place for outcome in outcomes.values() for place in outcome.corrupt} == {liar}
 
 
+def test_a_node_that_damages_what_it_receives_is_named_itself(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory, or its network card: what its parents send is sound, as all others see."""
+    victim = parent(1, 7, 0)
+    real, left = RelayParent._read_chunk, dict.fromkeys(range(TREES), 2)
+
+    def damage(link: RelayParent, file: ChunkFile) -> None:
+        place = os.readlink(f"/proc/self/fd/{file.handle}").rpartition("/")[2]
+        if place == str(victim) and file.have[link._tree] == 3 and left[link._tree]:
+            left[link._tree] -= 1
+            link._buffer[FRAME.size] ^= 1
+        real(link, file)
+
+    monkeypatch.setattr(RelayParent, "_read_chunk", damage)
+    nodes = make(7, 20 * MIB)
+    nodes.begin()
+    relayed = {}
+    for place in range(1, 8):
+        corrupt = nodes.assert_whole(place).corrupt
+        relayed[f"n{place}"] = Relayed(f"n{place}", corrupt=tuple(f"n{other}" for other in corrupt))
+    [line] = damage_lines(relayed)
+    assert line.startswith(f"n{victim} damages what it receives")
+
+
 def test_a_slow_node_is_left_by_those_below_it(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, links: Links
 ) -> None:
@@ -284,7 +261,7 @@ def test_another_node_at_an_address_is_noticed(
     nodes = make(2)
     for place, other in ((1, 2), (2, 1)):
         everywhere = (nodes.places[other],) * 3
-        nodes.relays[place].begin(RelayAddresses(everywhere, place))
+        nodes.relays[place].begin(at_addresses(everywhere, place))
     for place in (1, 2):
         reasons = dict(nodes.relays[place].outcome().unreached)
         assert reasons[0] == "another node of this transfer has its address"
@@ -345,7 +322,8 @@ def test_a_hello_that_was_overheard_gets_nothing_when_it_is_replayed(
     nodes = make(1)
     with socket.create_connection(nodes.places[0]) as genuine:
         nonce = genuine.recv(NONCE_BYTES, socket.MSG_WAITALL)
-        asked = hello(nodes.token, nonce, os.urandom(NONCE_BYTES), ChunkRequest(0, 0, 0))
+        handshake = Handshake(nodes.token, nonce)
+        asked = handshake.hello(os.urandom(NONCE_BYTES), ChunkRequest(0, 0, 0))
         genuine.sendall(asked)
         assert len(genuine.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
     with socket.create_connection(nodes.places[0]) as replayed:
@@ -396,12 +374,23 @@ def strangers(place: tuple[str, int], count: int) -> list[socket.socket]:
     return [socket.create_connection(place) for _ in range(count)]
 
 
+def challenged(place: tuple[str, int]) -> tuple[socket.socket, bytes]:
+    """A stranger's connection and its nonce; among many, any one may be ended at once."""
+    for _ in range(20):
+        [connection] = strangers(place, 1)
+        connection.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
+            if nonce:
+                return connection, nonce
+        connection.close()
+    raise AssertionError("nobody was challenged")
+
+
 def test_a_stranger_learns_nothing_and_keeps_nobody_out(make: Callable[..., Nodes]) -> None:
     nodes = make(3)
     silent = strangers(nodes.places[0], 2 * MOST_STRANGERS)
-    loud = socket.create_connection(nodes.places[0])
-    loud.settimeout(10)
-    nonce = loud.recv(NONCE_BYTES, socket.MSG_WAITALL)
+    loud, nonce = challenged(nodes.places[0])
     loud.sendall(os.urandom(HELLO_BYTES))
     assert loud.recv(1) == b""
     assert len(nonce) == NONCE_BYTES

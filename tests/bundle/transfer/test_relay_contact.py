@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from bundle.transfer import relay_contact, trees
-from bundle.transfer.relay import RelayAddresses, listen
-from bundle.transfer.relay_contact import parents, tries_source, unreachable
-
-COUNTS = (1, 2, 3, 7, 16, 33, 1000)
+from bundle.transfer.relay import listen
+from bundle.transfer.relay_contact import unreachable
+from tests.support.relay_places import at_addresses
 
 
 @contextlib.contextmanager
@@ -31,30 +30,23 @@ def closed_port() -> tuple[str, int]:
     return address
 
 
-@pytest.mark.parametrize("nodes", COUNTS)
-def test_each_node_tries_its_parents(nodes: int) -> None:
-    for position in range(1, nodes + 1):
-        above = {trees.parent(position, nodes, tree) for tree in range(trees.TREES)}
-        assert parents(position, nodes) == above - {trees.SOURCE}
-
-
-@pytest.mark.parametrize("nodes", COUNTS)
-def test_a_few_nodes_try_the_source(nodes: int) -> None:
-    trying = sum(tries_source(position, nodes) for position in range(1, nodes + 1))
-    assert min(nodes, 16) <= trying <= 32
+def parents(position: int, nodes: int) -> set[int]:
+    """The nodes that a node would take the file from."""
+    above = {trees.parent(position, nodes, tree) for tree in range(trees.TREES)}
+    return above - {trees.SOURCE}
 
 
 def test_those_that_listen_are_reached() -> None:
     with listening(8) as places:
         for position in range(1, 8):
-            assert unreachable(RelayAddresses(tuple(places), position)) == {}
+            assert unreachable(at_addresses(places, position)) == {}
 
 
 def test_those_that_do_not_are_named_with_the_reason() -> None:
     with listening(8) as places:
         below = next(place for place in range(1, 8) if 4 in parents(place, 7))
         places[4] = closed_port()
-        assert unreachable(RelayAddresses(tuple(places), below)) == {4: "connection refused"}
+        assert unreachable(at_addresses(places, below)) == {4: "connection refused"}
 
 
 def test_silence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +62,7 @@ def test_silence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         below = next(place for place in (1, 2, 3) if parents(place, 3))
         (above,) = parents(below, 3)
         places[above] = full.getsockname()
-        failures = unreachable(RelayAddresses(tuple(places), below))
+        failures = unreachable(at_addresses(places, below))
     assert failures == {above: "no answer within 0.3 s"}
 
 
@@ -79,5 +71,5 @@ def test_an_address_that_leads_nowhere() -> None:
         below = next(place for place in (1, 2) if parents(place, 2))
         (above,) = parents(below, 2)
         places[above] = ("255.255.255.255", 9)
-        (why,) = unreachable(RelayAddresses(tuple(places), below)).values()
+        (why,) = unreachable(at_addresses(places, below)).values()
     assert why in ("network is unreachable", "permission denied")

@@ -12,7 +12,7 @@ from bundle.transfer import relay_inflow
 from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
 from bundle.transfer.relay_child import ConnectionOver
 from bundle.transfer.relay_inflow import Inflow
-from bundle.transfer.relay_parent import CorruptChunk, ParentBusy, RelayParent
+from bundle.transfer.relay_parent import CorruptChunk, ParentBusy, ParentSilent, RelayParent
 
 TOTAL = 500
 """The chunks of each tree."""
@@ -89,8 +89,8 @@ class Node:
                 have[tree] = min(have[tree] + rate * TICK, self.file.totals[tree])
                 self.file.have[tree] = int(have[tree])
             self.inflow.tick(self.now)
-            if self.inflow.trial is not None:
-                self.inflow.receive(self.inflow.trial, self.now)
+            if self.inflow.candidate is not None:
+                self.inflow.receive(self.inflow.candidate, self.now)
 
     def end_parent(self, fault: Exception) -> None:
         """Let the parent's connection end."""
@@ -113,15 +113,6 @@ def test_the_nearest_one_that_can_be_connected_to_is_the_parent(node: Node) -> N
     node.run(2, mine=20, other=20)
     assert node.parent == 9
     assert node.tried == [5, 7, 9]
-
-
-def test_the_source_is_tried_before_those_far_above(tmp_path: Path) -> None:
-    """A firewall that drops what is sent costs time for each one that is tried."""
-    node = Node(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT), chain=[5, 7, 9, 11, 13, 0])
-    node.dead = {5, 7, 9, 0, 11}
-    node.run(2, mine=20, other=20)
-    assert node.tried == [5, 7, 9, 0, 11, 13]
-    assert node.parent == 13
 
 
 @pytest.mark.parametrize(
@@ -157,6 +148,25 @@ def test_parents_that_serve_and_send_nothing_are_not_asked_for_ever(
             node.end_parent(fault)
     assert node.now < 2 * relay_inflow.GIVE_UP_SECONDS
     assert 0 in node.inflow.refusals
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        pytest.param(ParentSilent("it fell silent"), 45, id="it stands, and its disk may hang"),
+        pytest.param(ConnectionOver("it closed the connection"), 0, id="it has ended"),
+    ],
+)
+def test_a_source_that_stands_is_waited_for(node: Node, fault: Exception, seconds: float) -> None:
+    node.run(1, mine=20, other=20)
+    node.dead = {5, 7, 9}
+    node.end_parent(fault)
+    began = node.now
+    while not node.inflow.gave_up(node.now) and node.now < 100:
+        node.run(TICK, other=20)
+        if node.parent is not None:
+            node.end_parent(fault)
+    assert seconds < node.now - began < seconds + 2 * relay_inflow.GIVE_UP_SECONDS
 
 
 def test_a_busy_one_is_asked_again_in_the_next_round(node: Node) -> None:

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.transfer import relay_handshake
 from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay_child import ALIVE, CHUNK, FRAME
-from bundle.transfer.relay_handshake import HELLO_BYTES, NONCE_BYTES, ParentReply
+from bundle.transfer.relay_handshake import HELLO_BYTES, NONCE_BYTES, Handshake, ParentReply
 from bundle.transfer.relay_parent import CorruptChunk, RelayParent
 
 TOKEN = secrets.token_bytes(32)
@@ -47,7 +46,7 @@ def connected(file: ChunkFile) -> Iterator[tuple[RelayParent, socket.socket]]:
         link.receive(file, time.monotonic())
         hello = far.recv(HELLO_BYTES, socket.MSG_WAITALL)
         answer = ParentReply(parent=0, accepted=True, have=0)
-        far.sendall(relay_handshake.reply(TOKEN, nonce, hello, answer))
+        far.sendall(Handshake(TOKEN, nonce).reply(hello, answer))
         while not link.accepted:
             await_bytes(link)
             link.receive(file, time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,7 +64,7 @@ class Agent:
         if by_itself:  # it stays until all that it has said is heard
             time.sleep(0.3)
             assert self.process.poll() is None
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         assert (out, err) == (b"", b"")
         return self.process.returncode
 
@@ -195,4 +196,49 @@ def test_a_part_that_is_not_enough_is_told_as_such(
         "a part of the environment is missing"
     ]
     assert agent.end() == 3
-    assert until(lambda: left_over(tmp_path / "base") == [], 5)
+    assert until(lambda: left_over(tmp_path / "base") == [], 120)
+
+
+IMPATIENT = """\
+import sys
+sys.path.insert(0, {program!r})
+from bundle.transfer import progress_reports
+progress_reports.LOOK_SECONDS = 0.05
+progress_reports.REPORT_SECONDS = 0.1
+progress_reports.HANG_SECONDS = 1.0
+from bundle.agent.agent import command
+sys.exit(command(sys.argv[1:]))
+"""
+"""An agent that reports more often, and to which a second without progress is a hang."""
+
+
+def test_what_a_node_hangs_in_is_told_and_it_may_go_on(
+    agents: list[Agent], program: Path, standard: Packed, incoming: dict[str, Any], tmp_path: Path
+) -> None:
+    """A process that is stopped stands for one whose disk does not answer."""
+    impatient = tmp_path / "impatient.py"
+    impatient.write_text(IMPATIENT.format(program=str(program)))
+    whole = standard.path.read_bytes()
+    incoming = {**incoming, "size": len(whole)}
+    agent = waiting(agents, impatient, standard, incoming, tmp_path)
+    # All but the end of the last frame, which the children wait for.
+    Path(incoming["target"]).write_bytes(whole[:-2_000])
+    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+    assert until(lambda: len(children.read_text().split()) > 0)
+    stopped = int(children.read_text().split()[0])
+    os.kill(stopped, signal.SIGSTOP)
+    with Path(incoming["target"]).open("ab") as file:
+        file.write(whole[-2_000:])
+    agent.tell(b"go\n")
+    event = agent.event()
+    while not event.get("hung"):  # it may have waited for bytes before
+        assert event["event"] == "unpacking", event
+        event = agent.event()
+    assert event["event"] == "unpacking"
+    assert f"(pid {stopped}, stopped, state T in " in event["hung"]
+    assert event["seconds"] >= 1.0
+    os.kill(stopped, signal.SIGCONT)
+    while event["event"] == "unpacking":
+        event = agent.event()
+    assert event["ok"]
+    assert agent.end() == 0

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.codec import encode
+from stager.building import project_size
 from stager.building.build import Built, build_result
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
-from stager.core.errors import BundleError, ConfigError, ResolveError, WheelError
+from stager.core.errors import BundleError, ResolveError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.pack.existing import newest
@@ -195,12 +196,13 @@ def test_two_names_for_one_asset_are_one_layer(project: Project) -> None:
     assert sum(layer.kind == "asset" for layer in built.made.layers) == 1
 
 
-def test_models_by_name_are_refused_with_what_to_do(project: Project) -> None:
+def test_models_by_name_are_looked_for_where_that_is_allowed(project: Project) -> None:
+    project.settings("alpha").build()
     project.settings("alpha", more='[assets]\nmodels = ["a/b"]\ndatasets = ["c"]')
-    with pytest.raises(ConfigError) as caught:
-        project.build()
-    assert caught.value.context == ("assets.models: a/b", "assets.datasets: c")
-    assert "assets.paths" in caught.value.hint
+    with pytest.raises(StagerError) as caught:
+        project.build(offline=True)
+    assert [line.split(" is ")[0] for line in caught.value.context] == ["model a/b", "dataset c"]
+    assert "where the hub can be reached" in caught.value.hint
 
 
 # --- packages that do not fit, or lie ------------------------------------------------------------
@@ -332,3 +334,21 @@ def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project)
         project.build()
     assert "no-such-thing" in "\n".join([caught.value.message, *caught.value.context])
     assert not (project.root / "pylock.toml").exists()
+
+
+def test_a_project_larger_than_its_packages_is_said(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project_size, "_MANY_FILES", 100)
+    for number in range(120):
+        (project.root / f"part{number}.txt").write_text("x")
+    listener = Recorder()
+    project.settings("alpha").build(listener)
+    (note,) = (line for line in listener.notes if "larger than its packages" in line)
+    assert "project.exclude" in note
+    (project.root / "stager.toml").write_text(
+        (project.root / "stager.toml").read_text() + '[project]\nexclude = ["part*"]\n'
+    )
+    listener = Recorder()
+    project.build(listener)
+    assert not [line for line in listener.notes if "larger" in line]

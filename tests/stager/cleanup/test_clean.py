@@ -20,7 +20,7 @@ from stager.cleanup.result import removed_in_store
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.pack.existing import node_program
-from tests.support.building import Project, digests, left_in_tmp
+from tests.support.building import Project, digests, left_behind, left_in_tmp
 from tests.support.wheelhouse import make_wheel
 
 DAYS = 3 * 86400.0
@@ -216,12 +216,80 @@ def test_a_lock_that_cannot_be_read_removes_nothing(project: Project) -> None:
     assert {item.kind for item in plan(project.store, Rules(), later())} <= {"layer"}
 
 
+# --- files of a hub ------------------------------------------------------------------------------
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def fetched(hub: Path, name: str, **commits: str) -> Path:
+    """A repository as ``huggingface_hub`` keeps it: files (of 1000 bytes each) by commit."""
+    repository = hub / name
+    (repository / "blobs").mkdir(parents=True)
+    (hub / ".locks" / name).mkdir(parents=True)
+    for commit, blobs in commits.items():
+        snapshot = repository / "snapshots" / commit
+        (snapshot / "sub").mkdir(parents=True)
+        for blob in blobs.split():
+            (repository / "blobs" / blob).write_bytes(b"w" * 1000)
+            (snapshot / "sub" / f"{blob}.json").symlink_to(f"../../../blobs/{blob}")
+    return repository
+
+
+def test_files_of_a_hub_stay_as_long_as_a_lock_names_their_commit(project: Project) -> None:
+    project.build()
+    hub = project.store.hub
+    half = fetched(hub, "models--org--half", **{OLD: "shared only", NEW: "shared new"})
+    gone = fetched(hub, "datasets--org--gone", **{OLD: "data"})
+    (hub / "own-0123").write_text("x")
+    (hub / "notes.md").write_text("mine")
+    lock = project.root / "pylock.toml"
+    lock.write_text(f'{lock.read_text()}\n[tool.other]\ncommit = "{NEW}"\n')
+    assert plan(project.store, Rules(), time.time()) == ()
+    done = sweep(project.store, keep_newest=True)
+    assert {(item.path, item.why) for item in done.removed} == {
+        (half / "snapshots" / OLD, "no lock names this commit"),
+        (gone, "no lock names it"),
+        (hub / "own-0123", "a build left it"),
+    }
+    assert done.freed >= 2001
+    assert {item.kind for item in done.removed} == {"hub"}
+    assert {path.name for path in (half / "blobs").iterdir()} == {"shared", "new"}
+    assert {path.name for path in (half / "snapshots").iterdir()} == {NEW}
+    assert {path.name for path in hub.iterdir()} == {".locks", "models--org--half", "notes.md"}
+    assert {path.name for path in (hub / ".locks").iterdir()} == {"models--org--half"}
+
+
+def test_a_users_own_cache_is_nothing_to_clean(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.build()
+    monkeypatch.setenv("HF_HUB_CACHE", str(project.store.hub))
+    mine = fetched(project.store.hub, "models--org--mine", **{OLD: "data"})
+    assert sweep(project.store).removed == ()
+    monkeypatch.delenv("HF_HUB_CACHE")
+    moved = project.store.root.rename(tmp_path / "moved")
+    outside = (moved / "hub").rename(tmp_path / "outside")
+    moved.rename(project.store.root)
+    (project.store.root / "hub").symlink_to(outside)
+    assert sweep(project.store).removed == ()
+    assert (outside / mine.name).is_dir()
+
+
+def test_a_lock_that_cannot_be_read_may_name_a_commit(project: Project) -> None:
+    project.build()
+    fetched(project.store.hub, "models--org--mine", **{OLD: "data"})
+    lock = project.root / "pylock.toml"
+    lock.unlink()
+    lock.mkdir()
+    assert "hub" not in {item.kind for item in plan(project.store, Rules(), later())}
+
+
 # --- left-overs, and other builds ----------------------------------------------------------------
 
 
 def test_partial_files_of_a_killed_build_go(project: Project) -> None:
     project.build()
-    folder = project.store.scratch("new")
+    folder = left_behind(project.store, "new")
     (folder / "half").write_bytes(b"h" * 1000)
     done = sweep(project.store)
     assert [(item.kind, item.size) for item in done.removed] == [("partial", 1000)]
@@ -231,7 +299,7 @@ def test_partial_files_of_a_killed_build_go(project: Project) -> None:
 def test_partial_files_of_a_build_under_way_do_not(project: Project) -> None:
     project.build()
     with project.store.lock():
-        (project.store.scratch("new") / "half").write_bytes(b"h")
+        (left_behind(project.store, "new") / "half").write_bytes(b"h")
         assert plan(project.store, Rules(), later()) == ()
     final = project.store.projects / "x"
     with project.store.publishing(final) as partial:
@@ -321,10 +389,15 @@ def test_an_item_says_what_it_is_and_why_it_can_go(project: Project) -> None:
 # --- what stays on the nodes ---------------------------------------------------------------------
 
 
-def test_nodes_keep_the_projects_newest_and_what_is_named() -> None:
-    new, old = Digest.of(b"new"), Digest.of(b"old")
-    assert nodes_keep(new, [], everything=False) == [new]
-    assert nodes_keep(new, [old, new], everything=False) == [new, old]
-    assert nodes_keep(new, [], everything=True) == []
-    assert nodes_keep(new, [old], everything=True) == [old]
-    assert nodes_keep(None, [], everything=False) == []
+def test_nodes_keep_each_projects_newest(project: Project) -> None:
+    own = project.build().packed.manifest.id
+    other = other_project(project)
+    others = other.build().packed.manifest.id
+    store, used = project.store, Digest.of(b"a bundle from elsewhere")
+    assert set(nodes_keep(store, own, everything=False)) == {own, others}
+    assert set(nodes_keep(store, used, everything=False)) == {used, own, others}
+    assert nodes_keep(store, own, everything=True) == []
+    shutil.rmtree(other.root)
+    assert nodes_keep(store, own, everything=False) == [own]
+    (store.root / "projects" / "made-by-hand.json").write_text("{")
+    assert nodes_keep(store, own, everything=False) == [own]

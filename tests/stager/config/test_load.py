@@ -7,7 +7,9 @@ import pytest
 
 from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
 from stager.config import load
+from stager.config.script import load_script
 from stager.core.errors import ConfigError
+from stager.hub.names import HubRequest
 
 DESIGN = """
 [environment]
@@ -15,6 +17,7 @@ requirements = ["requirements.in"]
 constraints = ["limits.txt"]
 python = "3.11"
 platform = "manylinux_2_28_x86_64"
+index-strategy = "unsafe-best-match"
 torch-backend = "cpu"
 offline-root = "~/offline_repo_py311"
 imports = ["torch", "torch.nn"]
@@ -45,8 +48,14 @@ cpus-per-task = 4
 time = "00:30:00"
 account = "lab"
 exclude = "node0[1-3]"
+nodelist = ["node04", "node05"]
+qos = "high"
+constraint = "a100&nvlink"
+reservation = "class"
+mem = "64G"
 avoid-bad = true
 salloc-args = ["--mem=8G"]
+hosts = ["node[04-05]", "ann@gpu9"]
 node-root = "$SCRATCH/nodes"
 log-mode = "group"
 
@@ -89,6 +98,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             constraints=("limits.txt",),
             python="3.11",
             platform="manylinux_2_28_x86_64",
+            index_strategy="unsafe-best-match",
             torch_backend="cpu",
             offline_root=isolated / "offline_repo_py311",
             imports=("torch", "torch.nn"),
@@ -102,8 +112,8 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
         ),
         assets=load.AssetsConfig(
             paths=(tmp_path / "data/ag_news.csv", Path("/data/shared")),
-            models=("google/bert_uncased_L-2_H-128_A-2",),
-            datasets=("ag_news",),
+            models=(HubRequest(kind="model", name="google/bert_uncased_L-2_H-128_A-2"),),
+            datasets=(HubRequest(kind="dataset", name="ag_news"),),
         ),
         cluster=load.ClusterConfig(
             nodes=(2, 3),
@@ -118,8 +128,14 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             time="00:30:00",
             account="lab",
             exclude="node0[1-3]",
+            nodelist="node04,node05",
+            qos="high",
+            constraint="a100&nvlink",
+            reservation="class",
+            mem="64G",
             avoid_bad=True,
             salloc_args=("--mem=8G",),
+            hosts=("node[04-05]", "ann@gpu9"),
             log_mode=LogMode.GROUP,
             node_root="$SCRATCH/nodes",
         ),
@@ -215,7 +231,12 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("environment", "prune", "tests", f"found the string 'tests', {PRUNED}"),
         ("environment", "prune", ["Test"], "unknown word 'Test'; did you mean \"tests\"?"),
         ("environment", "prune", ["x"], 'unknown word \'x\'; known are "headers" and "tests"'),
-        ("launch", "launcher", "mpi", 'found the string \'mpi\', allowed: "torchrun" or "srun"'),
+        (
+            "launch",
+            "launcher",
+            "mpi",
+            'found the string \'mpi\', allowed: "torchrun", "srun" or "processes"',
+        ),
     ],
 )
 def test_a_problem_names_the_key_and_what_is_allowed(
@@ -240,7 +261,6 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("environment", "imports", ["torch nn"]),
         ("environment", "imports", ["os; bad()"]),
         ("environment", "offline-root", "~nobody-of-this-name/x"),
-        ("assets", "models", ["a/b/c"]),
         ("cluster", "time", "half an hour"),
         ("cluster", "time", -1),
         ("cluster", "partition", "two words"),
@@ -379,6 +399,30 @@ def test_a_pyproject_that_is_not_ours_is_passed_over(tmp_path: Path) -> None:
     write(inner, "[tool.stager]\nthis is not TOML", "pyproject.toml")
     with pytest.raises(ConfigError, match=r"pyproject.toml: line 2, column 6"):
         load.load(inner)
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool]\nstager = 3", "[[tool.stager]]\nx = 1"])
+def test_a_table_of_ours_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    write(tmp_path, f"{text}\n", "pyproject.toml")
+    with pytest.raises(ConfigError, match=r"tool\.stager: found (the number 3|a list|the list)"):
+        load.load(tmp_path / "pyproject.toml")
+    with pytest.raises(ConfigError):
+        load.load(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["environment = 3", 'project = "x"'])
+def test_a_table_of_a_script_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.py").write_text(f"# /// script\n# [tool.stager]\n# {line}\n# ///\n")
+    with pytest.raises(ConfigError, match=r"tool\.stager\.(environment|project): found"):
+        load_script(Path("s.py"))
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="File name too long"):
+        load.load(tmp_path / ("a" * 300))
 
 
 def test_no_file_says_where_it_looked(tmp_path: Path) -> None:

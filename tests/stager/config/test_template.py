@@ -50,7 +50,7 @@ def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_tool_is_not_named(tmp_path: Path) -> None:
-    for name, said in (("uv.lock", "uv export"), ("Pipfile", "pipenv"), ("odd.lst", "a folder")):
+    for name, said in (("Pipfile", "pipenv"), ("odd.lst", "a folder")):
         (tmp_path / name).write_text("")
         with pytest.raises(ConfigError, match=f"{name} is not a requirement file") as caught:
             create(tmp_path, Path(name))
@@ -60,7 +60,7 @@ def test_a_file_of_another_tool_is_not_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Pipfile", "pipenv requirements"), ("environment.yml", "conda"), ("uv.lock", "uv export")],
+    [("Pipfile", "pipenv requirements"), ("environment.yml", "conda")],
 )
 @pytest.mark.parametrize("inside", ["", "."])
 def test_what_only_another_tool_reads_makes_no_empty_list(
@@ -111,7 +111,7 @@ def test_a_wrong_name_comes_with_the_file_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("alpha\n")
     with pytest.raises(ConfigError) as caught:
         create(tmp_path, Path("reqs.txt"))
-    assert "here is requirements.txt" in caught.value.hint
+    assert "here: requirements.txt" in caught.value.hint
 
 
 def test_a_folder_that_takes_no_files() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Action, PhaseName
+from bundle.protocol.enumerations import Action, PhaseName, TransferWay
 from bundle.protocol.events import PhaseBegins
 from bundle.protocol.launch_answers import Started
 from bundle.protocol.problem import Problem, ProblemCode
@@ -207,13 +207,14 @@ def test_a_dry_run_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     forecast = JobForecast(nodes=3, basis="of 2 jobs", measured=True, seconds=seconds)
     console.planned(
         PlannedJob(
-            argv=("salloc",), bundle=Path("/b"), id="0" * 64, bytes_at_most=5, nodes=(3, 3),
-            log_dir=Path("/logs"), forecast=forecast,
+            argv=("salloc",), bundle=Path("/b"), id="0" * 64, transfer=TransferWay.SBCAST,
+            bytes_at_most=5, nodes=(3, 3), log_dir=Path("/logs"), forecast=forecast,
         )
     )  # fmt: skip
     err = capsys.readouterr().err
     assert EXPECTED.replace("expected", "expected on 3 nodes that have nothing of it yet") in err
     assert "  (rates measured on earlier jobs)" in err
+    assert "at most 5 bytes would be sent by sbcast: what the nodes already have" in err
 
 
 def test_nodes_that_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,6 +408,19 @@ def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_sending_is_told_apart_from_unpacking(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are one phase: a node unpacks what has come while the rest is on its way."""
+    seconds = {"place": 0.0, "unpack": 11.5}
+    ended = outcome(ok=True, world_size=4, seconds=seconds, send_seconds=8.2, unpack_seconds=9.14)
+    assert Console().ran(ended) == 0
+    done = capsys.readouterr().err.splitlines()[0]
+    assert done == (
+        "done: 4 ranks; place 0.0 s, unpack 11.5 s (sending 8.2 s, unpacking alone 9.1 s)"
+    )
+    result = run_result(ended)
+    assert (result.seconds, result.send_seconds, result.unpack_seconds) == (seconds, 8.2, 9.14)
+
+
 def test_the_training_is_told_apart_from_its_launch(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = {"preflight": 0.25, "launch": 60.0, "collect": 1.0}
     ended = outcome(ok=True, world_size=4, seconds=seconds)
@@ -509,7 +523,7 @@ def on_terminal(**env: str) -> str:
         pass
     finally:
         os.close(leader)
-    out, _ = started.communicate(timeout=20)
+    out, _ = started.communicate(timeout=300)
     assert (started.returncode, out) == (0, b"/bundle.tar\n")
     return shown.decode()
 

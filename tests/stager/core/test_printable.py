@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 
 from stager.console.job_result import Console
 from stager.console.node_table import node_table
-from stager.core.printable import TURNING, in_one_line, visible
+from stager.core.printable import TURNING, in_one_line, overwritten, visible
 from stager.jobs.summary import NodeCheck
 from stager.report.page import shown
 from tests.support.building import STAGER
@@ -42,6 +42,12 @@ SHOWN = r"ValueError: \x1b]52;c;ZWNobw==\x07\x1b[2J\x9b5i\x07\u202egpj.exe\u2066
 def test_what_cannot_be_seen_is_written_out(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert visible(shown) == shown
+
+
+def test_a_progress_bar_is_its_last_state() -> None:
+    assert overwritten("\r 10%|#  \r 60%|## \r100%|###| 10/10") == "100%|###| 10/10"
+    assert overwritten("\r 10%|#  \r100%|###\r") == "100%|###"
+    assert overwritten("no bar") == "no bar"
 
 
 def test_a_name_stays_in_one_line() -> None:

@@ -92,12 +92,12 @@ def test_the_time_limit_ends_the_command(check: bool) -> None:
 
 
 def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open() -> None:
-    inner = "import time; time.sleep(8)"
+    inner = "import time; time.sleep(60)"
     code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {inner!r}]); "
     started = time.monotonic()
     with pytest.raises(CommandError):
         run(python(code + "time.sleep(60)"), timeout=1)
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 40
 
 
 def test_a_missing_program_is_named() -> None:
@@ -156,7 +156,11 @@ def test_lines_and_talk_are_passed_on() -> None:
 
 WAITS = """\
 import os, signal, sys
-signal.signal(signal.{0}, lambda *_: (os.write(1, b"told\\n"), sys.exit(4)))
+def end(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    os.write(1, b"told\\n")
+    sys.exit(4)
+signal.signal(signal.{0}, end)
 print(os.getpid(), os.getpgrp(), flush=True)
 signal.pause()
 """
@@ -173,9 +177,7 @@ def interrupt(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_an_interrupt_is_passed_on_once_and_no_line_is_lost(
-    own: bool, interrupt: signal.Signals
-) -> None:
+def test_interrupts_are_passed_on_and_no_line_is_lost(own: bool, interrupt: signal.Signals) -> None:
     lines: list[str] = []
     told: list[int] = []
 
@@ -194,9 +196,11 @@ def test_an_interrupt_is_passed_on_once_and_no_line_is_lost(
     assert lines[1:] == ["told"]
     pid, group = map(int, lines[0].split())
     # Out of the terminal's reach only where something else is going to end it.
-    assert (told, group) == ([pid], pid) if own else ([], os.getpgrp())
+    # There the second one is passed on, too: the terminal reaches all others by itself.
+    assert (told[:2], group) == ([pid, pid], pid) if own else ([], os.getpgrp())
+    count = len(told)
     signal.raise_signal(interrupt)  # while the command that streamed it tells what has happened
-    assert told == ([pid] if own else [])
+    assert len(told) == count
 
 
 def test_an_error_of_the_listener_ends_the_command() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from stager.core.errors import SpaceError, StagerError
 from stager.core.store import CHUNK, Store, sha256_of
+from tests.support.building import left_behind
 
 HOLD = """
 import sys
@@ -126,7 +127,7 @@ with store.lock(), store.publishing(store.layers / 'a') as partial:
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=300) == -signal.SIGKILL
     assert not (store.layers / "a").exists()
     assert [path.read_bytes() for path in (store.root / "tmp").rglob("a")] == [b"half"]
     with store.lock():  # the kernel dropped the dead holder's lock, and the next one sweeps
@@ -142,7 +143,7 @@ def test_what_a_user_had_in_tmp_stays(store: Store) -> None:
     mine.parent.mkdir(parents=True)
     mine.write_text("r")
     (store.root / "tmp" / "new-notes").write_text("n")
-    left_over = store.scratch("prove")
+    left_over = left_behind(store, "prove")
     with store.lock():
         assert not left_over.exists()
     names = {path.name for path in (store.root / "tmp").iterdir()}
@@ -164,11 +165,11 @@ with store.lock():
         (store.root / "first-is-done").touch()
     with process:
         assert process.stdout.readline() == "inside True\n"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
 
 
 def test_the_lock_sweeps_what_a_killed_build_left(store: Store) -> None:
-    old = store.scratch("spool")
+    old = left_behind(store, "spool")
     (old / "part").write_bytes(b"x")
     with store.lock():
         assert not old.exists()
@@ -178,13 +179,31 @@ def test_the_lock_is_free_after_an_error(store: Store) -> None:
     with pytest.raises(ValueError, match="mine"), store.lock():
         raise ValueError("mine")
     with start("with store.lock(): print('inside')", store.root) as process:
-        assert process.communicate(timeout=30)[0] == "inside\n"
+        assert process.communicate(timeout=300)[0] == "inside\n"
 
 
 def test_scratch_directories_are_private_and_different(store: Store) -> None:
-    one, two = store.scratch("x"), store.scratch("x")
-    assert one != two
-    assert one.stat().st_mode & 0o077 == 0
+    with store.scratch("new") as one, store.scratch("new") as two:
+        assert one != two
+        assert one.stat().st_mode & 0o077 == 0
+
+
+def test_a_signal_just_after_a_scratch_directory_is_made_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def interrupted(self: Store, folder: Path) -> None:
+        if folder.parent.name != "tmp":
+            return
+        assert folder.is_dir()
+        made.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "open_up", interrupted)
+    with pytest.raises(KeyboardInterrupt), store.scratch("spool"):
+        pytest.fail("the block began")
+    assert [folder.exists() for folder in made] == [False]
 
 
 def test_too_little_space_says_need_have_where_and_the_setting(store: Store) -> None:
@@ -251,7 +270,7 @@ def test_what_is_just_being_published_without_the_lock_is_not_swept(store: Store
     with store.publishing(store.programs / "a") as partial:
         partial.write_bytes(b"content")
         with start("with store.lock(): print('inside')", store.root) as process:
-            assert process.communicate(timeout=30)[0] == "inside\n"
+            assert process.communicate(timeout=300)[0] == "inside\n"
     assert (store.programs / "a").read_bytes() == b"content"
 
 
@@ -264,3 +283,13 @@ def test_what_cannot_be_read_is_not_blamed_on_the_store(store: Store, tmp_path: 
         copy()
     assert "OFFLINE_ROOT" not in caught.value.hint
     assert leftovers(store) == []
+
+
+def test_a_scratch_directory_that_cannot_be_made_is_an_expected_failure(store: Store) -> None:
+    """As on a disk without inodes: nothing can be made in ``/proc`` either."""
+    store.make_folder(store.root)
+    (store.root / "tmp").symlink_to("/proc")
+    no_directory = pytest.raises(StagerError, match=r"cannot write .*/tmp: No such file")
+    with no_directory as caught, store.scratch("new"):
+        pytest.fail("it was made")
+    assert "offline-root" in caught.value.hint

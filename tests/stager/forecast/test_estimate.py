@@ -9,7 +9,7 @@ import pytest
 
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Action, Launcher
+from bundle.protocol.enumerations import Action, Launcher, TransferWay
 from bundle.protocol.planned_transfer import StagingWork
 from bundle.protocol.rates import ASSUMED
 from bundle.protocol.requires import Requires
@@ -140,8 +140,29 @@ def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> 
     job = planned(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
     assert job.argv == ("salloc", "--nodes=3", "--export=HF_TOKEN=***")
     assert (job.bundle, job.id) == (packed.path, packed.manifest.id)
-    assert (job.bytes_at_most, job.nodes) == (packed.size, (3, 3))
+    assert (job.transfer, job.bytes_at_most, job.nodes) == ("auto", packed.size, (3, 3))
     assert (job.forecast.nodes, job.forecast.measured) == (3, False)
+
+
+@pytest.mark.parametrize("way", list(TransferWay))
+def test_a_dry_run_heeds_the_way_that_is_asked_for(
+    project: Project, tmp_path: Path, way: TransferWay
+) -> None:
+    packed = project.settings("alpha").build().packed
+    options = JobOptions(nodes=(40, 40), log_dir=tmp_path, allocation="slurm", transfer=way)
+    bundle = packed.path, packed.manifest
+    prepared = prepare(load(project.root), options, bundle, action=Action.VERIFY, source="salloc")
+    job = planned(prepared, ("salloc",))
+    assert job.transfer is way
+    assert job.bytes_at_most == (0 if way is TransferWay.SHARED else packed.size)
+    work = staging_work(packed.manifest.layers, packed.manifest.layers, packed.size)
+    nodes = Nodes(40, cpus=1, ranks=1)
+    relayed = staging(work, nodes).send
+    sends = {
+        TransferWay.SBCAST: staging(work, nodes, relayed=False).send,
+        TransferWay.SHARED: packed.size / (NFS.all / 40),
+    }
+    assert job.forecast.seconds.send == pytest.approx(sends.get(way, relayed), abs=0.001)
 
 
 def test_the_settings_of_a_project(tmp_path: Path) -> None:

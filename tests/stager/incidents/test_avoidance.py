@@ -91,7 +91,7 @@ def test_nodes_that_slurm_does_not_have_are_named_and_not_excluded() -> None:
 
 @pytest.mark.parametrize(
     ("listing", "expected", "words"),
-    [(None, ["n2"], "sinfo is missing here"), ([], [], "sinfo does not list any nodes")],
+    [(None, [], "sinfo is missing here"), ([], [], "sinfo does not list any nodes")],
 )
 def test_what_cannot_be_checked_is_said(
     listing: Sequence[PartitionNode] | None, expected: list[str], words: str

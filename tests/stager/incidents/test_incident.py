@@ -81,6 +81,8 @@ def test_a_rank_tells_of_its_node_only_what_no_program_can_cause(kind: FailureCl
         ProblemCode.NO_ANSWER_EXITED,
         ProblemCode.BUNDLE_DAMAGED,
         ProblemCode.EXCERPT_DISK_FULL,
+        ProblemCode.HOST_DISK_FULL,
+        ProblemCode.HOST_DISK_UNWRITABLE,
         ProblemCode.RESULTS_TOO_LARGE,
         ProblemCode.OUTPUT_DISK_FULL,
         ProblemCode.OTHER_MACHINE,

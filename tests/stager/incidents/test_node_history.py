@@ -32,6 +32,17 @@ def test_the_newest_failure_speaks_for_those_of_its_kind() -> None:
     assert (node.times, node.last) == (3, ENDED)
 
 
+def test_a_job_that_was_requeued_counts_once() -> None:
+    """Each time that it begins it meets the same node, and may find the same fault."""
+    (first,) = incidents("n7", FULL)
+    again = replace(first, time=ENDED + 60, cause="still full")
+    (node,) = histories([again, first, *incidents("n7", LOST)])
+    assert node.times == 2
+    assert [(fault.times, fault.last) for fault in node.faults if fault.fault == first.fault] == [
+        (1, ENDED + 60)
+    ]
+
+
 def test_the_worst_node_comes_first() -> None:
     found = histories(
         [*incidents("a", FULL, since=50), *incidents("b", FULL), *incidents("c", LOST, 2)]

@@ -68,6 +68,17 @@ def test_what_could_not_be_kept_is_tried_again(
     assert (names(store), notes(store)) == (["n2"], [])
 
 
+def test_notes_that_are_not_reached_in_time_stay_for_the_next_command(
+    store: Store, logs: Path
+) -> None:
+    for number in range(3):
+        note(store, pending(logs, str(number)))
+        event_log(logs, {"n2": [FULL]}, job_id=str(number))
+    for left in (2, 1, 0):
+        settle(store, ENDED, seconds=0)
+        assert len(notes(store)) == left
+
+
 def test_a_job_that_begins_again_keeps_its_note(store: Store, logs: Path) -> None:
     note(store, pending(logs))
     event_log(logs, {}, left_out={"n3": [FULL]}, ended_by=Ending.REQUEUED.value)

@@ -171,7 +171,7 @@ def test_the_table_is_that_of_the_installed_torchrun() -> None:
     """Every option of torchrun is known, and known to take a value or not."""
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, "-c", _ACTIONS], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _ACTIONS], capture_output=True, text=True, check=True, timeout=300
     )
     for spellings, flag in json.loads(done.stdout):
         if "--help" in spellings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import pytest
 from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
 from bundle.protocol.job import parse as parse_job
 from stager.core.errors import ConfigError, StagerError
-from stager.jobs.job import JobOptions, make_job, numbered, settle
+from stager.jobs.job import JobOptions, make_job, settle
+from stager.jobs.log_dir import numbered
 from tests.support.demo_project import config, manifest
 
 
 def make(root: Path, options: JobOptions, action: Action = Action.RUN, **tables: Any) -> Any:
+    """Make a job: a local one, unless the options say another allocation."""
+    if options.allocation == "auto":
+        options = replace(options, allocation=Allocation.LOCAL)
     bundle = root / "demo.pkgs.tar"
     return make_job(config(root, **tables), options, bundle, manifest("torch", "numpy"), action)
 
@@ -111,7 +116,7 @@ def test_nothing_to_run(tmp_path: Path) -> None:
 
 
 def test_a_bundle_without_torch(tmp_path: Path) -> None:
-    options = JobOptions(command=("a.py",), log_dir=tmp_path)
+    options = JobOptions(allocation=Allocation.LOCAL, command=("a.py",), log_dir=tmp_path)
     args = (config(tmp_path), options, tmp_path / "b.tar", manifest("numpy"))
     with pytest.raises(ConfigError, match="torch is not in the bundle"):
         make_job(*args, Action.RUN)
@@ -245,3 +250,15 @@ def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="contradicts stage") as caught:
             make(tmp_path, JobOptions(command=("a.py",), allocation="slurm"), cluster=cluster)
         assert caught.value.hint == "leave one of them out"
+
+
+def test_results_of_trackers_in_the_bundle_come_home(tmp_path: Path) -> None:
+    bundle = manifest("torch", "wandb", "tensorboard")
+    options = JobOptions(allocation=Allocation.LOCAL, command=("a.py",))
+    own = config(tmp_path, project={"outputs": ["out", "runs/"]})
+    job = make_job(own, options, tmp_path / "demo.pkgs.tar", bundle, Action.RUN)
+    assert job.outputs == ("out", "runs/", "wandb")
+    assert job.tracked == ("wandb",)
+    assert make(tmp_path, options).tracked == ()
+    verified = make_job(own, options, tmp_path / "demo.pkgs.tar", bundle, Action.VERIFY)
+    assert verified.tracked == ()

@@ -61,6 +61,27 @@ def test_the_command_line_wins_over_what_the_command_says(tmp_path: Path) -> Non
     assert make(tmp_path, tables=in_settings).job.launch.command == ("train.py", "-v")
 
 
+@pytest.mark.parametrize(
+    ("given", "named", "nodes", "expected"),
+    [
+        (("n[1-4]",), (), None, 4),  # hosts on the command line count more than a number elsewhere
+        (("n[1-4]",), (), (3, 3), 3),
+        ((), ("n[1-4]",), None, 2),
+        ((), ("n[1-4]",), (3, 3), 3),
+    ],
+)
+def test_how_many_of_the_hosts_are_used(
+    given: tuple[str, ...],
+    named: tuple[str, ...],
+    nodes: tuple[int, int] | None,
+    expected: int,
+    tmp_path: Path,
+) -> None:
+    tables = {"cluster": {"nodes": 2, "hosts": [*named]}}
+    made = make(tmp_path, "train.py", source="ssh", hosts=given, nodes=nodes, tables=tables)
+    assert list(made.job.nodes) == [f"n{number}" for number in range(1, expected + 1)]
+
+
 def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
@@ -86,6 +107,28 @@ def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.M
     assert made.notes == (several,)
     assert make(tmp_path, "train.py", pass_env=("HF_TOKEN", "API_KEY")).notes == ()
     assert "hunter" not in repr(made)
+
+
+def test_a_block_that_does_not_count_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each run, and only where it asks for packages that the settings do not name."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if is_secret(name)]:
+        monkeypatch.delenv(name)
+    block = '# /// script\n# dependencies = ["numpy"]\n# ///\n'
+    Path("train.py").write_text(block)
+    (note,) = make(tmp_path, "torchrun", "train.py", "--lr", "1").notes
+    assert note == (
+        "train.py: its own block (PEP 723) does not count, the packages are those of stager.toml; "
+        'to install what it asks for, add "train.py" to environment.requirements'
+    )
+    named = {"environment": {"requirements": ["./train.py"]}}
+    assert make(tmp_path, "train.py", tables=named).notes == ()
+    assert make(tmp_path, "train.py", bundle_id="0" * 12).notes == ()
+    for text in ("", block.replace('"numpy"', ""), block.replace("]", "")):
+        Path("train.py").write_text(text)
+        assert make(tmp_path, "train.py").notes == ()
 
 
 def test_how_the_driver_starts(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def ours(root: Path) -> set[str]:
 
 def gits(root: Path) -> set[str]:
     argv = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
-    listed = subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=60).stdout
+    listed = subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=300).stdout
     return {os.fsdecode(name) for name in listed.split(b"\0") if name}
 
 
@@ -137,7 +137,7 @@ def repository(tmp_path, monkeypatch):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    subprocess.run(["git", "init", "-q", tmp_path / "repo"], check=True, timeout=60)
+    subprocess.run(["git", "init", "-q", tmp_path / "repo"], check=True, timeout=300)
     return tmp_path / "repo"
 
 

@@ -65,7 +65,7 @@ def test_the_tools_count(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if what == "bytecode":
         monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", b"next")
     else:
-        monkeypatch.setattr(layersource, "compression", lambda: "zstd-9.9.9")
+        monkeypatch.setattr(layersource, "compression", lambda *, sampled: "zstd-9.9.9")
     assert layer_id(WHEEL, HOST) != before
 
 
@@ -102,3 +102,17 @@ def test_an_offline_root_in_the_projects_own_place_is_refused(tmp_path: Path) ->
     config = load(tmp_path)
     with pytest.raises(ConfigError, match="the offline root is the project's own folder"):
         project_sources(config, (tmp_path, tmp_path / "pylock.toml"))
+
+
+def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path: Path) -> None:
+    """Else each run that brings them home would make the bundle stale."""
+    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    for name in ("wandb", "wandb.1", "mlflow.db.12", "sub/wandb"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("x")
+    (tmp_path / "mlflow.db").write_text("x")
+    config = load(tmp_path)
+    sources = project_sources(config, (), tracked=("wandb", "mlflow.db"))
+    tree = sources[0].tree
+    assert tree is not None
+    assert [file.path for file in tree.files] == ["stager.toml", "sub/wandb/file"]

@@ -1,8 +1,11 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from stager.lock import indexes
 from stager.lock.indexes import Indexes, pip_settings, strip_credentials
 
 FULL = Indexes(
@@ -103,3 +106,24 @@ def test_pips_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
     monkeypatch.setenv("SSL_CERT_FILE", "/etc/own.pem")
     assert "SSL_CERT_FILE" not in pip_settings().environment
+
+
+def test_variables_alone_say_what_pip_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without files to read pip is not asked; it would answer the same."""
+    variables = {
+        "PIP_INDEX_URL": "https://it's.example/simple",
+        "PIP_EXTRA_INDEX_URL": "https://two.example/simple https://three.example/simple",
+        "PIP_FIND_LINKS": "",
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    argv = [sys.executable, "-m", "pip", "config", "list"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    never: list[object] = []
+    values = indexes._pip_values(never.append)  # type: ignore[arg-type]
+    assert (values, never) == (indexes._parse_config(said), [])
+    assert pip_settings().indexes.find_links == ()

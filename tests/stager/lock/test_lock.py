@@ -15,7 +15,10 @@ from stager.core import toml
 from stager.core.errors import ConfigError, ResolveError, StagerError
 from stager.core.store import Store
 from stager.core.values import Digest, Target
-from stager.lock.lock import Lock, ResolveOptions, make_lock, read_lock, render
+from stager.lock.lock import make_lock
+from stager.lock.lock_file import read_lock, render
+from stager.lock.pylock import Lock
+from stager.lock.resolve import ResolveOptions
 from stager.lock.spec import Spec
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
@@ -650,8 +653,32 @@ def test_the_best_version_over_all_indexes(
     with serve(Index(folder=more)) as second:
         monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", second.url)
-        assert versions(lock(resolver, "beta")) == {"beta": "3.0"}
-        assert versions(lock(resolver, "beta<3")) == {"beta": "2.0"}
+        best = {"index_strategy": "unsafe-best-match"}
+        assert versions(lock(resolver, "beta", **best)) == {"beta": "3.0"}
+        assert versions(lock(resolver, "beta<3", **best)) == {"beta": "2.0"}
+
+
+def test_a_version_that_only_another_index_has(
+    lock: Callable[..., Lock], index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index that counts is named, the one that does not, and the setting; one each line."""
+    make_wheel(tmp_path / "more", "beta", "3.0")
+    with serve(Index(folder=tmp_path / "more")) as second:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", second.url)  # uv asks it before the other
+        with pytest.raises(ResolveError) as caught:
+            lock("uv", "beta<3")
+        (_, *more) = caught.value.context
+        assert more == [
+            f"beta was looked for only on {second.url}, the first index that has one",
+            f"beta was not looked for on {index.url}",
+        ]
+        remedy = 'set environment.index-strategy = "unsafe-best-match" to search all indexes'
+        assert caught.value.hint == remedy
+        assert len(f"hint: {remedy}") <= 80
+        with pytest.raises(ResolveError) as caught:
+            lock("uv", "beta<3", "no-such-name")
+        assert caught.value.hint.startswith(f"{remedy}; check the names")
 
 
 @BOTH
@@ -703,6 +730,23 @@ def test_a_wheel_named_by_url(
             'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n' * 2,
             "more than one file",
         ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
+            "marker = \"sys_platform ~= 'x'\"\n"
+            'wheels = [{url = "https://x/a-1-py3-none-any.whl", hashes = {sha256 = "0"}}]\n',
+            "the marker of a has no meaning",
+        ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
+            'wheels = [{name = "a-1-py3-none-any.whl", url = "https://[x/", '
+            'hashes = {sha256 = "0"}}]\n',
+            "is not a URL",
+        ),
+        (
+            'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "a"\nversion = "1"\n'
+            'archive = {url = "https://x/..%2F..%2Fa-1.tar.gz", hashes = {sha256 = "0"}}\n',
+            "is not the name of a file",
+        ),
     ],
 )
 def test_a_lock_that_cannot_be_used(tmp_path: Path, text: str, expected: str) -> None:
@@ -712,6 +756,7 @@ def test_a_lock_that_cannot_be_used(tmp_path: Path, text: str, expected: str) ->
         read_lock(path, HERE)
     assert expected in caught.value.message
     assert str(path) in caught.value.message
+    assert caught.value.hint
 
 
 def test_a_lock_that_is_not_toml_is_to_be_made_again(tmp_path: Path) -> None:
@@ -751,9 +796,11 @@ def test_the_tags_of_the_test_wheels_are_foreign() -> None:
 @pytest.mark.network
 @pytest.mark.slow
 def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
+    """Whatever other indexes this machine's pip knows: all of them count."""
     texts = []
     for resolver in ("uv", "pip-tools"):
-        made = lock(resolver, "colorama==0.4.6", "markupsafe==3.0.2")
+        asked = ("colorama==0.4.6", "markupsafe==3.0.2")
+        made = lock(resolver, *asked, index_strategy="unsafe-best-match")
         assert versions(made) == {"colorama": "0.4.6", "markupsafe": "3.0.2"}
         assert all(file.size for file in made.files)
         texts.append({(file.filename, file.sha256, file.size) for file in made.files})

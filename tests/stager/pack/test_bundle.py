@@ -20,7 +20,7 @@ from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel
 from stager.layers.build import make_layers
-from stager.pack.bundle import Contents, Packed, _short_name, pack, requires
+from stager.pack.bundle import Contents, Packed, pack, requires, short_name
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.program import make_node_program
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
@@ -301,6 +301,6 @@ def test_the_decompressors_member_name_fits_a_tar_header(python: str) -> None:
     for platform in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64"):
         lock = decompressor_lock(Target(python=python, platform=platform))
         assert lock is not None
-        name = _short_name(lock.files[0].filename)
+        name = short_name(lock.files[0].filename)
         assert len(name) <= 100
         assert re.fullmatch(r"zstandard-[\d.]+-cp\d+-cp\d+-\w+\.whl", name)

@@ -12,7 +12,7 @@ import pytest
 from bundle.protocol.requires import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
-from stager.pack.prove import prove, unmet
+from stager.pack.prove import Wanted, prove, unmet
 from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
@@ -140,7 +140,9 @@ def test_what_cannot_run_here_is_not_proved_and_says_why(
     newest = f"{target.libc[1][0]}.{target.libc[1][1]}"
     needs = Requires(target.python, target.machine, target.libc[0], newest)
     manifest = replace(packed.manifest, requires=needs)
-    proof = prove(packed.path, manifest, store=project.store, target=target, requirements=[])
+    proof = prove(
+        packed.path, manifest, store=project.store, target=target, wanted=Wanted(requirements=[])
+    )
     assert not proof.done
     assert proof.how.endswith(why)
     assert list(project.store.proofs.iterdir()) == []

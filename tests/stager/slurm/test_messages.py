@@ -192,6 +192,12 @@ def test_a_machine_that_belongs_to_no_cluster() -> None:
         ("salloc: error: Invalid --time specification", "--time"),
         ("sbatch: error: Unable to contact slurm controller (connect failure)", "login node"),
         ("sbatch: error: invalid account or account/partition combination", "--account"),
+        ("salloc: error: Job submit/allocate failed: Invalid qos specification", "--qos"),
+        ("salloc: error: Invalid feature specification", "--constraint"),
+        (
+            "sbatch: error: Batch job submission failed: Requested reservation is invalid",
+            "scontrol",
+        ),
         ("salloc: error: s_p_parse_file: cannot stat file /etc/slurm/slurm.conf", "login node"),
     ],
 )

@@ -9,7 +9,14 @@ import pytest
 
 from stager.config.load import parse
 from stager.core.errors import ConfigError
-from stager.slurm.request import COMMANDS, Request, choose, request, salloc_argv
+from stager.slurm.request import (
+    COMMANDS,
+    NamedHosts,
+    Request,
+    choose,
+    request,
+    salloc_argv,
+)
 
 
 def config(root: Path, **tables: Any) -> Any:
@@ -61,10 +68,49 @@ def test_without_slurms_commands(
     assert caught.value.exit_code == 1
 
 
+OPTION = NamedHosts(origin="--hosts", by_option=True)
+SETTINGS = NamedHosts(origin="[cluster] hosts")
+
+
+@pytest.mark.parametrize(
+    ("asked", "inside", "hosts", "source"),
+    [
+        ("auto", "", OPTION, "ssh"),
+        ("auto", "77", OPTION, "ssh"),
+        ("auto", "", SETTINGS, "ssh"),
+        ("auto", "77", SETTINGS, "inside"),
+        ("ssh", "77", SETTINGS, "ssh"),
+        ("slurm", "", SETTINGS, "salloc"),
+        ("local", "", SETTINGS, "local"),
+    ],
+)
+def test_hosts_that_are_named(asked: str, inside: str, hosts: NamedHosts, source: str) -> None:
+    """An option counts most, then the job that this runs in, then the settings."""
+    chosen = choose(asked, nodes=1, batch=False, inside=inside, found=COMMANDS, hosts=hosts)
+    assert chosen == source
+
+
+@pytest.mark.parametrize(
+    ("asked", "batch", "hosts", "said"),
+    [
+        ("ssh", False, NamedHosts(), "--allocation ssh: no hosts are named"),
+        ("ssh", True, SETTINGS, "--batch and hosts over ssh"),
+        ("slurm", False, OPTION, "--hosts and --allocation slurm"),
+        ("local", False, OPTION, "--hosts and --allocation local"),
+    ],
+)
+def test_hosts_that_contradict(asked: str, batch: bool, hosts: NamedHosts, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        choose(asked, nodes=1, batch=batch, inside="", found=COMMANDS, hosts=hosts)
+    assert caught.value.hint
+
+
 def test_choices_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="--batch and --allocation local"):
         choose("local", nodes=1, batch=True, inside="", found=COMMANDS)
-    with pytest.raises(ConfigError, match="--allocation cloud is not one of auto, slurm, local"):
+    with pytest.raises(
+        ConfigError, match="--allocation cloud is not one of auto, slurm, ssh, local"
+    ):
         choose("cloud", nodes=1, batch=False, inside="", found=COMMANDS)
 
 

@@ -73,7 +73,7 @@ def test_the_examples_are_what_the_script_says_today(tmp_path: Path) -> None:
     generator = REPO / "scripts" / "examples.py"
     folder = tmp_path / "examples"
     folder.mkdir()
-    subprocess.run([sys.executable, str(generator), str(folder)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(generator), str(folder)], check=True, timeout=300)
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert sorted(written) == sorted(f"{name}.sbatch" for name in EXAMPLES)
     for name, text in written.items():
@@ -173,7 +173,7 @@ def test_the_log_is_the_scripts_own(tmp_path: Path, tmp: Path) -> None:
     for _ in range(2):  # the second time it is appended to
         with open(os.devnull, "w") as nowhere:
             done = subprocess.run(
-                ["bash", str(path)], env=env, stdout=nowhere, check=False, timeout=60
+                ["bash", str(path)], env=env, stdout=nowhere, check=False, timeout=300
             )
         assert done.returncode == 0
     assert [file.name for file in logs.iterdir()] == ["demo.12.batch.out"]
@@ -194,7 +194,9 @@ def script(folder: Path, **changed: Any) -> Path:
 
 def run(command: list[str], tmp: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), **variables}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.fixture
@@ -228,7 +230,7 @@ def test_signals_end_the_driver(tmp_path: Path, tmp: Path, name: str) -> None:
     process.send_signal(getattr(signal, name))
     time.sleep(0.05)
     process.send_signal(getattr(signal, name))  # a second one does not end the wait for the first
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert out == "signal SIGTERM\n"
     assert list(tmp.iterdir()) == []

@@ -20,7 +20,7 @@ from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
 from stager.lock.resolver import ResolvedFile
-from stager.wheels.fetch import fetch
+from stager.wheels.fetch import FetchSettings, fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
 from tests.support.wheelhouse import make_wheel
@@ -198,7 +198,7 @@ def test_a_private_index_of_the_spec(
     error = fails(lock, store, offline=False)
     assert len(error.context) == 2
     assert all("401" in line for line in error.context)
-    assert len(fetch(lock, store, offline=False, indexes=known)) == 2
+    assert len(fetch(lock, store, offline=False, given=FetchSettings(indexes=known))) == 2
     assert "s3cret-pass" not in caplog.text
 
 
@@ -311,7 +311,8 @@ def test_an_sdist_is_built_once(sdist_lock: Lock, store: Store, tmp_path: Path) 
 
 def test_an_sdist_that_does_not_build(wheelhouse: Path, index_env: object, store: Store) -> None:
     sdist = make_sdist(wheelhouse, "hopeless", files={"pyproject.toml": "[build-system]\nx = 1\n"})
-    (line,) = fails(lock_of(locked(sdist)), store, offline=False).context
+    line, begin, *_ = fails(lock_of(locked(sdist)), store, offline=False).context
+    assert begin == "the end of the build of hopeless 1.0:"
     assert line.startswith("hopeless-1.0.tar.gz: ")
     assert "build-system" in line
 

@@ -207,5 +207,5 @@ AREA = Area(
     "an unchanged one gives the same bytes",
     play=play,
     rounds=1000,
-    sample=50,
+    sample=20,
 )

@@ -75,6 +75,6 @@ AREA = Area(
     promise="commands at the same time on one store and one node each do what they do alone",
     play=play,
     rounds=120,
-    sample=3,
+    sample=2,
     seconds=150,
 )

@@ -100,5 +100,5 @@ AREA = Area(
     "and whole again",
     play=play,
     rounds=300,
-    sample=10,
+    sample=6,
 )

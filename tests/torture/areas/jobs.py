@@ -183,5 +183,5 @@ AREA = Area(
     promise="a job file, a request or a manifest that makes no sense is refused with a message",
     play=play,
     rounds=200,
-    sample=12,
+    sample=6,
 )

@@ -156,6 +156,6 @@ AREA = Area(
     "nothing half-written, and the same command succeeds afterwards",
     play=play,
     rounds=350,
-    sample=10,
+    sample=5,
     seconds=120,
 )

@@ -504,5 +504,5 @@ AREA = Area(
     "the sizes and digests that its index promises, and nothing lies outside",
     play=play,
     rounds=1000,
-    sample=50,
+    sample=25,
 )

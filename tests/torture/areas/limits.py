@@ -188,7 +188,7 @@ AREA = Area(
     "message, nothing half-written is left, and with room enough the same command succeeds",
     play=play,
     rounds=350,
-    sample=10,
+    sample=5,
     seconds=120,
     root=True,
 )

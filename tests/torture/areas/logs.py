@@ -195,5 +195,5 @@ AREA = Area(
     "with a message, and nothing of it reaches a terminal as a command",
     play=play,
     rounds=600,
-    sample=24,
+    sample=12,
 )

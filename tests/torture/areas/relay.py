@@ -81,7 +81,7 @@ AREA = Area(
     "the end; one that is not says why; nobody waits for ever, and nothing is left running",
     play=play,
     rounds=150,
-    sample=4,
+    sample=3,
     seconds=200,
     root=True,
 )

@@ -226,7 +226,7 @@ def _deep(plan: Plan) -> str:
     root = plan.made()
     names = ("incoming", f"{plan.identity}.deep"), ("envs", str(plan.identity))
     place = root.joinpath(*plan.rng.choice(names))
-    nest(place, 1500)
+    nest(place, 1200)
     plan.must_heal = True
     return f"1,500 directories in one another in {place.parent.name}"
 
@@ -298,6 +298,6 @@ AREA = Area(
     "healed or passed over, and nothing is read or written through it",
     play=play,
     rounds=400,
-    sample=14,
+    sample=8,
     root=True,
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stager.config.load import load
 from stager.core.errors import StagerError
 from stager.core.values import Target
-from stager.lock.lock import read_lock
+from stager.lock.lock_file import read_lock
 from stager.lock.spec import read_spec
 
 from .. import fuzz
@@ -22,7 +22,8 @@ from ..rounds import REFUSED, SAME, Broken, Round, require
 
 _KEYS = {
     "environment": ("requirements", "constraints", "python", "platform", "torch-backend",
-                    "offline-root", "imports", "prune", "nosuch"),
+                    "offline-root", "imports", "prune", "find-links", "no-build-isolation",
+                    "build-env", "nosuch"),
     "project": ("path", "exclude", "outputs", "command", "name"),
     "assets": ("paths", "models", "datasets"),
     "cluster": ("nodes", "partition", "cpus-per-task", "time", "salloc-args", "node-root", "stage",
@@ -211,5 +212,5 @@ AREA = Area(
     "refused with a message",
     play=play,
     rounds=120,
-    sample=8,
+    sample=5,
 )

@@ -113,5 +113,5 @@ AREA = Area(
     "under its name",
     play=play,
     rounds=350,
-    sample=10,
+    sample=6,
 )

@@ -562,5 +562,5 @@ AREA = Area(
     "is written outside its place, and nothing of it runs during a build",
     play=play,
     rounds=1200,
-    sample=50,
+    sample=25,
 )

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launching import warm_ranks
 from tests.support.needs import lacks, needs
+from tests.support.warm_ranks import Rank, as_torchrun_does
 from trainer.config import TrainerError
 from trainer.network import mesh
 from trainer.network.all_reduce import MOST_NODES, PREFIX, AllReduceOptions, parse, schedule
@@ -98,15 +100,19 @@ def free_port():
         return free.getsockname()[1]
 
 
-@contextlib.contextmanager
-def started(argvs):
-    """Processes, each given as (argv, variables); none is left behind."""
+def finished(argvs, timeout=300):
+    """Run processes, given as (argv, variables), to their end; exit codes, and what they wrote.
+
+    None is left behind.
+    """
     running = []
     try:
         for argv, env in argvs:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             running.append(subprocess.Popen(argv, env=env, start_new_session=True, **pipes))
-        yield running
+        until = time.monotonic() + timeout
+        said = [one.communicate(timeout=max(until - time.monotonic(), 1)) for one in running]
+        return [one.returncode for one in running], *map("".join, zip(*said, strict=True))
     finally:
         for one in running:
             with contextlib.suppress(ProcessLookupError):
@@ -114,26 +120,23 @@ def started(argvs):
             one.communicate()
 
 
-def finished(argvs, timeout=150):
-    """Run such processes to their end; their exit codes and what they wrote."""
-    with started(argvs) as running:
-        until = time.monotonic() + timeout
-        said = [one.communicate(timeout=max(until - time.monotonic(), 1)) for one in running]
-        return [one.returncode for one in running], *map("".join, zip(*said, strict=True))
-
-
-def launched(nodes, ranks, *arguments, head="127.0.0.1", prefix=(), **more):
+def launched(nodes, ranks, *arguments):
     """``torchrun`` on each of these nodes, with so many ranks each."""
     pytest.importorskip("torch")
     port = str(free_port())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(nodes))]
-    torchrun += ["--nproc-per-node", str(ranks), "--master-addr", head, "--master-port", port]
+    torchrun += ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"]
+    torchrun += ["--master-port", port]
     torchrun += ["--log-dir", os.environ["HOME"]]  # the test's own, and gone with it
     command = ["-m", "trainer", "all-reduce", *arguments]
     for rank, node in enumerate(nodes):
-        begin = [part.format(node=node) for part in prefix]
-        argv = [*begin, *torchrun, "--node-rank", str(rank), *command]
-        yield argv, variables(STAGER_NODE=node, **more)
+        yield [*torchrun, "--node-rank", str(rank), *command], variables(STAGER_NODE=node)
+
+
+def together(ranks, folder, *arguments):
+    """Run ranks that have imported PyTorch before; exit codes, and what they wrote."""
+    pytest.importorskip("torch")
+    return warm_ranks().start(ranks, folder, ["all-reduce", *arguments]).wait()
 
 
 def result(out):
@@ -142,9 +145,10 @@ def result(out):
 
 
 @pytest.mark.slow
-def test_two_ranks_of_one_node_have_no_pair_to_measure():
-    codes, out, err = finished(launched(["n1"], 2, "--size-mb", "2"))
-    assert codes == [0], err
+def test_two_ranks_of_one_node_have_no_pair_to_measure(tmp_path):
+    ranks = as_torchrun_does(2, variables(STAGER_NODE="n1"))
+    codes, out, err = together(ranks, tmp_path, "--size-mb", "2")
+    assert codes == [0, 0], err
     found = result(out)
     assert out.count("\n") == 1
     assert (found["world_size"], found["nodes"], found["pairs"]) == (2, ["n1"], [])
@@ -164,20 +168,19 @@ def test_two_nodes_of_two_ranks_are_one_pair():
     assert 1 < pair["latency_us"] < 100_000
 
 
-def single(rank, size, port, *arguments, program=("-m", "trainer"), **more):
-    """One rank without torchrun, as ``srun`` starts it."""
-    pytest.importorskip("torch")
+def single(rank, size, port, *, head="127.0.0.1", **more):
+    """The variables of one rank without torchrun, as ``srun`` starts it."""
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    argv = [sys.executable, *program, "all-reduce", *arguments]
+    place |= {"MASTER_ADDR": head, "MASTER_PORT": port}
     named = {name: str(value) for name, value in place.items()}
-    return argv, variables(STAGER_NODE=f"n{rank + 1}", **named, **more)
+    return variables(**{"STAGER_NODE": f"n{rank + 1}", **named, **more})
 
 
 @pytest.mark.slow
-def test_three_ranks_without_torchrun():
+def test_three_ranks_without_torchrun(tmp_path):
     port = free_port()
-    codes, out, err = finished([single(rank, 3, port, "--size-mb", "1") for rank in range(3)])
+    ranks = [Rank(env=single(rank, 3, port)) for rank in range(3)]
+    codes, out, err = together(ranks, tmp_path, "--size-mb", "1")
     assert codes == [0, 0, 0], err
     found = result(out)
     assert [(pair["a"], pair["b"]) for pair in found["pairs"]] == [
@@ -189,31 +192,32 @@ def test_three_ranks_without_torchrun():
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named():
-    started_at = time.monotonic()
-    codes, out, err = finished([single(0, 2, free_port(), "--timeout", "3")])
+    pytest.importorskip("torch")
+    argv = [sys.executable, "-m", "trainer", "all-reduce", "--timeout", "3"]
+    codes, out, err = finished([(argv, single(0, 2, free_port()))])
     assert (codes, out) == ([1], "")
     assert "n1 (rank 0 of 2) did not meet the others at 127.0.0.1:" in err
     assert "hint: " in err
     assert "Traceback" not in err
-    assert time.monotonic() - started_at < 60
 
 
 HANGS = """import sys, time
 from trainer.network import all_reduce
 from trainer.__main__ import main
-all_reduce._measure_pair = lambda *asked: time.sleep(300)
-sys.exit(main())
+all_reduce._measure_pair = lambda *asked: time.sleep(8)
+main()
 """
+"""It answers nobody for as long as its partner waits and longer."""
 
 
 @pytest.mark.slow
-def test_a_node_that_hangs_is_named_with_its_partner():
+def test_a_node_that_hangs_is_named_with_its_partner(tmp_path):
     port = free_port()
-    ranks = [single(0, 2, port, "--timeout", "4")]
-    ranks += [single(1, 2, port, "--timeout", "4", program=("-c", HANGS))]
-    with started(ranks) as (one, _):
-        out, err = one.communicate(timeout=90)
-    assert (one.returncode, out) == (1, "")
+    program = tmp_path / "hangs.py"
+    program.write_text(HANGS)
+    ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port), program=str(program))]
+    codes, out, err = together(ranks, tmp_path, "--timeout", "4")
+    assert (codes[0], out) == (1, "")
     assert "error: n1 and n2: 16 MiB did not get through: " in err
     assert "Traceback" not in err
 
@@ -232,11 +236,12 @@ sys.exit(main())
 
 
 @pytest.mark.slow
-def test_a_wrong_sum_is_told_by_every_rank_and_written_once():
+def test_a_wrong_sum_is_told_by_every_rank_and_written_once(tmp_path):
     port = free_port()
-    ranks = [single(0, 2, port, "--size-mb", "1")]
-    ranks += [single(1, 2, port, "--size-mb", "1", program=("-c", WRONG))]
-    codes, out, err = finished(ranks)
+    program = tmp_path / "wrong.py"
+    program.write_text(WRONG)
+    ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port), program=str(program))]
+    codes, out, err = together(ranks, tmp_path, "--size-mb", "1")
     assert (codes, out) == ([1, 1], "")
     assert err.count("error: n2: rank 1: element 5 of the sum is 19, not 18") == 1
     assert err.count("error: ") == 1
@@ -251,9 +256,10 @@ def test_a_wrong_sum_is_told_by_every_rank_and_written_once():
         ({"PYTORCH_DIST_BACKEND": "mpi"}, "PYTORCH_DIST_BACKEND=mpi is neither gloo nor nccl"),
     ],
 )
-def test_a_setting_that_one_node_cannot_follow_ends_all(setting, named):
+def test_a_setting_that_one_node_cannot_follow_ends_all(tmp_path, setting, named):
     port = free_port()
-    codes, out, err = finished([single(0, 2, port), single(1, 2, port, **setting)])
+    ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port, **setting))]
+    codes, out, err = together(ranks, tmp_path)
     assert (codes, out) == ([1, 1], "")
     assert err.count("error: ") == err.count(named) == 1
     assert "Traceback" not in err
@@ -270,8 +276,6 @@ def test_alone_there_is_nobody_to_talk_to():
 
 
 # --- nodes with a network of their own -----------------------------------------------------------
-
-NETNS = ("ip", "netns", "exec")
 
 
 def ip(*words, check=True):
@@ -305,29 +309,28 @@ def network():
         ip("link", "del", bridge, check=False)
 
 
-def across(network, *arguments):
-    nodes = launched(
-        list(network),
-        1,
-        *arguments,
-        head=next(iter(network.values()))[0],
-        prefix=(*NETNS, "{node}"),
-        GLOO_SOCKET_IFNAME="eth0",
-    )
-    return finished(nodes, 240)
+def across(network, folder, *arguments):
+    """A rank on each node, as ``srun`` starts them."""
+    (head, _), port = next(iter(network.values())), free_port()
+    more = {"head": head, "GLOO_SOCKET_IFNAME": "eth0"}
+    ranks = [
+        Rank(env=single(rank, 3, port, STAGER_NODE=node, **more), network=f"/run/netns/{node}")
+        for rank, node in enumerate(network)
+    ]
+    return together(ranks, folder, *arguments)
 
 
 @pytest.mark.slow
-def test_a_network_and_what_can_be_wrong_with_it(network):
+def test_a_network_and_what_can_be_wrong_with_it(network, tmp_path):
     one, two, three = network
-    codes, out, err = across(network, "--size-mb", "4", "--timeout", "20")
+    codes, out, err = across(network, tmp_path, "--size-mb", "4", "--timeout", "20")
     assert codes == [0, 0, 0], err
     assert len(result(out)["pairs"]) == 3
 
     # What n2 sends to n3 goes to a card that nobody has; both still reach the head.
     nobody = ("10.78.0.3", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0")
     ip("-n", two, "neigh", "replace", *nobody)
-    codes, out, err = across(network, "--timeout", "5")
+    codes, out, err = across(network, tmp_path, "--timeout", "5")
     ip("-n", two, "neigh", "del", "10.78.0.3", "dev", "eth0")
     assert 0 not in codes
     assert PREFIX not in out
@@ -337,7 +340,7 @@ def test_a_network_and_what_can_be_wrong_with_it(network):
 
     # Small packets pass, large ones vanish: everything works until data is sent.
     ip("link", "set", network[three][1], "mtu", "600")
-    codes, out, err = across(network, "--timeout", "6")
+    codes, out, err = across(network, tmp_path, "--timeout", "6")
     assert 0 not in codes
     assert PREFIX not in out
     assert f"{three}: 16 MiB did not get through: " in err

@@ -1,37 +1,20 @@
-"""Real training with real ranks: torchrun, Gloo and the Hugging Face libraries."""
+"""Real training with real ranks: Gloo and the Hugging Face libraries."""
 
 from __future__ import annotations
 
 import math
-import socket
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.launching import REPO, SHARED, command, metrics, variables
+from tests.support.launching import REPO, SHARED, metrics, train, variables, warm_ranks
 from tests.support.needs import needs
+from tests.support.warm_ranks import as_torchrun_does
 from trainer.network.dist import World
 from trainer.workloads.tiny_bert import evaluate, learning_rate, steps_an_epoch
 
 EXAMPLE = REPO / "examples" / "tiny-bert"
 CORPUS = ("--data", str(EXAMPLE / "data" / "sentences.csv"))
 WORDS = ("--vocab", str(EXAMPLE / "data" / "vocab.txt"))
-
-
-def train(ranks, folder, *arguments):
-    """Train under torchrun in ``folder``; returns the finished process, output as text."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    return subprocess.run(
-        command(ranks, folder, "tiny-bert", *arguments),
-        cwd=folder,
-        env=variables(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
 
 
 def test_steps_an_epoch():
@@ -49,8 +32,7 @@ def test_the_learning_rate_grows_with_the_step_and_stops_where_it_would_diverge(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    done = train(2, folder, *CORPUS, *WORDS, "--epochs", "8")
-    assert done.returncode == 0, done.stderr
+    done = train(2, folder, "tiny-bert", *CORPUS, *WORDS, "--epochs", "8")
     return folder / "tiny_out", done.stdout.splitlines()
 
 
@@ -104,13 +86,11 @@ def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
 @pytest.mark.slow
 def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
     small = (*CORPUS, *WORDS, "--subset", "200", "--resume")
-    first = train(2, tmp_path, *small, "--epochs", "1")
-    assert first.returncode == 0, first.stderr
+    first = train(2, tmp_path, "tiny-bert", *small, "--epochs", "1")
     assert "resuming" not in first.stdout
     (tmp_path / "tiny_out" / "metrics.json").unlink()  # as if it had been stopped there
 
-    again = train(2, tmp_path, *small, "--epochs", "2")
-    assert again.returncode == 0, again.stderr
+    again = train(2, tmp_path, "tiny-bert", *small, "--epochs", "2")
     assert "resuming from tiny_out/checkpoint-7, after epoch 1" in again.stdout
     assert "step 10/14 " in again.stdout
     assert "step 7/" not in again.stdout
@@ -120,38 +100,18 @@ def test_resume_goes_on_where_the_first_run_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_an_unfit_vocabulary_stops_every_rank_and_one_speaks(tmp_path):
-    pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
     words = tmp_path / "vocab.txt"
     words.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nand\n", encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     # Without torchrun, which would end the second rank before it can end by itself.
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer", "tiny-bert", *CORPUS, "--vocab", str(words)],
-            cwd=tmp_path,
-            env=variables(
-                RANK=rank,
-                LOCAL_RANK=rank,
-                WORLD_SIZE="2",
-                LOCAL_WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    assert f"of the tokens are unknown to {words}" in said[0]
-    assert "hint: " in said[0]
-    assert "unknown" not in said[1]
-    assert "Traceback" not in said[0] + said[1]
+    ranks = as_torchrun_does(2, variables())
+    arguments = ["tiny-bert", *CORPUS, "--vocab", str(words)]
+    codes, output, errors = warm_ranks(hugging_face=True).start(ranks, tmp_path, arguments).wait()
+    assert codes == [1, 1]
+    assert errors.count(f"of the tokens are unknown to {words}") == 1
+    assert "hint: " in errors
+    assert "Traceback" not in output + errors
     assert not (tmp_path / "tiny_out").exists()
 
 
@@ -165,17 +125,7 @@ def test_an_unfit_vocabulary_stops_every_rank_and_one_speaks(tmp_path):
     ],
 )
 def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
-    pytest.importorskip("datasets")
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "tiny-bert", *arguments],
-        cwd=tmp_path,
-        env=variables(HF_HOME=str(tmp_path / "empty")),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = train(0, tmp_path, "tiny-bert", *arguments, code=1)
     assert named in done.stderr
     assert "hint: " in done.stderr
     assert "Traceback" not in done.stderr
@@ -186,8 +136,9 @@ def test_two_ranks_train_on_real_news(tmp_path):
     """Four learn it, to an accuracy, in the acceptance test of the command line."""
     needs("data")
     real = ("--data", f"{SHARED}/ag_news.csv", "--vocab", f"{SHARED}/bert_uncased_vocab.txt")
-    done = train(2, tmp_path, *real, "--subset", "800", "--epochs", "1", "--out", "news")
-    assert done.returncode == 0, done.stderr
+    done = train(
+        2, tmp_path, "tiny-bert", *real, "--subset", "800", "--epochs", "1", "--out", "news"
+    )
     lines = done.stdout.splitlines()
     assert {f"[RANK {rank}] WORLD_SIZE=2" for rank in range(2)} <= set(lines)
     assert (

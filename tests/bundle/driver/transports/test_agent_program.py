@@ -18,6 +18,7 @@ import pytest
 
 from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_commands
+from bundle.environment.virtual_environment import hooks
 from bundle.protocol.codec import encode
 from bundle.protocol.requests import (
     Incoming,
@@ -147,10 +148,19 @@ def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
 
 def test_it_is_small() -> None:
     """Each node gets the program once a step, with the step's start."""
-    assert len(started("verify")[0]) < 72_500
-    assert len(started("run", "launch")[0]) < 86_000
-    assert len(started("launch")[0]) < 86_000
-    assert len(started("verify", "deep", "launch")[0]) < 90_000
+    assert len(started("verify")[0]) < 79_500
+    assert len(started("run", "launch")[0]) < 93_500
+    assert len(started("launch")[0]) < 93_500
+    assert len(started("verify", "deep", "launch")[0]) < 98_000
+
+
+def test_what_environments_hold_is_sent_as_it_is() -> None:
+    """An environment has the same files, whether an agent has made it or the node program."""
+    sent = agent_program.agent_modules(PROGRAM)
+    whole = [name for name, data in sent.items() if data == (REPO / name).read_bytes()]
+    copied = [path for path in hooks("3.11") if path.endswith(".py")]
+    names = [Path(path).name.removeprefix("_stager_") for path in copied]
+    assert {f"bundle/environment/{name}" for name in names} <= set(whole)
 
 
 def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -> None:

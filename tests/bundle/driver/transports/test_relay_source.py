@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from bundle.driver.transports.relay_source import in_network_order, listen, send
-from bundle.driver.transports.transport import Transfer
+from bundle.driver.transports.transport import Event, Transfer
 from bundle.protocol.answers import Ready
+from bundle.protocol.events import Remark
 from bundle.protocol.problem import NodeError, ProblemCode
-from tests.support.relay_step import FAILING, relay_run
+from bundle.transfer.relay_places import RelayCandidates
+from bundle.transfer.relay_process import RelayProcess
+from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 
 # --- their order ---------------------------------------------------------------------------------
 
@@ -90,6 +95,78 @@ def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
     with relay_run({"node01": FAILING}) as run, pytest.raises(NodeError) as caught:
         send(transfer, run)
     assert caught.value.problem.why == "it has become shorter: 400 of 1000 bytes are left"
+
+
+def test_a_source_that_is_killed_is_heard_of_at_once_and_is_no_nodes_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that, each node would give up by itself, and each would be named."""
+    (tmp_path / "file").write_bytes(bytes(1000))
+    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+    begin = RelayProcess.begin
+
+    def begin_and_die(source: RelayProcess, candidates: RelayCandidates | None) -> None:
+        begin(source, candidates)
+        os.kill(source._child, signal.SIGKILL)
+
+    monkeypatch.setattr(RelayProcess, "begin", begin_and_die)
+    # Nothing else would end this wait before the limit of the phase.
+    monkeypatch.setattr("bundle.driver.transports.relay_wait._REPORT_SECONDS", 3600.0)
+    with (
+        relay_run({"node01": FALLS_SILENT, "node02": FALLS_SILENT}) as run,
+        pytest.raises(NodeError) as caught,
+    ):
+        send(transfer, run)
+    assert run.watch.lost == {}
+    problem = caught.value.problem
+    assert problem.code is ProblemCode.RELAY_SOURCE_ENDED
+    assert (problem.where, problem.why) == (transfer.source, "its relay was ended by SIGKILL")
+    assert os.uname().nodename in problem.what
+
+
+class GivingUpAt(list[Event]):
+    """The events of a relay, whose nodes give up when the first one comes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def append(self, event: Event) -> None:
+        super().append(event)
+        self._path.touch()
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "hanging"])
+def test_a_source_that_stands_still_is_named_while_the_nodes_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """They can say only that it is silent. One that was stopped is no reason not to use sbcast."""
+    (tmp_path / "file").write_bytes(bytes(1000))
+    transfer = Transfer(str(tmp_path / "file"), "", 1000, "00" * 32)
+    begin = RelayProcess.begin
+
+    def begin_and_stop(source: RelayProcess, candidates: RelayCandidates | None) -> None:
+        begin(source, candidates)
+        os.kill(source.pid, signal.SIGSTOP)
+
+    if stopped:
+        monkeypatch.setattr(RelayProcess, "begin", begin_and_stop)
+    else:  # as in a read from a disk that does not answer
+        monkeypatch.setattr("bundle.transfer.relay.Relay.run", lambda *_: time.sleep(600))
+    monkeypatch.setattr("bundle.driver.transports.source_watch.STILL_SECONDS", 1.0)
+    events, host = GivingUpAt(tmp_path / "mark"), os.uname().nodename
+    with relay_run({"node01": f"{GIVES_UP}{tmp_path / 'mark'}"}, events) as run:
+        if stopped:
+            assert send(transfer, run)[0] == {"node01": "no other node can be reached"}
+        else:
+            with pytest.raises(NodeError) as caught:
+                send(transfer, run)
+            problem = caught.value.problem
+            assert problem.code is ProblemCode.RELAY_SOURCE_HANGS
+            assert (problem.where, host in problem.what) == (transfer.source, True)
+    [remark] = [event for event in events if isinstance(event, Remark)]
+    assert f"the process on {host} that sends the bundle has stood still for 1 s" in remark.text
+    assert ("stopped, state T" in remark.text) == stopped
 
 
 def test_a_node_that_has_no_file_though_it_can_be_read(tmp_path: Path) -> None:

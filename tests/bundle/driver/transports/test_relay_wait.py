@@ -18,7 +18,16 @@ from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests, Transfer
 from bundle.protocol.events import Remark
 from bundle.protocol.problem import ProblemCode
-from tests.support.relay_step import FALLS_SILENT, KILLED, LATE, MUTE, SLOW, WELL, relay_run
+from tests.support.relay_step import (
+    FALLS_SILENT,
+    KILLED,
+    LATE,
+    MUTE,
+    REPORTING,
+    SLOW,
+    WELL,
+    relay_run,
+)
 
 
 @pytest.fixture
@@ -46,6 +55,19 @@ def test_an_agent_that_does_not_listen_keeps_nobody_waiting(
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
     said = "node02 is lost: nothing has come from it for 2 s, and it was waited for"
     assert remarks(events) == [said]
+
+
+def test_reports_of_nodes_that_listen_make_nobody_wait_longer(
+    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They report that they unpack, more often than it takes to give up the one that is missing."""
+    monkeypatch.setattr(relay_wait, "_NEXT_SECONDS", 2.0)
+    monkeypatch.setitem(SECONDS, "unpack", 60.0)  # else a test that fails takes an hour
+    with relay_run({"node01": REPORTING, "node02": MUTE}) as run:
+        failed, _ = send(transfer, run)
+        assert run.answers.relayed.keys() == {"node01"}
+        assert failed == {}
+        assert run.watch.lost.keys() == {"node02"}
 
 
 def test_an_agent_that_listens_too_late_has_another_turn(
@@ -128,13 +150,13 @@ def looks_per_node(count: int) -> float:
         lines.append((str(node), {"event": "out-of-reach", "nodes": beyond}))
         lines.append((str(node), {"event": "relayed", "seconds": 1.0}))
     requests = cast("Requests", dict.fromkeys(nodes))
-    watch = Watch("unpack", nodes, print, {})
+    watch = Watch("unpack", nodes, print)
     answers = PhaseAnswers(requests, 1, watch.take, "unpack")
     step = Step(lines)
     run = PhaseRun(cast("Any", step), answers, watch)
     LOOKS.clear()
     assert relay_wait.await_listeners(run, float("inf")) == set()
-    assert relay_wait.RelayWait(run, nodes).failures(float("inf")) == {}
+    assert relay_wait.RelayWait(run, nodes, str).failures(float("inf")) == {}
     return LOOKS["all"] / count
 
 

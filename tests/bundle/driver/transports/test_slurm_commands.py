@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports import slurm_commands, slurm_faults
-from bundle.driver.transports.slurm_commands import Step
+from bundle.driver.transports.step import Step
 from bundle.protocol.digest import Digest
-from bundle.protocol.enumerations import Action, Allocation
+from bundle.protocol.enumerations import Action, Allocation, Launcher
 from bundle.protocol.job import Job
-from bundle.protocol.problem import NodeError, Problem
+from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.protocol.requires import Requires
 from tests.support.jobs import LAUNCH
 
@@ -256,6 +256,30 @@ def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault
     with pytest.raises(NodeError, match="the Slurm allocation cannot be used") as told:
         slurm_commands.bind(unbound(), {**ALLOCATION, name: value})
     assert fault in told.value.problem.why
+
+
+@pytest.mark.parametrize(
+    ("launcher", "cpus", "nproc", "fault"),
+    [
+        (Launcher.TORCHRUN, 4, 8, ""),  # its ranks share the CPUs of one task
+        (Launcher.SRUN, None, 4, ""),
+        (Launcher.TORCHRUN, 5, None, "job 42 has 4 on a node, and cpus-per-task = 5 needs 5"),
+        (Launcher.SRUN, 2, 8, "job 42 has 4 on a node, and nproc-per-node = 8 needs 8"),
+    ],
+)
+def test_an_allocation_with_too_few_cpus_is_no_nodes_fault(
+    launcher: Launcher, cpus: int | None, nproc: int | None, fault: str
+) -> None:
+    launch = replace(LAUNCH, launcher=launcher, nproc_per_node=nproc)
+    job = replace(unbound((3, 3)), launch=launch, cpus_per_task=cpus)
+    env = {**ALLOCATION, "SLURM_JOB_CPUS_PER_NODE": "4(x3),1"}  # the last node is not used
+    if not fault:
+        assert slurm_commands.bind(job, env).id == "42"
+        return
+    with pytest.raises(NodeError) as told:
+        slurm_commands.bind(job, env)
+    assert (told.value.problem.code, told.value.problem.where) == (ProblemCode.TOO_FEW_CPUS, "")
+    assert told.value.problem.why == fault
 
 
 @pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])

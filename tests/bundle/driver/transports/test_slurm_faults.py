@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.driver.transports.slurm_commands import PATIENCE, Step, patience, step_argv
+from bundle.driver.transports.slurm_commands import PATIENCE, patience, step_argv
 from bundle.driver.transports.slurm_faults import (
     UNREACHABLE,
-    StepFault,
     general_fault,
     step_faults,
 )
+from bundle.driver.transports.step import Step
+from bundle.driver.transports.step_faults import StepFault
 from bundle.protocol.problem import Problem, ProblemCode
 
 KILLED = """\

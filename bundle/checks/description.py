@@ -1,0 +1,159 @@
+"""The program that describes an environment: it runs in it, under the environment's own Python.
+
+:mod:`bundle.checks.probe` gives its text to ``python -c``, so it stands alone. It reads one JSON
+object from its standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and writes one
+to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems"}``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import sys
+import sysconfig
+import traceback
+import types
+from importlib.machinery import ModuleSpec
+
+_MODULE = re.compile(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", re.MULTILINE)
+"""A module at the top of a distribution, as a line of RECORD names it."""
+_SITE = ("site-packages", "dist-packages")
+"""Folders in that of the standard library that do not belong to it."""
+
+
+class _Environment:
+    """What is found in an environment."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.realpath(root)
+        self.packages: dict[str, str | None] = {}
+        self.origins: dict[str, str] = {}
+        self.problems: list[dict[str, object]] = []
+        names = ("stdlib", "platstdlib")
+        self._standard = {os.path.realpath(sysconfig.get_path(name)) for name in names}
+
+    def check_package(self, name: str) -> None:
+        """Look a distribution up, and each of its modules."""
+        try:
+            dist = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            self.packages[name] = None
+            self._problem("package-missing", name, root=self.root)
+            return
+        self.packages[name] = dist.version
+        path = str(dist.locate_file(""))
+        if not self._has(path):
+            self._problem("package-foreign", name, found=path)
+        for module in sorted(set(_MODULE.findall(dist.read_text("RECORD") or ""))):
+            spec = _spec_of(module)
+            if spec is None:
+                self._problem("package-incomplete", name, module=module)
+            else:
+                self._check_origin(module, spec)
+
+    def check_import(self, module: str, *, deep: bool) -> None:
+        """Look a module up, and import it if ``deep`` is true."""
+        spec = _spec_of(module)
+        if spec is None:
+            self._problem("module-missing", module, python=sys.executable)
+            return
+        if module not in self.origins:
+            self._check_origin(module, spec)
+        if deep:
+            self._import(module)
+
+    def _import(self, module: str) -> None:
+        # The last such line names a module whose import ends the process.
+        sys.stderr.write(f"importing {module}\n")
+        sys.stderr.flush()
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as exc:
+            last = traceback.format_exception_only(type(exc), exc)[-1].strip()
+            self._problem("module-not-imported", module, why=last)
+
+    def _check_origin(self, module: str, spec: ModuleSpec) -> None:
+        """Note where a module is, which must be inside; it has no place if it is built in."""
+        origin = [spec.origin] if spec.has_location and spec.origin else []
+        paths = origin or list(spec.submodule_search_locations or ())
+        if not paths:
+            return
+        self.origins[module] = paths[0]
+        outside = [path for path in paths if not self._has(path)]
+        if outside:
+            self._problem("module-foreign", module, found=outside[0])
+
+    def _has(self, path: str) -> bool:
+        """Return whether a path is in the environment or in its Python's standard library."""
+        real = os.path.realpath(path)
+        if real == self.root or real.startswith(self.root + os.sep):
+            return True
+        for folder in self._standard:
+            if real.startswith(folder + os.sep):
+                return real[len(folder) + 1 :].split(os.sep)[0] not in _SITE
+        return False
+
+    def _problem(self, code: str, where: str, **values: str) -> None:
+        self.problems.append({"code": code, "where": where, "values": values})
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Find a module, and the packages it is in, without importing any."""
+    path: list[str] | None = None
+    spec, name = None, ""
+    stubs: list[str] = []
+    try:
+        for part in module.split("."):
+            name = f"{name}.{part}" if name else part
+            spec = _found(name, path)
+            if spec is None:
+                return None
+            path = list(spec.submodule_search_locations or ())
+            if name not in sys.modules:  # a namespace package looks for its parent there
+                stubs.append(name)
+                sys.modules[name] = types.ModuleType(name)
+                sys.modules[name].__path__ = path
+    finally:
+        for name in stubs:
+            del sys.modules[name]
+    return spec
+
+
+def _found(name: str, path: list[str] | None) -> ModuleSpec | None:
+    """Ask the finders of this Python, which may have more than the usual ones."""
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    specs = (find(name, path) for find in finders if find)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def main() -> None:
+    """Answer the request on standard input, and end the process."""
+    # Imported modules may print, which must not mix with the answer.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    environment = _Environment(request["root"])
+    sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
+    sys.path.append(os.path.join(environment.root, "project"))
+    for name in request["packages"]:
+        environment.check_package(name)
+    for module in request["imports"]:
+        environment.check_import(module, deep=request["deep"])
+    facts = {
+        "v": 1,
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "prefix": sys.prefix,
+        "packages": environment.packages,
+        "origins": environment.origins,
+        "problems": environment.problems,
+    }
+    json.dump(facts, answer)
+    answer.flush()
+    os._exit(0)  # some libraries crash or hang while they are torn down; the answer stands
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The driver's answers in place of a node's: it gave none, or its ranks did not end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..protocol.agent_events import answer_class
+from ..protocol.answers import Answer
+from ..protocol.problem import Problem, ProblemCode
+from .transports.transport import Ended
+
+
+def silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
+    """Return the answer of a node, or of one of its tasks, that has not answered.
+
+    Args:
+        phase: what it was asked for.
+        node: the node.
+        end: how it ended.
+        log_dir: the directory of the job's logs, for the problem.
+    """
+    values = {**end.values, "phase": phase, "log_dir": log_dir}
+    return answer_class(phase)(
+        node=node,
+        ok=False,
+        problems=(Problem(end.problem, node, values),),
+        exit_code=end.code,
+        lost=True,
+        unreachable=end.unreachable,
+    )
+
+
+def hanging(answer: Answer, seconds: int) -> Answer:
+    """Return the answer of a node whose ranks did not end.
+
+    Args:
+        answer: its own answer.
+        seconds: the time since others had ended.
+    """
+    problem = Problem(ProblemCode.RANKS_DID_NOT_END, answer.node, {"seconds": str(seconds)})
+    return replace(answer, ok=False, problems=(problem,))

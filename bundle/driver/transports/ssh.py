@@ -1,0 +1,132 @@
+"""Hosts without Slurm: one fan-out over OpenSSH starts the agents, and another sends a file."""
+
+from __future__ import annotations
+
+import binascii
+import os
+import re
+import shlex
+import sys
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+
+from ...protocol.job import Job
+from ...protocol.problem import NodeError, Problem, ProblemCode
+from ...redaction.masking import without_secrets
+from ...system.hostlist import wrong_hosts
+from . import ssh_faults
+from .file_sender import FileSender, SendCommand
+from .phase_answers import PhaseAnswers
+from .phase_run import PhaseRun
+from .slurm_commands import PATIENCE, PYTHONS
+from .step import Step
+from .step_faults import StepErrors
+from .step_transport import StepTransport
+from .timeouts import Look, Waiting
+from .transport import Ended, OnEvent, Transfer
+
+_LOADER = "import binascii,sys,zlib;exec(zlib.decompress(binascii.a2b_base64(sys.argv.pop(1))))"
+"""Runs the bootstrap program from an argument in which no shell finds anything of its own."""
+_IS_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 9))"
+_OF_THIS_HOST = re.compile(
+    r"(SSH|XDG|DBUS|SLURM|SRUN|SBATCH|SALLOC|PBS|LSB|LSF|OAR|OAR2|SGE|KRB5\w*|STAGER_PROGRAM)_\w*"
+    r"|HOME|USER|LOGNAME|SHELL|SHLVL|PATH|PWD|OLDPWD|MAIL|TERM|COLUMNS|LINES|DISPLAY|XAUTHORITY"
+    r"|HOSTNAME|HOST|TMPDIR|TMP|TEMP|TTY|KRB5CCNAME|_"
+)
+"""Variables that belong to a session or to one machine."""
+
+
+def ssh_transport(job: Job) -> StepTransport:
+    """Return the transport to the hosts of a job.
+
+    Raises:
+        NodeError: a name cannot be a host's.
+    """
+    return StepTransport(job, SshCluster(job))
+
+
+class SshCluster:
+    """The hosts of a job."""
+
+    carries = False
+    unreachable: Collection[ProblemCode] = ssh_faults.UNREACHABLE
+
+    def __init__(self, job: Job) -> None:
+        """Look at the names of the hosts.
+
+        Raises:
+            NodeError: a name cannot be a host's.
+        """
+        for name in wrong_hosts(job.nodes):
+            values = {"why": "letters, digits, -, ., _ and : make a host's name"}
+            raise NodeError(Problem(ProblemCode.NODE_LIST_UNREADABLE, repr(name), values))
+        self.errors: StepErrors = ssh_faults
+        self._job = job
+        # The ssh here is the user's own, with agent and tickets; hosts get less.
+        self.variables: Mapping[str, str] = dict(os.environ)
+        self.rank_variables: Mapping[str, str] = self.variables
+        self.cpus = 1
+        self.patience = PATIENCE
+        self._sender = FileSender(self.variables, _send_command)
+
+    def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+        """Return the fan-out of a step."""
+        program = binascii.b2a_base64(zlib.compress(bootstrap.encode(), 9), newline=False).decode()
+        names = list(dict.fromkeys([*self._job.python_hints, *PYTHONS]))
+        script = (
+            f"for python in {shlex.join(names)}; do "
+            f'if "$python" -I -S -c "{_IS_NEW_ENOUGH}" 2>/dev/null; then '
+            f'"$python" -I -S -c "{_LOADER}" {program} agent {shlex.quote(command)}; exit; fi; '
+            f"done; echo {len(names)} >&2; exit {ssh_faults.NO_PYTHON_STATUS}"
+        )
+        return _fanout(script, step.nodes)
+
+    def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
+        """Return the variables that hosts get, besides their own."""
+        allowed = self._job.launch.pass_env if ranks else ()
+        sent = without_secrets(os.environ, allowed)
+        return {name: sent[name] for name in sent if not _OF_THIS_HOST.fullmatch(name)}
+
+    def waiting(self, on_event: OnEvent) -> Waiting:
+        """Return a wait for nothing: each host is asked for itself."""
+        return Waiting(on_event, 0.0, fault=lambda errors: "")
+
+    def look_at(self, nodes: Sequence[str]) -> Look | None:
+        """Return nothing: ``ssh`` notices by itself when a connection has gone."""
+        return None
+
+    def down(self, nodes: Collection[str]) -> dict[str, Ended]:
+        """Return none: each host says for itself why it cannot be reached."""
+        return {}
+
+    def send(
+        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
+    ) -> tuple[dict[str, str], float]:
+        """Send a file to agents that wait for it, over further connections."""
+        return self._sender.send(transfer, run, waiting)
+
+    def relay_ports(self) -> range | None:
+        """Return None: hosts may connect to any port of this one, as far as is known."""
+        return None
+
+    def not_started(self, why: str) -> Problem:
+        """Return the problem of a fan-out that cannot be started."""
+        return Problem(ProblemCode.SSH_NOT_STARTED, "", {"why": why})
+
+    def ended_by(self, errors: str) -> str:
+        """Return nothing: only the user ends this allocation."""
+        return ""
+
+    def hurry(self) -> None:
+        """Do nothing: all waits are short."""
+
+
+def _fanout(script: str, hosts: Sequence[str]) -> list[str]:
+    return [sys.executable, "-I", "-S", sys.argv[0], "fanout", script, *hosts]
+
+
+def _send_command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+    """Return the command that writes a file on all hosts that are asked."""
+    script = f"exec cat >{shlex.quote(transfer.target)}"
+    argv = _fanout(script, list(answers.nodes))
+    return SendCommand(argv, ssh_faults.send_faults, source=transfer.source)

@@ -1,0 +1,123 @@
+"""The ends of a fan-out's hosts: what each of them means for a job. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...channel.fanout_host import LOGIN_SECONDS, REPORT
+from ...protocol.codec import decode
+from ...protocol.json_values import DecodeError
+from ...protocol.problem import ProblemCode
+from ...system.processes import describe_exit
+from .step_faults import StepFault
+
+NO_PYTHON_STATUS = 91
+"""Exit status of the shell on a host that has no Python which is new enough."""
+_NO_SSH = 127
+_SSH_FAILED = 255
+_KILLED = 128 + 9
+_TAIL = 3
+"""Lines of a host that are shown."""
+_REASONS = (
+    (ProblemCode.SSH_KEY_CHANGED, re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED")),
+    (
+        ProblemCode.SSH_KEY_UNKNOWN,
+        re.compile(r"Host key verification failed|No \S+ host key is known"),
+    ),
+    (ProblemCode.SSH_NAME_UNKNOWN, re.compile(r"Could not resolve hostname")),
+    (
+        ProblemCode.SSH_NO_LOGIN,
+        re.compile(r"Permission denied|Too many authentication failures|Authentication failed"),
+    ),
+    (
+        ProblemCode.SSH_UNREACHED,
+        re.compile(r"connect to (?:host|address) .*|Connection timed out|Connection refused"),
+    ),
+)
+"""The reasons of ``ssh`` for a login that has failed, the most telling ones first."""
+UNREACHABLE = (*(code for code, _ in _REASONS), ProblemCode.SSH_LOGIN_FAILED)
+"""The problems of hosts on which nothing has begun."""
+
+
+@dataclass(frozen=True)
+class HostEnd:
+    """The end of a host, as the fan-out reports it."""
+
+    host: str
+    """Its name."""
+    status: int
+    """The exit status of its ``ssh``."""
+    begun: bool
+    """True if it was logged in to."""
+    slow: bool
+    """True if its login took too long, and was ended."""
+    said: tuple[str, ...]
+    """The last lines that ``ssh`` and the host have written to standard error."""
+
+
+def step_faults(stderr: str) -> dict[str, StepFault]:
+    """Return the hosts that ended badly, and why."""
+    return {end.host: _fault(end) for end in _ends(stderr)}
+
+
+def ended_tasks(stderr: str) -> dict[str, set[int]]:
+    """Return the one task of each host that ended badly."""
+    return {end.host: {0} for end in _ends(stderr)}
+
+
+def general_fault(code: int, stderr: str) -> StepFault:
+    """Return the fault of a host of which nothing was said: that of the fan-out."""
+    others = [line for line in stderr.splitlines() if line.strip() and not line.startswith(REPORT)]
+    return StepFault(ProblemCode.NO_ANSWER, {"why": "; ".join([describe_exit(code), *others[-3:]])})
+
+
+def send_faults(stderr: str) -> dict[str, str]:
+    """Return the hosts that a file could not be sent to, and why."""
+    return {end.host: _words(end) for end in _ends(stderr)}
+
+
+def _ends(stderr: str) -> Iterator[HostEnd]:
+    for line in stderr.splitlines():
+        if line.startswith(REPORT):
+            try:
+                yield decode(HostEnd, json.loads(line[len(REPORT) :]))
+            except (DecodeError, ValueError):  # it was cut
+                continue
+
+
+def _fault(end: HostEnd) -> StepFault:
+    why = {"why": _words(end)}
+    if not end.begun:
+        return StepFault(_reason(end), why)
+    if end.status == NO_PYTHON_STATUS:
+        return StepFault(ProblemCode.NO_PYTHON, {"count": end.said[-1] if end.said else "0"}, 3)
+    if end.status == _SSH_FAILED:
+        return StepFault(ProblemCode.SSH_CONNECTION_LOST, why)
+    if end.status == _KILLED:
+        return StepFault(ProblemCode.NO_ANSWER_KILLED, why, -9)
+    return StepFault(ProblemCode.NO_ANSWER_EXITED, why, end.status)
+
+
+def _reason(end: HostEnd) -> ProblemCode:
+    """Return why a login has failed."""
+    if end.status == _NO_SSH:
+        return ProblemCode.SSH_NOT_STARTED
+    text = "" if end.slow else "\n".join(end.said)
+    codes = (code for code, pattern in _REASONS if pattern.search(text))
+    return next(codes, ProblemCode.SSH_LOGIN_FAILED)
+
+
+def _words(end: HostEnd) -> str:
+    """Return what is known of an end, in the words of ``ssh`` where it has any."""
+    if end.slow:
+        return f"nothing came back for {LOGIN_SECONDS:.0f} s"
+    if not end.begun:  # ssh's own last line says it
+        for code, pattern in _REASONS:
+            lines = [line for line in end.said if pattern.search(line)]
+            if lines and code is not ProblemCode.SSH_KEY_CHANGED:
+                return lines[-1].removeprefix("ssh: ").rstrip(".")
+    lines = list(end.said[-_TAIL:])
+    return "; ".join([*lines, describe_exit(end.status)] if end.begun or not lines else lines)

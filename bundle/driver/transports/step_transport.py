@@ -1,0 +1,328 @@
+"""The transport of steps: one command starts an agent on each node, and carries their lines.
+
+The phases share one step over all nodes; only a launch may have its own. The agents get program
+and request on standard input, so nothing has to be on a node beforehand; they answer in frames
+(:mod:`bundle.channel.frames`). As long as standard input stays open they work; its end tells them
+to stop, however the driver came to its own. What the command is, and what its errors mean, the
+cluster knows (:mod:`bundle.driver.transports.step_cluster`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import IO, cast
+
+from ...agent.agent import SESSION
+from ...channel import agent_channel
+from ...channel.bootstrap import in_memory
+from ...launch import output_reader
+from ...protocol.job import Job
+from ...protocol.problem import NodeError, ProblemCode
+from ...system import processes, signals
+from . import file_sender, relay_source
+from .agent_program import factored, request_line
+from .driver_channel import DriverChannel
+from .fetched_output import fetched
+from .phase_answers import PhaseAnswers
+from .phase_run import LaunchLimit, Limit, PhaseRun, TimeLimit
+from .relay_remarks import remarks
+from .step_cluster import StepCluster
+from .step_starter import StepStarter
+from .timeouts import Watch, endings
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
+from .unpack_wait import UnpackWait
+
+_LOST_SECONDS = 1.0
+"""Time that a step gets to end by itself when all nodes but those that are lost have answered."""
+_HOLD_SECONDS = 180.0
+"""Time after which ranks that are held back begin although not all nodes have said a word."""
+_FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
+
+
+class StepTransport:
+    """Reaches the nodes of a cluster."""
+
+    def __init__(self, job: Job, cluster: StepCluster) -> None:
+        """Start nothing yet.
+
+        Args:
+            job: the job.
+            cluster: its nodes.
+        """
+        self.nodes_here = 1
+        self._job, self._cluster = job, cluster
+        self._starter = StepStarter(job, cluster)
+        self._session: DriverChannel | None = None
+        """The step that all phases share."""
+        self._session_nodes: frozenset[str] = frozenset()
+        self._session_job: Job | None = None
+        """The job that the agents of that step know."""
+        self._open_steps = contextlib.ExitStack()
+        self._grace = job.launch.grace_seconds + output_reader.AGENT_SECONDS
+
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        """Run one phase on the given nodes: in the step that all phases share, if it may."""
+        joins = phase != "launch" or self._job.one_step
+        if not joins:
+            self.close()
+        try:
+            run = self._run_until_begun(phase, requests, on_event, joins=joins)
+            ended = {**self._endings(requests, run.step), **run.watch.lost}
+        except BaseException:
+            self.close()
+            raise
+        if not joins or run.step.ended:
+            self.close()
+        return self._run_on_the_rest(run, requests, on_event, ended)
+
+    def _run_until_begun(
+        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+    ) -> PhaseRun:
+        """Run a phase; again while it cannot begin: Slurm's controller is away."""
+        waiting = self._cluster.waiting(on_event)
+        while True:
+            run = self._run_once(phase, requests, on_event, joins=joins)
+            refused = run.step.ended and not run.answers.answered
+            if not (refused and waiting.again(run.step.errors)):
+                return run
+            self.close()
+
+    def _run_once(
+        self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
+    ) -> PhaseRun:
+        """Ask for a phase, and wait until all nodes have answered or the step is over."""
+        step, tasks = self._begin(phase, requests, joins=joins)
+        watch = Watch(phase, requests, on_event, self._cluster.look_at)
+        answers = PhaseAnswers(requests, tasks, watch.take, phase)
+        answers.held = self._starter.holds(phase)
+        run = PhaseRun(step, answers, watch)
+        try:
+            with contextlib.closing(watch):
+                self._listen(run)
+        except signals.Stopped:  # the last output of the ranks belongs in their logs
+            if phase == "launch":
+                on_event(saving_note(self._job))
+            run.finish(self._grace)
+            raise
+        finally:
+            run.report_losses(on_event)
+        return run
+
+    def _run_on_the_rest(
+        self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
+    ) -> dict[str, Ended]:
+        """Run a phase again without the nodes that kept the others from answering, if any.
+
+        Slurm starts a step on all of its nodes or on none, and may end all for the fault of one.
+        """
+        answers = run.answers
+        launch = answers.phase == "launch"
+        if launch and not answers.held:
+            return ended
+        blocking = self._blocking_nodes(requests, answers, ended)
+        if launch:  # the others must learn how many they are: the driver asks again
+            for node in blocking:
+                ended[node] = replace(ended[node], unreachable=True)
+            return ended
+        rest = {
+            node: request
+            for node, request in requests.items()
+            if node not in blocking and node not in answers.answered
+        }
+        if not blocking or not rest:
+            return ended
+        self.close()  # it may not have ended yet, but has told all tasks to
+        return {**ended, **self.run(answers.phase, rest, on_event)}
+
+    def _blocking_nodes(
+        self, requests: Requests, answers: PhaseAnswers, ended: dict[str, Ended]
+    ) -> set[str]:
+        """Return the nodes on which nothing can be started, or for which others were ended.
+
+        The step names the nodes that it cannot reach, and the cluster those that were lost before;
+        of these the reason is noted in ``ended``.
+        """
+        silent = {node: ended[node] for node in requests if node not in answers.answered}
+        followed = _with_problem(silent, _FOLLOWED)
+        if followed and answers.phase != "launch":
+            return requests.keys() - followed
+        blocking = _with_problem(silent, *self._cluster.unreachable)
+        if blocking or answers.answered:
+            return blocking
+        down = self._cluster.down(requests)
+        ended.update(down)
+        return set(down)
+
+    def _endings(self, requests: Requests, step: DriverChannel) -> dict[str, Ended]:
+        return endings(requests, step, self._cluster.errors, self._cluster.unreachable)
+
+    def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
+        """Ask the agents of the session, or start a step.
+
+        Returns:
+            The step, and the tasks of each of its nodes.
+        """
+        if not joins:
+            tasks = self._starter.tasks(phase, requests)
+            step = self._open_steps.enter_context(self._starter.start(phase, requests, tasks))
+            return step, tasks
+        session = self._session
+        if session is None or session.ended or not requests.keys() <= self._session_nodes:
+            return self._begin_session(phase, requests), 1
+        message = factored(requests, self._session_job)
+        self._session_job = _job_of(requests)
+        if requests.keys() != self._session_nodes:
+            message = replace(message, nodes=tuple(requests))
+        session.tell(request_line(message))
+        return session, 1
+
+    def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:
+        self.close()
+        step = self._open_steps.enter_context(self._starter.start(phase, requests, 1, SESSION))
+        self._session, self._session_nodes = step, frozenset(requests)
+        self._session_job = _job_of(requests)
+        return step
+
+    def _listen(self, run: PhaseRun) -> None:
+        """Pass on what the agents say until all have answered, or the step has ended."""
+        step, answers = run.step, run.answers
+        limit: Limit
+        if answers.phase == "launch":
+            limit = LaunchLimit(self._job, len(answers.nodes), self._cluster.patience)
+        elif answers.phase == "unpack":
+            limit = UnpackWait(run)
+        else:
+            limit = TimeLimit(answers.phase)
+        hold_until = time.monotonic() + _HOLD_SECONDS
+        while not step.ended:
+            step.pump(answers.take)
+            _release(step, answers, hold_until)
+            lost = run.lost_nodes()
+            complete = answers.complete(lost)
+            if limit.reached(run, lost, complete=complete):
+                run.finish(self._grace)
+            elif run.lost_nodes() is not lost:
+                continue  # some were given up just now: look again who is left
+            elif complete and step is self._session:
+                return
+            elif complete and run.watch.lost:  # the step would wait for the node that is lost
+                step.finish(answers.take, _LOST_SECONDS)
+            elif run.settled():  # agents of a step of its own stay until then
+                run.finish(self._grace)
+
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
+        """Send the file to agents that wait for it, and unpack it while it comes.
+
+        A step gets the file on all of its nodes; where only some of them are to get it, these have
+        a step of their own.
+        """
+        joins = requests.keys() == self._session_nodes
+        waiting = self._cluster.waiting(on_event)
+        with contextlib.ExitStack() as open_here:
+            while True:
+                if joins:
+                    step, _ = self._begin("unpack", requests, joins=True)
+                else:
+                    step = open_here.enter_context(self._starter.start("unpack", requests, 1))
+                watch = Watch("unpack", requests, on_event, self._cluster.look_at)
+                answers = PhaseAnswers(requests, 1, watch.take, "unpack")
+                in_container = self._job.launch.container_image is not None
+                run = PhaseRun(step, answers, watch, in_container=in_container)
+                if transfer.token:
+                    failed, seconds = relay_source.send(transfer, run, self._cluster.relay_ports())
+                else:
+                    failed, seconds = self._cluster.send(transfer, run, waiting)
+                if not waiting.again(step.errors if step.ended else ""):
+                    break
+            open_here.enter_context(contextlib.closing(watch))
+            self._await_unpacking(run)
+            run.report_losses(on_event)
+            if not joins:
+                step.finish(run.answers.take, _LOST_SECONDS if watch.lost else self._grace)
+            ended = {**self._endings(requests, step), **watch.lost}
+            settled = self._settled(run, failed, requests, ended)
+            notes = remarks(run.answers, transfer.size)
+            return Delivery(failed, ended, seconds, settled, notes)
+
+    def _settled(
+        self,
+        run: PhaseRun,
+        failed: dict[str, str],
+        requests: Requests,
+        ended: dict[str, Ended],
+    ) -> frozenset[str]:
+        """Return the nodes that kept others from having a file; notes that these do not have it."""
+        answers = run.answers
+        blocking = set(run.watch.lost)
+        if run.step.ended:
+            blocking |= self._blocking_nodes(requests, answers, ended)
+            if blocking and not requests.keys() <= blocking | answers.answered.keys():
+                failed.setdefault("", "its step ended with that of other nodes")
+        if failed.get("") == file_sender.NOT_READY:
+            blocking |= answers.answered.keys() - answers.ready
+            if not blocking:  # how each node's agent ended says why
+                failed.clear()
+        for node in blocking:
+            failed.pop(node, None)
+        return frozenset(blocking)
+
+    def _await_unpacking(self, run: PhaseRun) -> None:
+        step, answers = run.step, run.answers
+        limit = UnpackWait(run)
+        while not step.ended:
+            lost = run.lost_nodes()
+            if answers.complete(lost):
+                return
+            step.pump(answers.take)
+            if limit.reached(run, lost, complete=False):
+                step.finish(answers.take, self._grace)
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        """Run a phase on one node whose agent answers with a stream of bytes."""
+        step = self._starter.command(phase, requests, 1)
+        with open(in_memory(step.input), "rb") as stdin:
+            try:
+                running = processes.start(
+                    step.argv, env=step.variables, stdin=stdin, stdout=processes.PIPE
+                )
+            except processes.ProcessError as exc:
+                raise NodeError(self._cluster.not_started(exc.reason)) from exc
+            grace = _LOST_SECONDS
+            try:
+                with fetched(cast("IO[bytes]", running.stdout)) as output:
+                    take(output.buffered())
+                    grace = _LOST_SECONDS if output.given_up else self._grace
+            finally:
+                processes.stop(running, grace)
+
+    def hurry(self) -> None:
+        """Keep every further wait short."""
+        self._cluster.hurry()
+
+    def close(self) -> None:
+        """End all steps."""
+        self._session = None
+        self._open_steps.close()
+
+    def ended_by(self) -> str:
+        """Return why the allocation ended; empty where that is not known."""
+        latest = self._starter.latest
+        return self._cluster.ended_by(latest.errors if latest else "")
+
+
+def _job_of(requests: Requests) -> Job:
+    return next(iter(requests.values())).job
+
+
+def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str]:
+    return {node for node, end in ended.items() if end.problem in problems}
+
+
+def _release(step: DriverChannel, answers: PhaseAnswers, until: float) -> None:
+    """Let ranks begin that are held back, once all nodes are there or the time is over."""
+    if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
+        answers.held = False
+        step.tell(agent_channel.GO)

@@ -1,0 +1,118 @@
+"""Starts the ranks of one node as plain processes: a launcher for programs without PyTorch.
+
+Written verbatim as ``run_processes.py`` beside the run wrapper, so it stands alone: standard
+library only, Python 3.9 or newer. Usage::
+
+    python run_processes.py RANKS FIRST-RANK GRACE-SECONDS PROGRAM [ARGUMENT...]
+
+Each rank gets this process's variables, ``RANK`` and ``LOCAL_RANK``. When one fails, or this
+process gets SIGTERM, the others get SIGTERM, and SIGKILL after the grace period. What is said of
+failures has the form of torchrun's closing report, which the agent reads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_STOPPED = 128 + signal.SIGTERM
+_SIGNALS = (signal.SIGTERM, signal.SIGALRM)
+
+
+class _Ranks:
+    """The processes of a node.
+
+    Attributes:
+        failed: the local rank and exit status of each that failed by itself, the first one first.
+    """
+
+    def __init__(self, first: int, grace: int) -> None:
+        self.failed: list[tuple[int, int, int]] = []
+        self._first, self._grace = first, grace
+        self._running: dict[int, int] = {}
+        self._told = False
+
+    def start(self, count: int, program: list[str]) -> None:
+        """Start all of them; none of them has an input."""
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        # A signal in the middle would miss the ranks that are still to come.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        argv = [sys.executable, *program]
+        for local in range(count):
+            variables = {**os.environ, "RANK": str(self._first + local), "LOCAL_RANK": str(local)}
+            pid = os.fork()
+            if not pid:
+                _become(argv, variables, nothing)
+            self._running[pid] = local
+        os.close(nothing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    def end(self, *_signal: object) -> None:
+        """Tell those that still run to end, and kill them later if they do not."""
+        if self._told:
+            return
+        self._told = True
+        for pid in self._running:
+            print(f"stager: Sending process {pid} closing signal SIGTERM", file=sys.stderr)
+            os.kill(pid, signal.SIGTERM)
+        signal.alarm(self._grace)
+
+    def kill(self, _number: int, _frame: FrameType | None) -> None:
+        """Kill those that still run."""
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait for all of them; the first failure ends the others."""
+        while self._running:
+            pid, status = os.waitpid(-1, 0)
+            local = self._running.pop(pid, None)
+            code = os.waitstatus_to_exitcode(status)
+            if local is not None and code and not self._told:
+                self.failed.append((local, code, pid))
+                self.end()
+
+    @property
+    def stopped(self) -> bool:
+        """True if they were told to end though none had failed."""
+        return self._told and not self.failed
+
+    def report(self) -> None:
+        """Print each failure."""
+        for local, code, pid in self.failed:
+            print(f"  rank      : {self._first + local} (local_rank: {local})", file=sys.stderr)
+            print(f"  exitcode  : {code} (pid: {pid})", file=sys.stderr)
+
+
+def _become(argv: list[str], variables: dict[str, str], stdin: int) -> None:
+    """Become a rank, in a child that was forked; it never returns."""
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.dup2(stdin, 0)
+        os.execve(argv[0], argv, variables)
+    except OSError as exc:
+        print(f"stager: {argv[0]}: {exc.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+def main(argv: list[str]) -> int:
+    """Run the ranks to their end."""
+    count, first, grace = map(int, argv[:3])
+    ranks = _Ranks(first, grace)
+    signal.signal(signal.SIGTERM, ranks.end)
+    signal.signal(signal.SIGALRM, ranks.kill)
+    ranks.start(count, argv[3:])
+    ranks.wait()
+    ranks.report()
+    if ranks.stopped:
+        return _STOPPED
+    return 1 if ranks.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""A copy of the bundle at a place of the user's, which has all of it or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ..core.atomic_write import replacing
+from ..core.errors import ConfigError, StagerError
+from ..core.regular_files import opened
+
+SUFFIX = ".pkgs.tar"
+CARRIED_SUFFIX = ".carry.tar"
+"""No project ships a file with a name that ends in one of these."""
+
+
+def refuse_in_project(output: Path, project: Path | None, suffix: str = SUFFIX) -> None:
+    """Refuse a place where a bundle's copy would become part of the project's next bundle.
+
+    Args:
+        output: the place.
+        project: the project's folder; None if there is none.
+        suffix: the ending of names that no project ships.
+
+    Raises:
+        ConfigError: it is such a place.
+    """
+    if project is None or output.name.endswith(suffix):
+        return
+    if output.absolute().is_relative_to(project):
+        raise ConfigError(
+            f"--output {output} is in the project, so the next bundle would hold this one",
+            hint=f"let its name end in {suffix}, which no project ships, or name another folder",
+        )
+
+
+def copy_to(bundle: Path, output: Path) -> Path:
+    """Copy a bundle to a file, in place of one that is there, and return the file's path.
+
+    Raises:
+        StagerError: it cannot be written; what was there before still is.
+    """
+    output = output.absolute()
+    try:
+        with opened(bundle) as source, replacing(output) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except OSError as exc:
+        raise StagerError(
+            f"{output} cannot be written: {exc.strerror or exc}",
+            hint=f"name another file with --output; the bundle itself is {bundle}",
+        ) from exc
+    return output

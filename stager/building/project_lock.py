@@ -1,0 +1,166 @@
+"""The lock of a project: the current one, or a new one and what that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ..config.load import Config
+from ..core.errors import ConfigError, ResolveError
+from ..core.store import Store
+from ..lock.changes import PackageChanges, changes
+from ..lock.cutoff import NONE
+from ..lock.indexes import TORCH_INDEX
+from ..lock.lock import make_lock
+from ..lock.lock_file import earlier_lock, keep_assets, read_lock
+from ..lock.pylock import Lock
+from ..lock.resolve import ResolveOptions
+from ..lock.source_builds import built_for_sure, refuse_without_nvcc
+from ..lock.spec import Spec, read_spec
+from .current_bundle import Listener, lock_path, offline_root
+from .hub_lock import hub_files, upgraded, with_assets
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockResult:
+    """The result of ``stager lock``."""
+
+    lock: Path
+    """The lock."""
+    packages: int
+    """Number of packages in it."""
+    first: bool
+    """True if there was no lock before."""
+    changes: PackageChanges
+    """The difference to the lock before."""
+    models: int = 0
+    """Number of models of the hub in it."""
+    datasets: int = 0
+    """Number of data sets of the hub in it."""
+    asset_bytes: int = 0
+    """The size of their files in bytes."""
+
+
+def lock_project(config: Config, options: ResolveOptions, listener: Listener) -> LockResult:
+    """Make the project's lock anew.
+
+    Raises:
+        StagerError: see :func:`stager.lock.spec.read_spec` and :func:`stager.lock.lock.make_lock`.
+    """
+    store = Store(offline_root(config))
+    spec = buildable_spec(config)
+    options, moved = upgraded(config, options)
+    _refuse_without_effect(spec, options)
+    listener.begin("lock")
+    with store.lock():
+        earlier = earlier_lock(lock_path(config, spec), spec.target)
+        lock = _make_lock(config, spec, store, options, listener)
+        files = hub_files(store, options.offline, listener)
+        lock = with_assets(config, lock, files, listener, moved=moved)
+    return LockResult(
+        lock=lock.path,
+        packages=len(lock.files),
+        models=sum(repository.request.kind == "model" for repository in lock.assets),
+        datasets=sum(repository.request.kind == "dataset" for repository in lock.assets),
+        asset_bytes=sum(repository.size for repository in lock.assets),
+        first=earlier is None,
+        changes=changes(earlier, lock),
+    )
+
+
+def buildable_spec(config: Config, launcher: tuple[str, ...] = ()) -> Spec:
+    """Return the project's spec; what has to be compiled without the compiler is refused now.
+
+    Args:
+        config: the project's settings.
+        launcher: the command that runs builds from source on a node; empty for this machine.
+
+    Raises:
+        StagerError: see :func:`stager.lock.spec.read_spec`; or a package needs ``nvcc``.
+    """
+    spec = read_spec(config)
+    builds = replace(spec.builds, launcher=launcher)
+    names = [canonicalize_name(Requirement(text).name) for text in spec.requirements]
+    refuse_without_nvcc(built_for_sure(names, builds, spec.indexes), builds)
+    return replace(spec, builds=builds)
+
+
+def current_lock(
+    config: Config,
+    spec: Spec,
+    store: Store,
+    options: ResolveOptions,
+    listener: Listener,
+    *,
+    locked: bool,
+) -> Lock:
+    """Return the lock on disk if it matches the spec, else a new one.
+
+    Raises:
+        ResolveError: it is not current, and ``locked`` forbids to make it.
+    """
+    _refuse_without_effect(spec, options)
+    path = lock_path(config, spec)
+    if path.exists():
+        lock = read_lock(path, spec.target)
+        if lock.is_current(spec) and not options.outdates(lock.exclude_newer):
+            return lock
+    if locked:
+        state = "is out of date" if path.exists() else "does not exist"
+        raise ResolveError(
+            f"the lock {path} {state}, and --locked does not allow making it",
+            hint="run `stager lock`, review the difference, and build again",
+        )
+    return _make_lock(config, spec, store, options, listener)
+
+
+def _refuse_without_effect(spec: Spec, options: ResolveOptions) -> None:
+    """Refuse options for a resolution where a lock that the user supplied decides."""
+    supplied = spec.uv_lock.file if spec.uv_lock else spec.pylock
+    cutoff = options.exclude_newer not in (None, NONE)
+    if supplied is None or not (options.upgrade or options.upgrade_packages or cutoff):
+        return
+    remedy = "give the option to the tool that wrote it"
+    if spec.uv_lock:
+        remedy = f"give the option to `{spec.uv_lock.command}` there, and run this command again "
+        remedy += "without it"
+    name = "--exclude-newer" if cutoff else "--upgrade"
+    raise ConfigError(f"{name} has no effect: {supplied} decides all versions", hint=remedy)
+
+
+def _make_lock(
+    config: Config, spec: Spec, store: Store, options: ResolveOptions, listener: Listener
+) -> Lock:
+    told = replace(options, note=listener.note)
+    path = lock_path(config, spec)
+    earlier = earlier_lock(path, spec.target)
+    lock = make_lock(spec, path=path, store=store, options=told)
+    lock = keep_assets(lock, earlier.assets if earlier else ())
+    _note_lock(spec, lock, options, listener)
+    return lock
+
+
+def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listener) -> None:
+    """Say what a new lock was made without: an index that did not answer, files of a later date."""
+    for remark in spec.remarks:
+        listener.note(remark)
+    backend = lock.torch_backend or spec.torch_backend
+    index = f"{TORCH_INDEX}{backend}"
+    resolved = not options.offline and spec.pylock is None and spec.uv_lock is None
+    if backend and resolved and index not in lock.indexes.extra_index_urls:
+        listener.note(
+            f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
+            "from the other indexes"
+        )
+    locked = {file.name for file in lock.files}
+    for name in options.upgrade_packages:
+        if canonicalize_name(name) not in locked:
+            listener.note(f"--upgrade-package {name}: the lock has no such package")
+    if lock.exclude_newer and options.exclude_newer is None:
+        listener.note(
+            f"files uploaded after {lock.exclude_newer} did not count, as in the lock before; "
+            "--exclude-newer none lifts that"
+        )

@@ -1,0 +1,171 @@
+"""Taking a bundle out of a carried file, with the bundle it is based on, into the offline root."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from bundle.format.archive import END, BundleFile
+from bundle.format.manifest import MANIFEST_NAME, Manifest
+from bundle.protocol.counts import counted
+from bundle.protocol.problem import NodeError
+
+from ..building.export import SUFFIX
+from ..core.errors import BundleError
+from ..core.regular_files import opened
+from ..core.store import Store
+from ..pack import existing
+from ..pack.bundle import bundle_path, is_sealed, seal, size_of
+from .carried_file import LOCK_NAME, CarriedFile, write_member
+from .exports import members_of
+from .members import MemberError, reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportResult:
+    """The result of ``stager import``."""
+
+    bundle: Path
+    """The bundle in the offline root."""
+    id: str
+    """Its id."""
+    name: str
+    """The project's name."""
+    bytes: int
+    """Its length."""
+    layers: int
+    """Number of layers that came with the file."""
+    layers_here: int
+    """Number of layers that were here."""
+    lock: Path
+    """The lock that the bundle was made from."""
+    already_here: bool
+    """True if the bundle was here, and nothing was done."""
+
+
+def import_file(path: Path, store: Store, *, asked: str = "") -> ImportResult:
+    """Add the bundle of a carried file to the offline root. The store's lock must be held.
+
+    Args:
+        path: the carried file.
+        store: the offline root.
+        asked: the id that the bundle must have, or its first digits.
+
+    Raises:
+        BundleError: the file is damaged, cut short or another one; or the base is not here.
+        SpaceError: there is no room.
+        StagerError: the offline root cannot be written.
+    """
+    try:
+        handle = opened(path)
+    except OSError as exc:
+        raise BundleError(
+            f"{path} cannot be read: {exc.strerror or exc}", hint="name the exported file"
+        ) from exc
+    with handle:
+        return _Import(path, handle, store, asked).take()
+
+
+class _Import:
+    """The import of one file."""
+
+    def __init__(self, path: Path, handle: BinaryIO, store: Store, asked: str) -> None:
+        self._store = store
+        self._file = CarriedFile(path, handle)
+        self._manifest: Manifest = self._file.manifest
+        self._size = size_of(self._manifest)
+        if not self._manifest.id.startswith(asked):
+            raise BundleError(
+                f"{path} does not carry the bundle that was asked for: its id is "
+                f"{self._manifest.id}, expected {asked}",
+                hint="name the right file, or leave out --id",
+            )
+
+    def take(self) -> ImportResult:
+        """Write the bundle and its lock."""
+        manifest, store = self._manifest, self._store
+        final = bundle_path(store, manifest)
+        lock = final.with_name(final.name.removesuffix(SUFFIX) + existing.LOCK_SUFFIX)
+        here = is_sealed(store, final, self._size, manifest.id)
+        beside = dict(self._file.parts())
+        if not here:
+            self._write(final)
+        with store.publishing(lock) as partial:
+            partial.write_bytes(beside[LOCK_NAME])
+        existing.remember_import(store, manifest.name, final)
+        left_out = set(self._file.label.left_out)
+        layers = sum(layer.member not in left_out for layer in manifest.layers)
+        return ImportResult(
+            bundle=final,
+            id=manifest.id,
+            name=manifest.name,
+            bytes=final.stat().st_size,
+            layers=layers,
+            layers_here=len(manifest.layers) - layers,
+            lock=lock,
+            already_here=here,
+        )
+
+    def _write(self, final: Path) -> None:
+        """Write the bundle, each byte of it checked on its way."""
+        self._store.require_space(self._size, "the bundle")
+        with contextlib.ExitStack() as opened_bundles:
+            sources = self._sources(opened_bundles)
+            with self._store.publishing(final) as partial, partial.open("wb") as out:
+                for name, size in self._manifest.members():
+                    write_member(out, name, size, self._pieces(name, size, sources))
+                self._file.end()
+                out.write(END)
+        seal(self._store, final, self._manifest.id)
+
+    def _pieces(self, name: str, size: int, sources: Mapping[str, BundleFile]) -> Iterator[bytes]:
+        """Yield a member, from the carried file or from a bundle that is here."""
+        if name == MANIFEST_NAME:
+            return iter((self._manifest.to_bytes(),))
+        if name not in sources:
+            return self._file.pieces(name, size)
+        return self._from_here(name, sources[name])
+
+    def _from_here(self, name: str, source: BundleFile) -> Iterator[bytes]:
+        try:
+            yield from self._file.members.pieces(name, reader(source, name))
+        except (MemberError, NodeError) as exc:
+            why = exc.problem.why if isinstance(exc, NodeError) else str(exc)
+            raise BundleError(
+                f"{source.path}, which the carried file builds on, is damaged: {why}",
+                hint="import a file that carries all of the bundle (`stager export` without --base "
+                "and --since)",
+            ) from exc
+
+    def _sources(self, opened_bundles: contextlib.ExitStack) -> Mapping[str, BundleFile]:
+        """Open the bundles that have what the file leaves out; return which member is in which.
+
+        Raises:
+            BundleError: no bundle here has it.
+        """
+        left_out = set(self._file.label.left_out)
+        wanted = {member for member in members_of(self._manifest) if member[0] in left_out}
+        sources: dict[str, BundleFile] = {}
+        for path in sorted(self._store.bundles.glob("*.pkgs.tar")):
+            if not wanted:
+                break
+            with contextlib.suppress(BundleError):  # this one is damaged, or of another format
+                bundle = opened_bundles.enter_context(existing.opened(path))
+                found = wanted & members_of(bundle.manifest)
+                sources.update((name, bundle) for name, _, _ in found)
+                wanted -= found
+        if wanted or left_out - sources.keys():
+            raise self._without_base(len(wanted))
+        return sources
+
+    def _without_base(self, missing: int) -> BundleError:
+        label = self._file.label
+        return BundleError(
+            f"{self._file.path} carries only what is new since the bundle {label.base[:12]}, and "
+            f"{counted(missing, 'part')} of that cannot be found in {self._store.root}",
+            hint=f"import the file that carries {label.base[:12]} first, or export again on the "
+            "other side without --base and --since",
+        )

@@ -1,0 +1,170 @@
+"""Stager itself as it comes along with a bundle: its wheels, and what installs them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from ..config.load import Config, parse
+from ..core.errors import StagerError
+from ..core.store import Store
+from ..core.values import Target
+from ..lock.lock import make_lock
+from ..lock.resolve import ResolveOptions
+from ..lock.spec import Spec, read_spec
+from ..wheels.downloads import Progress
+from ..wheels.fetch import FetchSettings, fetch
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+_PACKAGES = ("stager", "bundle", "trainer")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_WHEEL = "Wheel-Version: 1.0\nGenerator: stager\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarriedTool:
+    """Stager, ready to be carried."""
+
+    wheels: tuple[Path, ...]
+    """Its wheel and those it needs, pip's among them."""
+    program: bytes
+    """A zip that Python can run from the end of another file: it installs the wheels."""
+
+
+def carried_tool(
+    spec: Spec, config: Config, store: Store, scratch: Path, *, offline: bool, progress: Progress
+) -> CarriedTool:
+    """Collect stager's wheels for the target of a project. The store's lock must be held.
+
+    Args:
+        spec: the project's requirements: their target and their indexes are used.
+        config: the project's settings.
+        store: the offline root, which keeps the wheels.
+        scratch: a directory for what is made on the way; it must stay until they are copied.
+        offline: True if nothing may be fetched.
+        progress: takes one line of progress at a time.
+
+    Raises:
+        StagerError: stager is not installed as a package; or a wheel cannot be had.
+    """
+    own = own_wheel(scratch)
+    wanted = _tool_spec(spec, config, scratch)
+    options = ResolveOptions(offline=offline)
+    lock = make_lock(wanted, path=scratch / "pylock.toml", store=store, options=options)
+    given = FetchSettings(indexes=wanted.all_indexes, builds=wanted.builds)
+    wheels = fetch(lock, store, offline=offline, progress=progress, given=given)
+    return CarriedTool(
+        wheels=(own, *(wheel.path for wheel in wheels)), program=install_program(spec.target)
+    )
+
+
+def _tool_spec(spec: Spec, config: Config, scratch: Path) -> Spec:
+    """Return the requirements of stager, and of pip, for the project's target and indexes."""
+    environment = config.environment
+    settings: dict[str, object] = {"requirements": [*_dependencies(), "pip"]}
+    if environment.python is not None:
+        settings["python"] = environment.python
+    if environment.platform is not None:
+        settings["platform"] = environment.platform
+    tool = parse({"environment": settings}, root=scratch, source=scratch / "stager.toml")
+    return replace(read_spec(tool), indexes=spec.indexes, index_strategy=spec.index_strategy)
+
+
+def _dependencies() -> list[str]:
+    """Return what stager needs, with what its extras need where it has them here."""
+    found = []
+    for text in _distribution().requires or ():
+        needed = Requirement(text)
+        if "extra" not in str(needed.marker or ""):
+            found.append(text)
+        elif needed.name == "huggingface_hub" and _is_here(needed.name):
+            needed.marker = None
+            found.append(str(needed))
+    return found
+
+
+def _is_here(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _distribution() -> metadata.Distribution:
+    try:
+        return metadata.distribution("stager")
+    except metadata.PackageNotFoundError:
+        raise StagerError(
+            "stager itself cannot come along: it runs from a folder, and is not installed",
+            hint="install it with pip or uv, and export again; or leave out --with-tool",
+        ) from None
+
+
+def own_wheel(folder: Path) -> Path:
+    """Write stager's own wheel, from the files that run now, and return its path.
+
+    Raises:
+        StagerError: stager is not installed as a package.
+    """
+    distribution = _distribution()
+    info = f"stager-{distribution.version}.dist-info"
+    content = {path: data for name in _PACKAGES for path, data in _files(name)}
+    for name in ("METADATA", "entry_points.txt"):
+        content[f"{info}/{name}"] = (distribution.read_text(name) or "").encode()
+    content[f"{info}/WHEEL"] = _WHEEL.encode()
+    rows = [f"{path},{_digest(data)},{len(data)}" for path, data in content.items()]
+    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    wheel = folder / f"stager-{distribution.version}-py3-none-any.whl"
+    wheel.write_bytes(_zip(content))
+    return wheel
+
+
+def _files(package: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of an installed package, with their paths in a wheel."""
+
+    def below(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+        for item in sorted(folder.iterdir(), key=lambda item: item.name):
+            if item.name == "__pycache__":
+                continue
+            if item.is_dir():
+                yield from below(item, f"{path}/{item.name}")
+            else:
+                yield f"{path}/{item.name}", item.read_bytes()
+
+    return below(resources.files(package), package)
+
+
+def _digest(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"sha256={digest}"
+
+
+def install_program(target: Target) -> bytes:
+    """Return what ``python3 FILE install`` runs, as a zip: Python finds it at a file's end."""
+    text = (resources.files(__package__) / "install_program.py").read_bytes()
+    described = {"python": target.python, "machine": target.machine}
+    return _zip({"__main__.py": text, "target.json": json.dumps(described).encode()})
+
+
+def _zip(content: dict[str, bytes]) -> bytes:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system, info.external_attr = 3, 0o644 << 16
+            archive.writestr(info, data)
+    return memory.getvalue()

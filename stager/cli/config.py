@@ -1,0 +1,31 @@
+"""``stager config``: show every setting, its value, and where that came from."""
+
+from __future__ import annotations
+
+import os
+
+from .grouped import grouped
+from .options.output import Talk
+from .program import app, boundary
+from .settings_place import settings_place
+
+
+@app.command()
+@grouped
+def config(*, talk: Talk) -> None:
+    """Show every setting, its value, and where that came from."""
+    from ..config.listing import listed
+    from ..config.load import find, load
+    from ..config.template import default
+
+    console = talk.reports()
+    with boundary(console):
+        place = settings_place()
+        found = find(place)
+        result = listed(load(place) if found else default(place), os.environ)
+        if talk.json:
+            console.emit(result)
+            return
+        if found is None:
+            console.note("there is no stager.toml here: these are the values without one")
+        console.configured(result)

@@ -1,0 +1,40 @@
+"""``stager import``: take a bundle out of a carried file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .grouped import grouped
+from .options.bundle import BundleId, bundle_id
+from .options.output import Talk
+from .options.values import path_option
+from .program import app, boundary
+from .settings_place import settings_place
+
+
+@app.command("import")
+@grouped
+def import_file(
+    *,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", parser=path_option, help="What `stager export` wrote."),
+    ],
+    id: BundleId = None,
+    talk: Talk,
+) -> None:
+    """Add the bundle in a carried file to the offline root."""
+    from ..carrying.carry import import_bundle
+    from ..jobs.prepare import project
+
+    console = talk.reports()
+    with boundary(console):
+        config = project(file, "", settings_place())
+        result = import_bundle(config, file, console, asked=bundle_id(id, "--id"))
+        console.stop()
+        if talk.json:
+            console.emit(result)
+        console.imported(result)

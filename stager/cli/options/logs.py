@@ -1,0 +1,51 @@
+"""The job whose logs a command reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .values import path_option
+
+if TYPE_CHECKING:
+    from ...console.job_result import Console
+    from ...logs.files import JobFiles
+
+LogDir = Annotated[
+    Path | None,
+    typer.Option("--log-dir", metavar="DIR", parser=path_option, help="Default: ~/slurm_logs."),
+]
+JobArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB|DIR]", help="A job's number or a directory of logs; default: the newest job."
+    ),
+]
+
+
+def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
+    """Return the files of a job, by default of the newest."""
+    from ...logs.files import default_folder, find
+
+    return find(job, default_folder(log_dir))
+
+
+def chosen_files(
+    job: str | None, log_dir: Path | None, console: Console, *, named: bool = True
+) -> JobFiles:
+    """Return the files of a job; without a number, of the newest, and say which one that is.
+
+    Args:
+        job: the job's number, or a directory.
+        log_dir: the directory for the logs of jobs.
+        console: shows which job was chosen.
+        named: False to leave out the project's name, which may be a secret.
+    """
+    files = job_files(job, log_dir)
+    if job is None:
+        summary = files.summary
+        console.say(f"newest job: {summary if named else replace(summary, project='')}")
+    return files

@@ -1,0 +1,117 @@
+"""The settings of a script that brings its own (PEP 723), where no project does."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError
+from . import script_block
+from .load import FILE_NAME, Config, find, parse
+from .table import describe
+
+_SUFFIX = ".py"
+
+
+def is_script(config: Config) -> bool:
+    """Return whether settings come from a script's block."""
+    return config.source.suffix == _SUFFIX
+
+
+def named_in(command: Sequence[str]) -> Path | None:
+    """Return the first script with a block that a command names; None if it names none.
+
+    Raises:
+        ConfigError: its block cannot be read.
+    """
+    for word in command:
+        path = Path(word)
+        if path.suffix == _SUFFIX and os.path.isfile(path):  # noqa: PTH113 - never raises
+            return path if script_block.read(path) is not None else None
+    return None
+
+
+def load_script(path: Path) -> Config:
+    """Return the settings of a script: ``[tool.stager]`` of its block, and what the block asks for.
+
+    The folder that is shipped is this one if the script is below it, else that of the script.
+
+    Raises:
+        ConfigError: it has no block, the block has values that cannot be used, or the folder is the
+            home directory, which no job needs as a whole.
+    """
+    source, here = path.absolute(), Path.cwd()
+    block = script_block.read(source)
+    if block is None:
+        raise ConfigError(
+            f"{path} has no block that says what it needs (PEP 723)",
+            hint="`uv add --script` writes one; or write a stager.toml with `stager init`",
+        )
+    settings = find(here)
+    if settings is not None:
+        raise ConfigError(
+            f"{path} cannot decide what is installed here: {settings} does",
+            hint=f'name "{path}" in environment.requirements of {settings.name}',
+        )
+    root = here if source.is_relative_to(here) else source.parent
+    data = _settings(block, path)
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is none
+    if str(root) == home and "path" not in data["project"]:
+        raise ConfigError(
+            f"{path} lies in the home directory, all of which would be shipped with it",
+            hint=f"move it to a folder of its own, or write `[tool.stager.project]` with "
+            f'`path = "FOLDER"` into its block; {FILE_NAME} is not needed',
+        )
+    data["environment"].setdefault("requirements", [source.relative_to(root).as_posix()])
+    data["project"].setdefault("name", name_of(source))
+    return parse(data, root=root, source=source)
+
+
+def without_effect(config: Config, command: Sequence[str]) -> Iterator[str]:
+    """Yield a note that names the script whose own block does not decide what is installed.
+
+    Args:
+        config: the settings that do.
+        command: the job's.
+    """
+    try:
+        path = None if is_script(config) else named_in(command)
+        block = script_block.read(path) if path else None
+    except ConfigError:  # nobody needs what cannot be read
+        return
+    if path is None or not block or not block.get("dependencies"):
+        return
+    source = path.absolute()
+    named = (os.path.normpath(config.root / one) for one in config.environment.requirements)
+    if os.path.normpath(source) in named:
+        return
+    shown = os.path.relpath(source, config.root)
+    yield (
+        f"{path}: its own block (PEP 723) does not count, the packages are those of "
+        f'{config.source.name}; to install what it asks for, add "{shown}" to '
+        "environment.requirements"
+    )
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a script's bundle, also part of its lock's file name."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:60] or "script"
+
+
+def _settings(block: object, path: Path) -> dict[str, Any]:
+    """Return ``[tool.stager]`` of a block, with the two tables that get defaults here."""
+    tool = block.get("tool", {}) if isinstance(block, dict) else {}
+    stager = tool.get("stager", {}) if isinstance(tool, dict) else {}
+    data = dict(stager) if isinstance(stager, dict) else {}
+    for key in ("environment", "project"):
+        value = data.get(key, {})
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"{path}: tool.stager.{key}: found {describe(value)}, allowed: a table",
+                hint="docs/settings.md explains every key",
+            )
+        data[key] = dict(value)
+    return data

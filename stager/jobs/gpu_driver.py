@@ -1,0 +1,83 @@
+"""The NVIDIA driver that a project's jobs will find: what is known of it before there is a job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from bundle.checks.cuda import parsed
+from bundle.driver.transports.slurm_commands import step_argv
+from bundle.driver.transports.step import Step
+from bundle.node.gpus import Question, kernel_driver, version_in
+from bundle.protocol.answers import PreflightAnswer
+from bundle.system.hostlist import expand_hostlist
+
+from ..core.errors import StagerError
+from ..core.processes import Runner, run
+from ..lock.torch_backend import KnownDriver
+from ..logs import files
+from ..logs.events import records
+
+_SECONDS = 120.0
+"""Time for the nodes of an allocation to answer."""
+_ACCOUNT = "/proc/driver/nvidia/version"
+
+
+def find_driver(
+    project: str,
+    env: Mapping[str, str] = os.environ,
+    *,
+    log_dir: Path | None = None,
+    run: Runner = run,
+) -> KnownDriver:
+    """Return the oldest driver of the allocation, else of the last job, else of this machine.
+
+    Args:
+        project: the project's name.
+        env: the variables of this process.
+        log_dir: where jobs leave their logs; None for the usual place.
+        run: starts ``srun``.
+    """
+    known = _of_allocation(env, run) or _of_last_job(project, files.default_folder(log_dir))
+    return known or _of_this_machine(env)
+
+
+def _of_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
+    """Return the oldest driver of the nodes of the allocation; None outside of one."""
+    job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
+    if not job_id or not listed or shutil.which("srun", path=env.get("PATH")) is None:
+        return None
+    try:
+        step = Step("gpus", tuple(expand_hostlist(listed)), cpus=1)
+        done = run(step_argv(step, ["cat", _ACCOUNT]), timeout=_SECONDS, check=False)
+    except (StagerError, ValueError):
+        return None
+    versions = {version_in(line) for line in done.stdout.splitlines()} - {""}
+    if not versions and "No such file" not in done.stderr:
+        return None  # srun itself has failed
+    return KnownDriver(version=min(versions, key=parsed, default=""), where=f"allocation {job_id}")
+
+
+def _of_last_job(project: str, log_dir: Path) -> KnownDriver | None:
+    """Return the oldest driver that the project's last job has found; None where it found none."""
+    job = files.last_of(project, log_dir)
+    if job is None:
+        return None
+    answers = [
+        record.event for record in records(job.events) if isinstance(record.event, PreflightAnswer)
+    ]
+    if not answers:
+        return None
+    versions = {answer.gpus.driver for answer in answers if answer.gpus is not None} - {""}
+    where = f"the nodes of job {job.job_id}"
+    return KnownDriver(version=min(versions, key=parsed, default=""), where=where)
+
+
+def _of_this_machine(env: Mapping[str, str]) -> KnownDriver:
+    driver = kernel_driver()
+    if not driver:
+        facts = Question(env).answer()
+        driver = "" if facts is None else facts.driver
+    return KnownDriver(version=driver, where="this machine")

@@ -1,0 +1,190 @@
+"""The hosts of a job without Slurm: named by an option, by the batch system, or by the settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.protocol.problem import NodeError
+from bundle.system.hostlist import expand_hostlist, wrong_hosts
+
+from ..config.load import Config
+from ..core.errors import ConfigError
+from .job import JobOptions
+
+_NODE_FILES = {
+    "PBS_NODEFILE": "PBS",
+    "LSB_DJOB_HOSTFILE": "LSF",
+    "OAR_NODEFILE": "OAR",
+}
+"""Variables with the path of a file that has a line for each slot of a job, and who sets them."""
+_SLOTS = re.compile(r"(max[-_]?)?(slots|cpus?|ncpus)=\d+", re.IGNORECASE)
+"""What MPI's host files have behind a name."""
+_HOW = "write them as in node[01-08],user@gpu9"
+_LOOPBACK = re.compile(r"localhost(\..*)?|127(\.\d+){3}|::1", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """The hosts that a job may use."""
+
+    names: tuple[str, ...]
+    """Their names, with ``user@`` where it is another user; the first one is the head."""
+    origin: str
+    """The place that names them: ``--hosts``."""
+    by_option: bool = False
+    """True if the command line names them."""
+
+
+def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hosts | None:
+    """Return the hosts that are named; None if none are.
+
+    An option counts more than the job that this runs in, and that more than the settings.
+
+    Raises:
+        ConfigError: a list of hosts cannot be read, or names one twice.
+    """
+    excluded = options.exclude or config.cluster.exclude
+    found = _by_option(options) or _by_job(env)
+    if found is None and config.cluster.hosts:
+        found = Hosts(
+            names=_listed(config.cluster.hosts, "[cluster] hosts"), origin="[cluster] hosts"
+        )
+    return None if found is None else _without(found, excluded)
+
+
+def _by_option(options: JobOptions) -> Hosts | None:
+    if options.hosts and options.host_file:
+        raise ConfigError(
+            "--hosts and --host-file both name the hosts", hint="leave one of the two out"
+        )
+    if options.hosts:
+        return Hosts(names=_listed(options.hosts, "--hosts"), origin="--hosts", by_option=True)
+    if options.host_file:
+        origin = f"--host-file {options.host_file}"
+        return Hosts(names=_in_file(options.host_file, origin), origin=origin, by_option=True)
+    return None
+
+
+def _by_job(env: Mapping[str, str]) -> Hosts | None:
+    """Return the hosts of the PBS, LSF or OAR job that this runs in."""
+    for variable in _NODE_FILES:
+        if env.get(variable):
+            origin = f"${variable}"
+            names = _in_file(Path(env[variable]), f"{origin} ({env[variable]})")
+            return Hosts(names=names, origin=origin)
+    return None
+
+
+def _listed(texts: Iterable[str], origin: str) -> tuple[str, ...]:
+    """Return the hosts of lists in which none may be named twice.
+
+    Raises:
+        ConfigError: a list cannot be read, or names a host twice.
+    """
+    names = _expanded(texts, origin)
+    seen: dict[str, str] = {}
+    for name in names:
+        key = _machine(name)
+        if key in seen:
+            twice = name if seen[key] == name else f"{seen[key]} and {name}"
+            raise ConfigError(
+                f"{origin}: the same host twice: {twice}",
+                hint="name each host once; the number of ranks on it is --nproc-per-node",
+            )
+        seen[key] = name
+    return names
+
+
+def _in_file(path: Path, origin: str) -> tuple[str, ...]:
+    """Return the hosts of a file, each once: such files may have a line for each slot.
+
+    Raises:
+        ConfigError: it cannot be read, or names none.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not a text"
+        raise ConfigError(
+            f"{origin}: the file cannot be read: {why}",
+            hint="give the path of a file with one host in each line",
+        ) from exc
+    names: list[str] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        odd = [word for word in words[1:] if not _SLOTS.fullmatch(word)]
+        if odd:
+            raise ConfigError(
+                f"{origin}: line {number}: there is {odd[0]!r} behind the host",
+                hint="give each host a line of its own, with nothing but slots=N behind it",
+            )
+        names += _expanded(words[:1], f"{origin}: line {number}")
+    if not names:
+        raise ConfigError(
+            f"{origin}: it names no host", hint="give it one host in each line, or leave it out"
+        )
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(_machine(name), name)
+    return _usable(tuple(first.values()), origin)
+
+
+def _expanded(texts: Iterable[str], origin: str) -> tuple[str, ...]:
+    """Return the hosts that lists in Slurm's notation stand for.
+
+    Raises:
+        ConfigError: a list cannot be read.
+    """
+    names: list[str] = []
+    for text in texts:
+        try:
+            names += expand_hostlist(text)
+        except NodeError as exc:
+            raise ConfigError(f"{origin}: {text}: {exc.problem.why}", hint=_HOW) from exc
+    return _usable(tuple(names), origin)
+
+
+def _usable(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
+    """Return the names if hosts can have them.
+
+    Raises:
+        ConfigError: one cannot be a host's, or only this machine would know it.
+    """
+    wrong = wrong_hosts(names)
+    if wrong:
+        has_port = re.fullmatch(r"[^:]+:\d+", wrong[0])
+        raise ConfigError(
+            f"{origin}: {wrong[0]!r} cannot be the name of a host",
+            hint="a port belongs into ~/.ssh/config (Host, Port)" if has_port else _HOW,
+        )
+    loopback = [name for name in names if _LOOPBACK.fullmatch(_machine(name))]
+    if loopback and len(names) > 1:
+        raise ConfigError(
+            f"{origin}: {loopback[0]} is a name of this machine that no other host can use",
+            hint="write the name under which the other hosts reach it",
+        )
+    return names
+
+
+def _machine(name: str) -> str:
+    return name.rpartition("@")[2].lower()
+
+
+def _without(hosts: Hosts, excluded: str | None) -> Hosts:
+    """Return the hosts without those to avoid.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    if not excluded:
+        return hosts
+    avoided = {_machine(name) for name in _expanded([excluded], "exclude")}
+    left = tuple(name for name in hosts.names if _machine(name) not in avoided)
+    if not left:
+        raise ConfigError(
+            f"{hosts.origin}: all hosts are excluded", hint="leave fewer out with --exclude"
+        )
+    return Hosts(names=left, origin=hosts.origin, by_option=hosts.by_option)

@@ -1,0 +1,101 @@
+"""The wheels that are built for what a resolver takes from version control or from a folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.pylock import Package, PackageDirectory, PackageVcs
+
+from bundle.protocol.digest import canonical_json
+
+from ..core.errors import ResolveError
+from ..core.store import Store
+from ..core.values import Digest
+from . import source_tree, sources
+from .git_pin import GitPin
+from .indexes import strip_credentials
+from .located import SourceRequirement, relative
+from .pip import Pip
+from .resolver import ResolvedFile
+
+
+@dataclass(kw_only=True)
+class SourceBuilder:
+    """Builds wheels of what a resolver took from elsewhere than an index."""
+
+    store: Store
+    """The offline root, which keeps each wheel under the digest of its source."""
+    pip: Pip
+    """Builds them."""
+    root: Path
+    """The project's folder; labels are relative to it."""
+    built: list[tuple[str, str]] = field(default_factory=list)
+    """File name and source of each wheel."""
+    git: list[GitPin] = field(default_factory=list)
+    """The commits that were built."""
+
+    def file(
+        self, package: Package, selected: PackageVcs | PackageDirectory, base: Path
+    ) -> ResolvedFile:
+        """Return the wheel of a package.
+
+        Args:
+            package: the package.
+            selected: where its source is.
+            base: the folder that relative paths start from.
+
+        Raises:
+            ResolveError: it cannot be built.
+        """
+        if isinstance(selected, PackageVcs):
+            source = self._from_git(package, selected)
+        else:
+            source = self._from_folder(selected, base)
+        try:
+            wheel = sources.build(source, self.store, self.pip)
+        except ResolveError as exc:
+            raise ResolveError(
+                f"{package.name}: {exc.message}",
+                hint="`pip wheel --no-deps` on its source shows the full output",
+                context=[source.label],
+            ) from exc
+        self.built.append((wheel.name, source.label))
+        return ResolvedFile(filename=wheel.name, path=wheel)
+
+    def _from_git(self, package: Package, selected: PackageVcs) -> SourceRequirement:
+        if selected.type != "git" or not selected.url:
+            raise ResolveError(
+                f"{package.name} comes from {selected.type}, which is not supported",
+                hint="name a wheel or an sdist of it instead",
+            )
+        pin = GitPin(
+            name=package.name,
+            url=strip_credentials(selected.url),
+            revision=selected.requested_revision or "",
+            commit=selected.commit_id,
+            subdirectory=selected.subdirectory or "",
+        )
+        self.git.append(pin)
+        inner = f"#subdirectory={pin.subdirectory}" if pin.subdirectory else ""
+        return SourceRequirement(
+            requirement=f"{pin.name} @ git+{selected.url}@{pin.commit}{inner}",
+            label=f"git+{pin.url}@{pin.commit}{inner}",
+            suffix="",
+            marker="",
+            digest=Digest.of(canonical_json([pin.url, pin.commit, pin.subdirectory])),
+            moving=False,
+        )
+
+    def _from_folder(self, selected: PackageDirectory, base: Path) -> SourceRequirement:
+        folder = Path(os.path.normpath(base / selected.path / (selected.subdirectory or "")))
+        names = source_tree.files(folder, run=self.pip.run)
+        return SourceRequirement(
+            requirement=str(folder),
+            label=relative(folder, self.root),
+            suffix="",
+            marker="",
+            digest=source_tree.digest(folder, names),
+            moving=False,
+        )

@@ -1,0 +1,104 @@
+"""The wheels of a lock that are in the offline root already, found by their digests.
+
+A wheel from an index has the name that the lock has. One that was built from an sdist lies in a
+folder that is named after all that shaped it, with a note of its digest beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..core.digest_cache import DigestCache
+from ..core.regular_files import text_of
+from ..core.store import Store, sha256_of
+from ..core.values import Digest, LockedFile, Wheel
+from ..lock import sources
+from ..lock.pylock import Lock
+from ..lock.source_builds import BuildSettings
+
+
+class StoredWheels:
+    """The wheels of one lock in the offline root."""
+
+    def __init__(self, lock: Lock, store: Store, builds: BuildSettings) -> None:
+        """Look for nothing yet.
+
+        Args:
+            lock: the lock.
+            store: the offline root.
+            builds: what builds from source are given, which names their folders.
+        """
+        self._lock, self._store, self._builds = lock, store, builds
+        self._cache = DigestCache(store)
+        torch = [file.sha256 for file in lock.files if file.name == "torch"]
+        self._torch = str(torch[0]) if torch else ""
+
+    def read_ahead(self) -> None:
+        """Take the digests of the lock's wheels that are here, one on each CPU; they are kept.
+
+        Raises:
+            StagerError: there is something else in a wheel's place, or it cannot be read.
+        """
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(self.other_digest, self._lock.files))
+
+    def find(self, file: LockedFile) -> Wheel | None:
+        """Return the wheel of a locked file; None unless it is here with the right digest."""
+        path = self.place_of(file) if file.is_wheel else self._built(file)
+        if path is None:
+            return None
+        expected = file.sha256 if file.is_wheel else _noted_digest(path)
+        digest = self._cache.digest(path)
+        if digest is None or digest != expected:
+            return None
+        return Wheel(
+            name=file.name,
+            version=file.version,
+            path=path,
+            sha256=digest,
+            size=path.stat().st_size,
+        )
+
+    def place_of(self, file: LockedFile) -> Path:
+        """Return where a wheel of the lock belongs."""
+        return self._store.wheels / file.filename
+
+    def folder_of(self, file: LockedFile) -> Path:
+        """Return the folder for the wheel of an sdist."""
+        return self._store.built / self._builds.key(file.name, file.sha256, self._torch)
+
+    def _built(self, file: LockedFile) -> Path | None:
+        """Return the wheel of an sdist that was built here; None if there is none."""
+        return sources.fitting(self.folder_of(file), self._lock.target)
+
+    def other_digest(self, file: LockedFile) -> Digest | None:
+        """Return the digest of what lies in the place of a wheel; None if nothing is there."""
+        return self._cache.digest(self.place_of(file)) if file.is_wheel else None
+
+    def note_digest(self, wheel: Path) -> None:
+        """Note the digest of a wheel that was built here, so that it is known again."""
+        with self._store.publishing(_note(wheel)) as partial:
+            partial.write_text(f"{sha256_of(wheel)}\n", encoding="utf-8")
+
+    def save_digests(self) -> None:
+        """Keep the digests that were taken, for the next build."""
+        self._cache.save()
+
+
+def differs(place: str, expected: str, actual: str) -> str:
+    """Return the problem with a file that is not the locked one."""
+    return f"{place}: differs from the lock: expected sha256 {expected}, found {actual}"
+
+
+def _note(wheel: Path) -> Path:
+    """Return the file that holds the digest of a wheel that was built here."""
+    return wheel.with_name(f"{wheel.name}.sha256")
+
+
+def _noted_digest(wheel: Path) -> str:
+    try:
+        return Digest(text_of(_note(wheel)).strip())
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,149 @@
+"""The fan-out, with a program in the place of ``ssh``; tests/ssh has the real one.
+
+It runs the host's command here, after what its name asks for: no real sshd is as slow, as silent or
+as unwilling when a test wants it to be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.channel import fanout_host
+from bundle.channel.fanout_host import REPORT
+
+REPO = Path(__file__).resolve().parents[3]
+SSH = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+case $2 in
+    down*) echo "ssh: connect to host $2 port 22: Connection refused" >&2; exit 255 ;;
+    chatty*) echo "Welcome to $2"; echo "last line without an end of $2" ;;
+    hung*) exec sleep 600 ;;
+    broken*) exec /bin/sh -c "$3; kill -9 $$" ;;
+esac
+exec /bin/sh -c "$3"
+"""
+START = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A ``PATH`` on which the program comes first."""
+    program = tmp_path / "ssh"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+def fan_out(
+    path: str,
+    script: str,
+    *names: str,
+    data: bytes = b"",
+    login_seconds: float = 60.0,
+    files: int = 1024,
+) -> tuple[int, bytes, dict[str, dict[str, Any]]]:
+    """Run a script on all hosts; return status, output and the reports of hosts."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, 4096)); "
+        f"{START}, fanout_host; fanout_host.LOGIN_SECONDS = {login_seconds}; "
+        "sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, script, *names],
+        env={**os.environ, "PATH": path},
+        input=data,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    lines = done.stderr.decode().splitlines()
+    assert all(line.startswith(REPORT) for line in lines), done.stderr
+    reports = [json.loads(line[len(REPORT) :]) for line in lines]
+    return done.returncode, done.stdout, {report["host"]: report for report in reports}
+
+
+def test_all_hosts_get_the_input_and_lines_never_mix(path: str) -> None:
+    """Of forty hosts sixteen are logged in to at a time; the later ones get all input, too."""
+    names = [f"n{number}" for number in range(40)]
+    script = 'read a; read b; printf "$STAGER_NODE:"; sleep 0.05; printf "$a-$b\\n"'
+    code, out, reports = fan_out(path, script, *names, data=b"one\ntwo\n")
+    assert (code, reports) == (0, {})
+    assert sorted(out.decode().split()) == sorted(f"{name}:one-two" for name in names)
+
+
+def test_more_hosts_than_the_soft_limit_of_open_files_has_room_for(
+    path: str, tmp_path: Path
+) -> None:
+    """Each takes three; all forty are there at the same time, as those of a job are."""
+    there = tmp_path / "there"
+    there.mkdir()
+    names = [f"n{number}" for number in range(40)]
+    wait = f'while [ "$(ls {there} | wc -l)" -lt 40 ]; do sleep 0.1; done'
+    script = f'touch "{there}/$STAGER_NODE"; {wait}; ulimit -Sn'
+    code, out, reports = fan_out(path, script, *names, files=64)
+    assert (code, reports) == (0, {})
+    # What it starts has the limit that it was given itself.
+    assert out.decode().split() == ["64"] * 40
+
+
+def test_what_a_login_prints_is_no_output(path: str) -> None:
+    code, out, _ = fan_out(path, "echo well", "chatty1", "ann@chatty2")
+    assert (code, out) == (0, b"well\nwell\n")
+
+
+def test_a_host_that_ends_badly_is_reported_and_the_others_go_on(path: str) -> None:
+    code, out, reports = fan_out(path, "cat; exit ${STAGER_NODE#n}", "n0", "down", "n7", data=b"x")
+    assert (code in (7, 255), out) == (True, b"x\nx\n")
+    assert reports.keys() == {"down", "n7"}
+    assert (reports["n7"]["status"], reports["n7"]["begun"]) == (7, True)
+    assert reports["down"]["said"] == ["ssh: connect to host down port 22: Connection refused"]
+    assert not reports["down"]["begun"]
+
+
+def test_a_login_that_hangs_is_ended(path: str) -> None:
+    code, out, reports = fan_out(path, "echo well", "hung", "n1", login_seconds=1.0)
+    assert out == b"well\n"
+    assert (reports["hung"]["slow"], reports["hung"]["begun"], code != 0) == (True, False, True)
+
+
+def test_the_bytes_of_one_host_come_as_they_are(path: str) -> None:
+    data = os.urandom(3 << 20)
+    code, out, _ = fan_out(path, "cat", "n1", data=data)
+    assert (code, out == data) == (0, True)
+
+
+def test_a_large_file_reaches_all(path: str, tmp_path: Path) -> None:
+    """More than is kept for the slowest of them, from a file that no selector can wait for."""
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(20 << 20))
+    argv = [sys.executable, "-c", f"{START}; sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"]
+    with source.open("rb") as stdin:
+        subprocess.run(
+            [*argv, f'cat >"{tmp_path}/$STAGER_NODE"', "n1", "n2", "n3"],
+            env={**os.environ, "PATH": path},
+            stdin=stdin,
+            check=True,
+            timeout=300,
+        )
+    copies = [(tmp_path / name).read_bytes() for name in ("n1", "n2", "n3")]
+    assert copies == [source.read_bytes()] * 3
+
+
+def test_without_ssh_each_host_says_so(tmp_path: Path) -> None:
+    _, _, reports = fan_out(str(tmp_path), "true", "n1", "n2")
+    assert [report["status"] for report in reports.values()] == [127, 127]
+
+
+def test_a_shell_of_any_kind_reads_the_command_as_one() -> None:
+    *_, host, command = fanout_host.ssh_argv("ann@n1", "echo 'a b'")
+    assert host == "ann@n1"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "stager-begun\na b\n"

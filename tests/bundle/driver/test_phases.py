@@ -1,0 +1,51 @@
+"""What the driver learns from all nodes together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.driver.logs import Logs
+from bundle.driver.phases import PreflightPhase
+from bundle.driver.state import NodesFailed, State
+from bundle.protocol.answers import PreflightAnswer
+from bundle.protocol.problem import NodeError, Problem, ProblemCode
+from stager.pack.bundle import Packed
+from tests.support.jobs import job_for
+
+NODES = ("n1", "n2", "n3")
+LISTED = {"host": "n1", "listed": "eth0 10.0.0.1"}
+LACKING = Problem(ProblemCode.NO_INTERFACE, "ib7", LISTED)
+
+
+@pytest.fixture
+def state(single: Packed, tmp_path: Path) -> State:
+    """A job whose first node, the head, has a problem with its interface."""
+    job = job_for(single, tmp_path, nodes=NODES)
+    state = State(job, Logs(job))
+    for node in NODES:
+        state.answers[node] = PreflightAnswer(node, root="/r", python="/p", address="10.0.0.1")
+    state.answers["n1"] = PreflightAnswer("n1", ok=False, problems=(LACKING,))
+    return state
+
+
+def test_an_interface_of_no_node_is_the_settings_fault(state: State) -> None:
+    for node in NODES[1:]:
+        answer = state.answers[node]
+        assert isinstance(answer, PreflightAnswer)
+        state.answers[node] = replace(answer, no_head=LACKING)
+    with pytest.raises(NodeError) as caught:
+        PreflightPhase().use(state)
+    problem = caught.value.problem
+    assert (problem.code, problem.where) == (
+        ProblemCode.INTERFACE_OF_NO_NODE,
+        "[launch] interface",
+    )
+    assert problem.why == "none has ib7; on n1 there are: eth0 10.0.0.1"
+
+
+def test_an_interface_that_one_node_lacks_is_that_nodes(state: State) -> None:
+    with pytest.raises(NodesFailed, match=r"^n1$"):
+        PreflightPhase().use(state)

@@ -1,0 +1,91 @@
+"""Fetching what a command writes: not for ever, and not against a signal."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import pytest
+
+from bundle.driver.transports.fetched_output import fetched
+from bundle.protocol.problem import ProblemCode
+from bundle.results.pack import pack
+from bundle.results.receive import Received, receive
+from tests.support.processes import until
+
+WRITER = "import sys, time; sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stdout.flush(); "
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> bytes:
+    """The results of a node up to the middle of its second file."""
+    for name in ("first", "second"):
+        (tmp_path / "node" / "out").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "node" / "out" / name).write_bytes(bytes(100_000))
+    stream = io.BytesIO()
+    pack(str(tmp_path / "node"), ["out"], stream)
+    (tmp_path / "run").mkdir()
+    return stream.getvalue()[:150_000]
+
+
+@pytest.fixture
+def hanging(cut: bytes) -> Iterator[IO[bytes]]:
+    """The output of a program that stops writing, and does not end."""
+    argv = [sys.executable, "-c", WRITER + "time.sleep(600)"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        stdin = cast("IO[bytes]", program.stdin)
+        stdin.write(cut)
+        stdin.close()
+        yield cast("IO[bytes]", program.stdout)
+        program.kill()
+
+
+def assert_kept(received: Received, tmp_path: Path, why: str) -> None:
+    assert not received.complete
+    assert received.files == 1
+    assert [path.name for path in (tmp_path / "run" / "out.partial").iterdir()] == ["first"]
+    [problem] = received.problems
+    assert problem.code is ProblemCode.RESULTS_INCOMPLETE
+    assert why in problem.why
+
+
+def test_where_nothing_comes_the_files_that_came_are_kept(
+    hanging: IO[bytes], tmp_path: Path
+) -> None:
+    with fetched(hanging, 2.0) as output:
+        received = receive(output.buffered(), str(tmp_path / "run"), ("out",))
+        assert output.given_up
+    assert_kept(received, tmp_path, "nothing has come for 2 s")
+
+
+def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        until(lambda: any((tmp_path / "run").rglob("first")))
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with fetched(hanging) as output:
+        threading.Thread(target=interrupt).start()
+        received = receive(output.buffered(), str(tmp_path / "run"), ("out",))
+        assert output.given_up
+    assert_kept(received, tmp_path, "it cannot be read: stager was told to end")
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_what_ends_is_read_to_its_end() -> None:
+    argv = [sys.executable, "-c", WRITER]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        cast("IO[bytes]", program.stdin).write(b"all of it")
+        cast("IO[bytes]", program.stdin).close()
+        with fetched(cast("IO[bytes]", program.stdout)) as output:
+            assert output.buffered().read() == b"all of it"
+            assert not output.given_up

@@ -1,0 +1,42 @@
+"""What a node reports while it unpacks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from bundle.system.hung_tasks import TaskState
+from bundle.transfer.progress_reports import HANG_SECONDS, UnpackProgress
+
+WRITER = TaskState(999_999_999, "D", 5)  # no such process: its command and its wait are not known
+LOOKS = 12
+
+
+def looks(progress: UnpackProgress, tasks: tuple[TaskState, ...], count: int) -> list[str]:
+    """What is found in so many looks, over the time after which processes hang."""
+    return [progress.look(tasks, HANG_SECONDS / LOOKS) for _ in range(count)]
+
+
+def test_a_hang_is_named_after_a_minute_and_not_before() -> None:
+    progress = UnpackProgress((WRITER,))
+    found = looks(progress, (WRITER,), LOOKS)
+    assert found == [""] * (LOOKS - 1) + ["a process (pid 999999999, state D)"]
+    assert (progress.still_seconds, progress.has_moved) == (HANG_SECONDS, False)
+
+
+def test_a_slow_disk_is_no_hang() -> None:
+    """It answers shortly before the time is over, each time."""
+    progress = UnpackProgress((WRITER,))
+    for switches in range(6, 9):
+        assert looks(progress, (WRITER,), LOOKS - 1) == [""] * (LOOKS - 1)
+        slow = dataclasses.replace(WRITER, switches=switches)
+        assert progress.look((slow,), HANG_SECONDS / LOOKS) == ""
+        assert looks(progress, (slow,), LOOKS - 1) == [""] * (LOOKS - 1)
+        assert progress.look((WRITER,), HANG_SECONDS / LOOKS) == ""
+    assert progress.has_moved
+
+
+def test_few_of_many_are_named() -> None:
+    many = tuple(dataclasses.replace(WRITER, pid=10**9 + number) for number in range(5))
+    *_, found = looks(UnpackProgress(many), many, LOOKS)
+    assert found.count("state D") == 3
+    assert found.endswith("; and 2 more")

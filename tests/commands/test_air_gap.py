@@ -1,0 +1,164 @@
+"""Across an air gap: outside there is everything, inside one file and a plain Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stager.carrying.tool import install_program
+from stager.core.values import Target
+from tests.support.building import STAGER, Project
+from tests.support.namespaces import entering
+
+TRAIN = """\
+import os
+import alpha
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], alpha.__name__)
+"""
+
+
+class Inside:
+    """A machine behind the gap: an empty home, no network, the system's programs."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir()
+        self.home = home
+        self.tool = home / ".local" / "share" / "stager" / "bin" / "stager"
+
+    def run(self, *argv: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a program there."""
+        return subprocess.run(
+            [*entering("-n", "ip link set lo up"), *map(str, argv)],
+            cwd=self.home,
+            env={"HOME": str(self.home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def stager(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run the tool that was installed there."""
+        return self.run(self.tool, *arguments)
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Inside:
+    """The machine."""
+    return Inside(tmp_path / "inside")
+
+
+def test_from_nothing_to_a_job(
+    project: Project, inside: Inside, pip_settings: Mapping[str, str], tmp_path: Path
+) -> None:
+    """The whole way: build and export outside; inside install, import, verify and run."""
+    (project.root / "train.py").write_text(TRAIN)
+    assert project.stager("build").returncode == 0
+    file = tmp_path / "stick" / "lab.carry.tar"
+    file.parent.mkdir()
+    # The project's packages come from its own wheels, the tool's from the index of this machine.
+    argv = ["export", "--with-tool", "-o", str(file), "--json"]
+    done = subprocess.run(
+        [*STAGER, *argv],
+        cwd=project.root,
+        env={**{k: v for k, v in os.environ.items() if not k.startswith("PIP_")}, **pip_settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    exported = json.loads(done.stdout)
+    assert exported["with_tool"]
+    shutil.rmtree(project.store.root)
+    shutil.rmtree(project.root)
+
+    installed = inside.run(sys.executable, file, "install")
+    assert installed.returncode == 0, installed.stderr
+    assert installed.stdout == f"{inside.tool}\n"
+    imported = inside.stager("import", file, "--id", exported["id"][:12])
+    assert imported.returncode == 0, imported.stderr
+    job = ("--allocation", "local", "--nodes", "2", "--id", exported["id"][:12])
+    verified = inside.stager("verify", *job)
+    assert verified.returncode == 0, verified.stderr
+    ran = inside.stager("run", *job, "--launcher", "processes", "--", "train.py")
+    assert ran.returncode == 0, ran.stderr
+    assert "rank 0 of 2 alpha" in ran.stdout
+    logs = [path.read_text() for path in (inside.home / "slurm_logs").glob("*.out")]
+    assert any("rank 1 of 2 alpha" in log for log in logs)
+    # A second time is refused, and leaves what is there.
+    again = inside.run(sys.executable, file, "install")
+    assert again.returncode == 1
+    assert f"error: {inside.tool.parents[1]} is there already" in again.stderr
+    assert inside.stager("--version").returncode == 0
+
+
+def test_what_the_program_in_the_file_says(
+    project: Project, inside: Inside, tmp_path: Path
+) -> None:
+    """Usage; a file without the tool; another Python; damage."""
+    assert project.stager("build", "--no-prove").returncode == 0
+    file = tmp_path / "lab.carry.tar"
+    done = project.stager("export", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"stager import {file.name}" in done.stderr
+    assert done.stdout == f"{file}\n"
+    program = install_program(Target.of_host())
+    with_program = tmp_path / "program.carry.tar"
+    with_program.write_bytes(file.read_bytes() + program)
+    usage = inside.run(sys.executable, with_program)
+    assert (usage.returncode, usage.stdout) == (2, "")
+    assert "usage: python3 FILE install [DIR]" in usage.stderr
+    empty = inside.run(sys.executable, with_program, "install")
+    assert empty.returncode == 1
+    assert f"error: {with_program} is damaged" in empty.stderr
+    assert not inside.tool.exists()
+    other = install_program(replace(Target.of_host(), python="3.99"))
+    with_program.write_bytes(file.read_bytes() + other)
+    refused = inside.run(sys.executable, with_program, "install")
+    assert refused.returncode == 1
+    assert "this file carries stager for Python 3.99 on" in refused.stderr
+    assert f"start it with that Python: python3.99 {with_program} install" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("export", "--base", "xyz"), "'xyz' cannot be used, allowed: 12 to 64 hexadecimal"),
+        (("export", "--since", "soon"), "'soon' cannot be used, allowed: a date (2026-01-31)"),
+        (("export", "--base", "0" * 12, "--since", "2026-01-31"), "cannot be used with --since"),
+        (("import",), "missing argument 'FILE'"),
+        (("import", "x", "--id", "12"), "'12' cannot be used"),
+    ],
+)
+def test_usage(arguments: tuple[str, ...], said: str, project: Project) -> None:
+    done = project.stager(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said.lower() in done.stderr.lower()
+
+
+def test_errors(project: Project, tmp_path: Path) -> None:
+    absent = project.stager("import", str(tmp_path / "absent.carry.tar"))
+    assert absent.returncode == 1
+    assert "absent.carry.tar cannot be read: No such file or directory" in absent.stderr
+    early = project.stager("export")
+    assert early.returncode == 1
+    assert "make one with `stager build`" in early.stderr
+    assert project.stager("build", "--no-prove").returncode == 0
+    nowhere = project.stager("export", "-o", str(tmp_path / "absent" / "x.carry.tar"))
+    assert nowhere.returncode == 1
+    assert "cannot be written: No such file or directory" in nowhere.stderr
+    mine = project.stager("export", "-o", "mine.tar")
+    assert mine.returncode == 1
+    assert "let its name end in .carry.tar" in mine.stderr
+    # In the project it is no part of the next bundle.
+    assert project.stager("export").returncode == 0
+    assert "has changed" not in project.stager("export").stderr

@@ -1,0 +1,150 @@
+"""Jobs on real hosts that are reached over ssh: they run as with Slurm, and each end has a name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import until
+from tests.support.ssh_hosts import SshHosts, words
+
+ALL = "node[01-04]"
+
+
+def at_work(hosts: SshHosts, *nodes: str) -> bool:
+    """Whether a rank runs on each of the hosts."""
+    return all(any("train.py sleep" in line for line in hosts.agents(node)) for node in nodes)
+
+
+def start_sleeping(hosts: SshHosts, project: Path) -> subprocess.Popen[str]:
+    started = hosts.start("run", "--hosts", ALL, "--", "train.py", "sleep", folder=project)
+    assert until(lambda: started.poll() is not None or at_work(hosts, *hosts.nodes))
+    assert started.poll() is None, hosts.end(started).talk
+    return started
+
+
+def test_all_phases(hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle comes by the relay, results go home, secrets are no arguments; clean removes."""
+    verified = hosts.stager("verify", "--hosts", ALL, folder=project)
+    assert verified.code == 0, verified.talk
+    assert [node["node"] for node in verified.report["nodes"]] == list(hosts.nodes)
+    addresses = [node["address"] for node in verified.report["nodes"]]
+    assert len(set(addresses)) == 4
+    assert not any(address.startswith("127.") for address in addresses)
+
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "q7" * 15)
+    monkeypatch.setenv("MINE", "kept")
+    options = ("--hosts", ALL, "--log-dir", str(hosts.hidden / "logs"), "--pass-env", "HF_TOKEN")
+    ran = hosts.stager("run", *options, "--", "train.py", folder=project)
+    assert ran.code == 0, ran.talk
+    assert ran.report["world_size"] == 4
+    assert (project / "out" / "world.txt").read_text() == "4"
+    logs = [log.read_text() for log in (hosts.hidden / "logs").glob("*.node0*.out")]
+    assert sum("WORLD_SIZE=4 mine=kept" in text for text in logs) == 4
+    assert sum("token is here" in text for text in logs) == 4
+    assert not any("token is seen" in text for text in logs)
+
+    cleaned = hosts.stager("clean", "--nodes-only", "--all", "--hosts", ALL, folder=project)
+    assert cleaned.code == 0, cleaned.talk
+    assert hosts.on("node02", "sh", "-c", "ls -d /tmp/*/envs/*", check=False) == ""
+
+
+def test_bad_hosts_are_named_and_left_out(hosts: SshHosts, project: Path) -> None:
+    """Each with its reason and with what to do; the job goes on with those that are left."""
+    known = hosts.state_dir / "known_hosts"
+    lines = dict(line.split(" ", 1) for line in known.read_text().splitlines())
+    lines["node03"] = lines["node02"]
+    swapped = "".join(f"{node} {key}\n" for node, key in lines.items())
+    listed = "node[01-04],nosuch.invalid"
+    hosts.lose("node04")
+    try:
+        with (
+            hosts.changed(hosts.state_dir / "node02" / "authorized_keys", ""),
+            hosts.changed(known, swapped),
+        ):
+            done = hosts.stager("verify", "--hosts", listed, "--min-nodes", "1", folder=project)
+            strict = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
+    finally:
+        hosts.restore()
+    assert done.code == 0, done.talk
+    for told in (
+        "node02 is left out: the host does not let you in without a password",
+        "node03 is left out: the host has another key than it had before",
+        "node04 is left out: the host cannot be reached over ssh",
+        "nosuch.invalid is left out: no host has this name",
+        "ssh-copy-id node02",
+        "ssh-keygen -R node03",
+    ):
+        assert told in done.talk, done.talk
+    assert strict.code == 3
+    (bad,) = [node for node in strict.report["nodes"] if node["problems"]]
+    assert bad["node"] == "node02"
+    assert "Permission denied" in words(bad["problems"])
+
+
+def test_two_names_of_one_host(hosts: SshHosts, project: Path) -> None:
+    config = hosts.state_dir / "ssh_config"
+    text = config.read_text()
+    first = text[: text.index("Host node02")]
+    with hosts.changed(config, first.replace("Host node01", "Host twin") + text):
+        done = hosts.stager("verify", "--hosts", "node01,twin", folder=project)
+    assert done.code == 3, done.talk
+    (bad,) = [node for node in done.report["nodes"] if node["problems"]]
+    assert bad["node"] == "twin"
+    assert "it is the same host as node01" in words(bad["problems"])
+
+
+def test_a_host_without_python(hosts: SshHosts, project: Path) -> None:
+    found = hosts.on("node02", "sh", "-c", "ls /usr/bin/python3* /usr/local/bin/python3* || true")
+    script = 'for file; do mount --bind /bin/false "$file"; done'
+    programs = [name for name in found.split() if not name.endswith("config")]
+    programs.append(os.path.realpath("/proc/self/exe"))
+    hosts.on("node02", "sh", "-c", script, "sh", *dict.fromkeys(programs))
+    try:
+        done = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
+    finally:
+        hosts.lose("node02")
+        hosts.restore()
+    assert done.code == 3
+    (bad,) = [node for node in done.report["nodes"] if node["problems"]]
+    assert bad["node"] == "node02", done.talk
+    assert "no Python 3.9 or newer was found" in words(bad["problems"])
+
+
+def test_a_full_disk(hosts: SshHosts, project: Path) -> None:
+    for place in ("/tmp", "/dev/shm"):
+        hosts.on("node02", "mount", "-t", "tmpfs", "-o", "size=64k", "full", place)
+    try:
+        done = hosts.stager("verify", "--hosts", "node[01-02]", folder=project)
+    finally:
+        hosts.lose("node02")
+        hosts.restore()
+    assert done.code == 3
+    (bad,) = [node for node in done.report["nodes"] if node["problems"]]
+    assert bad["node"] == "node02"
+    assert "no directory on this node can hold the environment" in words(bad["problems"])
+
+
+def test_a_host_that_is_lost_while_ranks_run(hosts: SshHosts, project: Path) -> None:
+    started = start_sleeping(hosts, project)
+    hosts.lose("node03")
+    try:
+        done = hosts.end(started)
+    finally:
+        hosts.restore()
+    assert done.code == 3, done.talk
+    assert done.report["first_failure"]["node"] == "node03", done.talk
+    assert "the ssh connection to the host broke" in done.talk
+    assert until(lambda: not hosts.agents("node01"))
+
+
+def test_ctrl_c(hosts: SshHosts, project: Path) -> None:
+    started = start_sleeping(hosts, project)
+    os.killpg(started.pid, signal.SIGINT)
+    done = hosts.end(started)
+    assert done.code == 130, done.talk
+    assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))

@@ -1,0 +1,244 @@
+"""Carrying a bundle: what comes out is what went in, or it is refused."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.format.manifest import BLOCK, MANIFEST_NAME, member_header
+from bundle.protocol.digest import Digest
+from stager.building.build import Built
+from stager.carrying.carried_file import LABEL_NAME, CarriedPart, Label, read_label
+from stager.carrying.carry import ExportOptions, export_project, import_bundle
+from stager.carrying.exports import Base, ExportResult
+from stager.cleanup.clean import Rules, plan
+from stager.config.load import load
+from stager.core.errors import BundleError
+from stager.core.store import Store
+from tests.support.building import Project, Recorder, digests
+from tests.support.wheelhouse import make_wheel
+
+PLACES = 200
+
+
+class Sides:
+    """A project on one side of the gap, an offline root on the other."""
+
+    def __init__(self, project: Project, inside: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.project, self.inside = project, inside
+        self._monkeypatch = monkeypatch
+
+    def export(self, **options: object) -> ExportResult:
+        """Build and export; the file lies beside the project."""
+        output = self.project.root.parent / "carried.carry.tar"
+        chosen = ExportOptions(**{"output": output, **options})  # type: ignore[arg-type]
+        return export_project(load(self.project.root), chosen, Recorder())
+
+    def take(self, file: Path, asked: str = "") -> Path:
+        """Import on the other side; return the bundle."""
+        with self._monkeypatch.context() as patch:
+            patch.setenv("OFFLINE_ROOT", str(self.inside.root))
+            config = load(self.project.root)
+            return import_bundle(config, file, Recorder(), asked=asked).bundle
+
+
+@pytest.fixture
+def sides(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sides:
+    """The two sides."""
+    return Sides(project, Store(tmp_path / "inside"), monkeypatch)
+
+
+@pytest.fixture
+def built(sides: Sides) -> Built:
+    """The project's first bundle, which is also on the other side."""
+    built = sides.project.build()
+    sides.take(sides.export().file)
+    return built
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files have the same bytes."""
+    return one.read_bytes() == other.read_bytes()
+
+
+def test_a_bundle_comes_out_as_it_went_in(sides: Sides) -> None:
+    built = sides.project.build()
+    done = sides.export()
+    assert done.file.stat().st_size == done.bytes
+    assert done.sha256 == Digest.of(done.file.read_bytes())
+    bundle = sides.take(done.file)
+    assert bundle.is_relative_to(sides.inside.root)
+    assert same(bundle, built.packed.path)
+    [lock] = bundle.parent.glob("*.pylock.toml")
+    assert same(lock, built.lock.path)
+
+
+def test_again_is_nothing_new(sides: Sides, built: Built) -> None:
+    before = digests(sides.inside.root)
+    sides.take(sides.export().file)
+    assert digests(sides.inside.root) == before
+
+
+def test_only_what_is_new_is_carried(sides: Sides, built: Built, wheelhouse: Path) -> None:
+    """The second file is little larger than the layer of the package that changed."""
+    noise = random.Random(5).randbytes(400_000)
+    make_wheel(wheelhouse, "alpha", "9.0", files={"alpha/__init__.py": "", "alpha/data": noise})
+    again = sides.project.build(upgrade=True)
+    done = sides.export(base=Base(id=built.packed.manifest.id[:12]))
+    layer = next(layer for layer in again.packed.manifest.layers if layer.name == "alpha")
+    assert done.layers == 1
+    assert done.bytes <= 1.1 * layer.size
+    assert same(sides.take(done.file), again.packed.path)
+
+
+def test_the_base_may_be_gone_here(sides: Sides, built: Built) -> None:
+    """What was exported is remembered: a build removes bundles that another one replaces."""
+    built.packed.path.unlink()
+    (sides.project.root / "more.py").write_text("x = 1\n")
+    sides.project.build()
+    assert sides.export(base=Base(id=built.packed.manifest.id)).layers == 1
+
+
+def test_since_a_date(sides: Sides, built: Built) -> None:
+    now = datetime.datetime.now().astimezone()
+    done = sides.export(base=Base(until=now + datetime.timedelta(minutes=1)))
+    assert (done.base, done.layers) == (built.packed.manifest.id, 0)
+    with pytest.raises(BundleError, match="no bundle of project was exported before") as caught:
+        sides.export(base=Base(until=now - datetime.timedelta(days=1)))
+    assert "the first export was at" in caught.value.message
+
+
+def test_a_base_that_is_not_known(sides: Sides, built: Built) -> None:
+    with pytest.raises(BundleError, match="0123456789ab that --base names is not known"):
+        sides.export(base=Base(id="0123456789ab"))
+
+
+def test_a_base_that_the_other_side_does_not_have(sides: Sides, built: Built) -> None:
+    done = sides.export(base=Base(id=built.packed.manifest.id))
+    sides.inside = Store(sides.inside.root.with_name("elsewhere"))
+    with pytest.raises(BundleError, match=rf"since the bundle {built.packed.manifest.id[:12]}"):
+        sides.take(done.file)
+    assert list(sides.inside.bundles.iterdir()) == []
+
+
+def test_a_base_that_is_damaged_on_the_other_side(sides: Sides, built: Built) -> None:
+    [base] = sides.inside.bundles.glob("*.pkgs.tar")
+    data = bytearray(base.read_bytes())
+    data[-3 * BLOCK] ^= 1  # in the last layer
+    base.write_bytes(data)
+    (sides.project.root / "pylock.toml").touch()
+    sides.project.settings("alpha", "cli-tool").build()
+    done = sides.export(base=Base(id=built.packed.manifest.id))
+    with pytest.raises(BundleError, match="which the carried file builds on, is damaged"):
+        sides.take(done.file)
+
+
+def test_damage_at_any_place_is_refused(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+    chance = random.Random(17)
+    for place in (0, BLOCK, len(whole) - 1, *chance.sample(range(len(whole)), PLACES)):
+        data = bytearray(whole)
+        data[place] ^= 1 << chance.randrange(8)
+        copy.write_bytes(data)
+        with pytest.raises(BundleError):
+            sides.take(copy)
+        assert list(sides.inside.bundles.iterdir()) == [], place
+
+
+def test_a_copy_that_was_interrupted_is_refused(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+    chance = random.Random(18)
+    for length in (0, 1, BLOCK, len(whole) - 1, *chance.sample(range(len(whole)), 30)):
+        copy.write_bytes(whole[:length])
+        with pytest.raises(BundleError):
+            sides.take(copy)
+        assert list(sides.inside.bundles.iterdir()) == [], length
+    copy.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BundleError, match=r"ends too early: it has .* of"):
+        sides.take(copy)
+
+
+def test_what_is_damaged_here_does_not_get_across(sides: Sides) -> None:
+    built = sides.project.build()
+    data = bytearray(built.packed.path.read_bytes())
+    data[-3 * BLOCK] ^= 1
+    built.packed.path.write_bytes(data)
+    with pytest.raises(BundleError, match="is damaged"):
+        sides.export()
+    assert not (sides.project.root.parent / "carried.carry.tar").exists()
+
+
+def test_another_bundle_than_was_asked_for(sides: Sides) -> None:
+    sides.project.build()
+    file = sides.export().file
+    with pytest.raises(BundleError, match="does not carry the bundle that was asked for"):
+        sides.take(file, asked="0123456789ab")
+
+
+def test_a_bundle_is_not_taken_for_a_carried_file(sides: Sides, tmp_path: Path) -> None:
+    built = sides.project.build()
+    with pytest.raises(BundleError, match="is a bundle, which needs no import"):
+        sides.take(built.packed.path)
+    other = tmp_path / "other"
+    other.write_text("something else\n")
+    with pytest.raises(BundleError, match="no file that `stager export` has written"):
+        sides.take(other)
+    with pytest.raises(BundleError, match="cannot be read: No such file"):
+        sides.take(tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundleError, match="is not a regular file"):
+        sides.take(tmp_path / "pipe")
+
+
+def relabelled(data: bytes, change: Callable[[Label], Label]) -> bytes:
+    """A carried file whose label says something else, with a digest that fits."""
+    size = int(data[124:135], 8)
+    label = change(read_label(Path("x"), data[BLOCK : BLOCK + size]))
+    raw = label.to_bytes()
+    start = BLOCK + size + -size % BLOCK
+    return member_header(LABEL_NAME, len(raw)) + raw + bytes(-len(raw) % BLOCK) + data[start:]
+
+
+def test_a_label_that_lies(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+    part = CarriedPart(name="more", sha256=Digest.of(b""), size=0)
+    for change in (
+        lambda label: replace(label, id=Digest.of(b"other")),
+        lambda label: replace(label, parts=()),
+        lambda label: replace(label, parts=label.parts[::-1]),
+        lambda label: replace(label, parts=label.parts[:1]),
+        lambda label: replace(label, parts=(*label.parts, part)),
+        lambda label: replace(label, parts=(*label.parts, replace(part, name="x" * 101))),
+        lambda label: replace(label, left_out=("node.pyz",)),
+        lambda label: replace(label, left_out=("../../etc/passwd",)),
+        lambda label: replace(label, left_out=(MANIFEST_NAME,)),
+        lambda label: replace(label, format=99),
+    ):
+        copy.write_bytes(relabelled(whole, change))
+        with pytest.raises(BundleError):
+            sides.take(copy)
+        assert list(sides.inside.bundles.iterdir()) == []
+
+
+def test_the_last_import_of_a_project_stays(sides: Sides, built: Built) -> None:
+    """`clean` removes what it replaces, with its lock."""
+    later = 10 * 86400 + datetime.datetime.now().timestamp()
+    assert [item.kind for item in plan(sides.inside, Rules(), later)] == []
+    (sides.project.root / "more.py").write_text("x = 1\n")
+    sides.project.build()
+    newest = sides.take(sides.export().file)
+    unused = plan(sides.inside, Rules(), later)
+    assert {item.kind for item in unused} == {"bundle", "seal", "lock"}
+    assert newest not in {item.path for item in unused}

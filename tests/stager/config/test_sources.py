@@ -1,0 +1,142 @@
+"""Settings from variables and from the user's own file, and what is said of each."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stager.building.current_bundle import offline_root
+from stager.config.load import Config, load, parse
+from stager.config.sources import SettingsSource, variable_of
+from stager.core.errors import ConfigError
+from stager.hub.caches import user_caches
+from stager.logs.files import default_folder
+
+REPO = Path(__file__).resolve().parents[3]
+PROJECT = {"environment": {"requirements": []}, "cluster": {"nodes": 3, "partition": "own"}}
+USER = {"cluster": {"partition": "users", "account": "ml"}, "launch": {"backend": "gloo"}}
+
+
+def parsed(env: dict[str, str], user: dict[str, Any] = USER) -> Config:
+    source = SettingsSource(name="/home/u/config.toml", origin="user", data=user)
+    folder = Path("/project")
+    return parse(PROJECT, root=folder, source=folder / "stager.toml", user=source, env=env)
+
+
+def problems(env: dict[str, str], user: dict[str, Any] = USER) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        parsed(env, user)
+    return caught.value.context
+
+
+def test_the_first_place_that_has_a_key_wins() -> None:
+    config = parsed({"STAGER_CLUSTER_NODES": "2:4"})
+    assert config.cluster.nodes == (2, 4)
+    assert (config.cluster.partition, config.cluster.account) == ("own", "ml")
+    came = {setting.path: (setting.origin, setting.place) for setting in config.settings}
+    assert came["cluster.nodes"] == ("variable", "STAGER_CLUSTER_NODES")
+    assert came["cluster.partition"] == ("project", "/project/stager.toml")
+    assert came["cluster.account"] == ("user", "/home/u/config.toml")
+    assert came["cluster.time"] == ("default", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "table", "value"),
+    [
+        ("environment.python", "3.11", "environment", "3.11"),
+        ("environment.imports", "torch numpy", "environment", ("torch", "numpy")),
+        ("project.command", 'train.py "a b"', "project", ("train.py", "a b")),
+        ("project.command", '["x.py", "3"]', "project", ("x.py", "3")),
+        ("project.path", "false", "project", None),
+        ("cluster.min-nodes", "2", "cluster", 2),
+        ("cluster.partition", "2024", "cluster", "2024"),
+        ("cluster.time", "00:30:00", "cluster", "00:30:00"),
+        ("cluster.avoid-bad", "true", "cluster", True),
+        ("launch.nproc-per-node", "auto", "launch", None),
+        ("launch.interface", '{ "n[1-2]" = "eth1" }', "launch", (("n[1-2]", "eth1"),)),
+        ("launch.on-failure", "tell 'the team'", "launch", ("tell", "the team")),
+    ],
+)
+def test_a_variable_is_read_as_its_key_allows(
+    key: str, text: str, table: str, value: object
+) -> None:
+    config = parsed({variable_of(key): text})
+    field = key.partition(".")[2].replace("-", "_")
+    assert getattr(getattr(config, table), field) == value
+
+
+@pytest.mark.parametrize(
+    ("env", "user", "said"),
+    [
+        (
+            {"STAGER_CLUSTER_NODES": "many"},
+            USER,
+            "STAGER_CLUSTER_NODES: found the string 'many', allowed: a whole number",
+        ),
+        ({"STAGER_CLUSTER_NODES": "2\nx = 3"}, USER, "STAGER_CLUSTER_NODES: found the string"),
+        ({"STAGER_CLUSTR_NODES": "2"}, USER, "did you mean STAGER_CLUSTER_NODES?"),
+        ({"STAGER_LAUNCH_NPROC": "2"}, USER, "STAGER_LAUNCH_NPROC: unknown variable"),
+        ({"STAGER_CLUSTER_MIN_NODES": "9"}, USER, "STAGER_CLUSTER_MIN_NODES: found 9, which is"),
+        ({}, {"launch": {"backend": "mpi"}}, "launch.backend in /home/u/config.toml: found"),
+        ({}, {"launch": {"bakend": "x"}}, "launch.bakend in /home/u/config.toml: unknown key"),
+        ({}, {"cluster": 3}, "cluster in /home/u/config.toml: found the number 3"),
+    ],
+)
+def test_a_problem_names_its_place(env: dict[str, str], user: dict[str, Any], said: str) -> None:
+    (problem,) = problems(env, user)
+    assert said in problem
+
+
+def test_variables_that_mean_something_else_are_no_settings() -> None:
+    """All that the code on either side reads or sets under our prefix."""
+    code = [*REPO.glob("bundle/**/*.py"), *REPO.glob("stager/**/*"), *REPO.glob("trainer/**/*.py")]
+    texts = "\n".join(file.read_text() for file in code if file.suffix in (".py", ".sh", ".j2"))
+    used = {name.rstrip("_") for name in re.findall(r"STAGER_[A-Z_]+", texts)}
+    settings = {variable_of(setting.path) for setting in parsed({}).settings}
+    assert {"STAGER_NODE_ROOT", "STAGER_PROJECT", "STAGER_ENV"} <= used
+    assert not used - {"STAGER_CLUSTER_MIN_NODES"} & settings
+    parsed(dict.fromkeys(used - settings, "x"))
+
+
+def test_the_users_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    own = tmp_path / "settings" / "stager" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('[cluster]\npartition = "gpu"\nnodes = 4\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.setenv("STAGER_CLUSTER_NODES", "2")
+    config = load(tmp_path)
+    assert (config.cluster.partition, config.cluster.nodes) == ("gpu", (2, 2))
+    own.write_text("[cluster\n")
+    with pytest.raises(ConfigError, match=re.escape(str(own))):
+        load(tmp_path)
+    for make in (own.mkdir, lambda: os.mkfifo(own), lambda: own.symlink_to(own)):
+        own.unlink()
+        make()
+        with pytest.raises(ConfigError, match=re.escape(f"cannot read {own}")):
+            load(tmp_path)
+        if own.is_dir():
+            own.rmdir()
+            own.touch()
+
+
+def test_a_user_without_a_home_has_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a number of a user that nobody knows."""
+    (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("OFFLINE_ROOT")
+    monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
+    config = load(tmp_path)
+    assert user_caches(os.environ)
+    with pytest.raises(ConfigError, match="no home directory") as caught:
+        offline_root(config)
+    assert "HOME" in caught.value.hint
+    with pytest.raises(ConfigError, match="slurm_logs"):
+        default_folder(None)

@@ -1,0 +1,59 @@
+from typing import Any
+
+import pytest
+
+from stager.core.errors import StagerError
+from stager.hub.names import HubRequest
+from stager.hub.selection import selected
+
+CONFIGS: list[dict[str, Any]] = [
+    {"config_name": "en", "data_dir": "en"},
+    {"config_name": "de", "data_files": [
+        {"split": "train", "path": ["de/train-*.parquet", "de/more/**/*.parquet"]},
+        {"split": "test", "path": "de/test.parquet"},
+    ]},
+]  # fmt: skip
+DATA = ["README.md", "en/train.csv", "en/valid.csv", "de/train-0.parquet", "de/test.parquet",
+        "de/more/a/b.parquet", "stray.csv"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paths", "left"),
+    [
+        (["config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/m.onnx"],
+         ["config.json", "model.safetensors"]),
+        (["a/pytorch_model.bin", "b.safetensors"], ["a/pytorch_model.bin", "b.safetensors"]),
+        (["pytorch_model.bin", "flax_model.msgpack"], ["pytorch_model.bin"]),
+        (["model.onnx", "config.json"], ["config.json", "model.onnx"]),
+    ],
+)  # fmt: skip
+def test_of_a_model_what_pytorch_reads(paths: list[str], left: list[str]) -> None:
+    assert selected(HubRequest(kind="model", name="m"), paths, []) == left
+
+
+@pytest.mark.parametrize(
+    ("config", "split", "expected"),
+    [
+        ("", "", sorted(DATA)),
+        ("en", "", ["README.md", "en/train.csv", "en/valid.csv"]),
+        ("en", "validation", ["README.md", "en/valid.csv"]),
+        ("de", "train", ["README.md", "de/more/a/b.parquet", "de/train-0.parquet"]),
+        ("", "test", ["README.md", "de/test.parquet"]),
+    ],
+)
+def test_a_part_of_a_data_set(config: str, split: str, expected: list[str]) -> None:
+    request = HubRequest(kind="dataset", name="d", config=config, split=split)
+    assert selected(request, DATA, CONFIGS) == expected
+
+
+def test_without_a_card_the_names_of_files_say_the_split() -> None:
+    request = HubRequest(kind="dataset", name="d", split="train")
+    assert selected(request, ["train-00.csv", "constrained.csv", "test.csv"], []) == [
+        "train-00.csv"
+    ]
+
+
+def test_a_configuration_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(StagerError) as caught:
+        selected(HubRequest(kind="dataset", name="d", config="fr"), DATA, CONFIGS)
+    assert caught.value.context == ("it has en", "it has de")

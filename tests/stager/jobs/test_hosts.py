@@ -1,0 +1,119 @@
+"""The hosts of a job: who names them, in which form, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stager.config.load import Config
+from stager.config.template import default
+from stager.core.errors import ConfigError
+from stager.jobs.hosts import Hosts, hosts_of
+from stager.jobs.job import JobOptions
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return default(tmp_path)
+
+
+def named(config: Config, *hosts: str) -> Config:
+    return replace(config, cluster=replace(config.cluster, hosts=hosts))
+
+
+def of_list(config: Config, text: str) -> Hosts | None:
+    return hosts_of(JobOptions(hosts=(text,)), config, {})
+
+
+def test_ranges_and_users(config: Config) -> None:
+    hosts = of_list(config, "node[01-03],user@gpu9")
+    assert hosts == Hosts(
+        names=("node01", "node02", "node03", "user@gpu9"), origin="--hosts", by_option=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("node[01-02],node02", "the same host twice: node02"),
+        ("gpu9,user@gpu9", "the same host twice: gpu9 and user@gpu9"),
+        ("node[01-", "its brackets do not match"),
+        ("node[3-1]", "runs backwards"),
+        ("node01;node02", "cannot be the name of a host"),
+        ("node01,-oProxyCommand=x", "cannot be the name of a host"),
+        ("node01:2222", "cannot be the name of a host"),
+        ("node01,,node02", "an empty name"),
+        ("node01,localhost", "a name of this machine"),
+        ("node01,user@127.0.1.1", "a name of this machine"),
+    ],
+)
+def test_a_list_with_a_mistake_is_refused(config: Config, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        of_list(config, text)
+    assert caught.value.message.startswith("--hosts")
+    assert caught.value.hint
+
+
+def test_one_host_may_be_this_machine(config: Config) -> None:
+    assert of_list(config, "localhost") is not None
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "names"),
+    [
+        ("PBS_NODEFILE", "n1.cluster\nn1.cluster\nn2.cluster\n", ("n1.cluster", "n2.cluster")),
+        ("LSB_DJOB_HOSTFILE", "host1\nhost1\nhost3\n", ("host1", "host3")),
+        ("OAR_NODEFILE", "graffiti-1\ngraffiti-1\ngraffiti-2\n", ("graffiti-1", "graffiti-2")),
+    ],
+)
+def test_the_job_of_a_batch_system_names_them(
+    config: Config, tmp_path: Path, variable: str, text: str, names: tuple[str, ...]
+) -> None:
+    """Such a file has a line for each slot. It counts more than the settings, an option most."""
+    file = tmp_path / "node-file"
+    file.write_text(text)
+    env, settings = {variable: str(file)}, named(config, "other[1-2]")
+    assert hosts_of(JobOptions(), settings, env) == Hosts(names=names, origin=f"${variable}")
+    by_option = hosts_of(JobOptions(hosts=("n9",)), settings, env)
+    assert by_option is not None
+    assert by_option.names == ("n9",)
+
+
+def test_a_host_file(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# ours\nnode[01-02] slots=4\n\nann@node03   # a GPU\nnode01 max_slots=2\n")
+    found = hosts_of(JobOptions(host_file=file), config, {})
+    assert found is not None
+    assert found.names == ("node01", "node02", "ann@node03")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("node01 node02\n", "line 1: there is 'node02'"), ("# none\n", "no host")]
+)
+def test_a_host_file_with_a_mistake_is_refused(
+    config: Config, tmp_path: Path, text: str, told: str
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        hosts_of(JobOptions(host_file=file), config, {})
+
+
+def test_a_host_file_that_is_not_there(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        hosts_of(JobOptions(host_file=tmp_path / "none"), config, {})
+
+
+def test_hosts_to_avoid_are_left_out(config: Config) -> None:
+    settings = named(config, "node[01-03]")
+    found = hosts_of(JobOptions(exclude="node[01-02]"), settings, {})
+    assert found is not None
+    assert found.names == ("node03",)
+    with pytest.raises(ConfigError, match="all hosts are excluded"):
+        hosts_of(JobOptions(exclude="node[01-03]"), settings, {})
+
+
+def test_none_are_named(config: Config) -> None:
+    assert hosts_of(JobOptions(), config, {}) is None

@@ -1,0 +1,55 @@
+"""The options of Slurm in an allocation that stands already."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.core.errors import ConfigError
+from stager.jobs.job import JobOptions
+from stager.jobs.standing_allocation import without_effect
+
+THERE = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_JOB_ACCOUNT": "ml",
+    "SLURM_JOB_QOS": "normal",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_MEM_PER_NODE": "65536",
+    "SLURM_GPUS_PER_NODE": "a100:4",
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        JobOptions(),
+        JobOptions(partition="gpu", account="ml", qos="normal"),
+        JobOptions(nodelist="n[2-3]", exclude="n4"),
+        JobOptions(mem="64G", gpus_per_node="a100:4"),
+    ],
+)
+def test_what_the_allocation_has_is_no_contradiction(options: JobOptions) -> None:
+    assert list(without_effect(options, THERE)) == []
+
+
+def test_all_contradictions_are_named_at_once() -> None:
+    options = JobOptions(
+        partition="cpu", nodelist="n[3-4]", exclude="n1", mem="1T", gpus_per_node="8", account="ml"
+    )
+    with pytest.raises(ConfigError, match="job 17") as caught:
+        list(without_effect(options, THERE))
+    assert [line.partition(":")[0] for line in caught.value.context] == [
+        "--partition cpu",
+        "--gpus-per-node 8",
+        "--mem 1T",
+        "--nodelist n[3-4]",
+        "--exclude n1",
+    ]
+
+
+def test_what_nothing_tells_is_said_to_have_no_effect() -> None:
+    options = JobOptions(time="10", constraint="a100", salloc_args=("--nice",), reservation="r")
+    (note,) = without_effect(options, THERE)
+    assert note.startswith("no effect in job 17")
+    for option in ("--time", "--constraint", "--salloc-arg", "--reservation"):
+        assert option in note

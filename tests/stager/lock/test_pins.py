@@ -1,0 +1,156 @@
+"""Pins that stay, upgrades, the cutoff, and what a lock changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stager.core.errors import ResolveError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.lock import cutoff
+from stager.lock.changes import PackageChanges, changes
+from stager.lock.lock import make_lock
+from stager.lock.lock_file import earlier_lock, read_lock
+from stager.lock.pylock import Lock
+from stager.lock.resolve import ResolveOptions
+from stager.lock.spec import Spec
+from tests.support.index_server import Index, serve
+from tests.support.wheelhouse import make_wheel
+
+BOTH = pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
+Ask = Callable[..., Spec]
+
+
+@pytest.fixture
+def relock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., tuple[Lock, PackageChanges]]:
+    """Lock these requirements over the lock of the call before."""
+
+    def make(*requirements: str, **options: object) -> tuple[Lock, PackageChanges]:
+        spec = ask(*requirements)
+        path = root / "pylock.toml"
+        earlier = earlier_lock(path, spec.target)
+        made = make_lock(
+            spec,
+            path=path,
+            store=Store(tmp_path / "offline"),
+            options=ResolveOptions(**options),  # type: ignore[arg-type]
+        )
+        return made, changes(earlier, made)
+
+    return make
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    return {file.name: str(file.version) for file in lock.files}
+
+
+@BOTH
+@pytest.mark.usefixtures("index_env")
+def test_pins_stay_until_they_are_upgraded(
+    relock: Callable[..., tuple[Lock, PackageChanges]], wheelhouse: Path, resolver: str
+) -> None:
+    relock("alpha", "beta<2", resolver=resolver)
+    added = make_wheel(wheelhouse, "tqdm")
+    make_wheel(wheelhouse, "alpha", "1.5", requires=["beta>=1.1"])
+    made, difference = relock("alpha", "beta", "tqdm", resolver=resolver)
+    assert versions(made) == {"alpha": "1.0", "beta": "1.1", "tqdm": "1.0"}
+    assert [(one.name, one.old, one.new) for one in difference.added] == [("tqdm", None, "1.0")]
+    assert not difference.changed
+    assert difference.bytes == added.stat().st_size
+
+    made, difference = relock("alpha", "beta", resolver=resolver, upgrade_packages=("alpha",))
+    assert versions(made) == {"alpha": "1.5", "beta": "1.1"}
+    assert [(one.name, one.old, one.new) for one in difference.changed] == [("alpha", "1.0", "1.5")]
+    assert [(one.name, one.old, one.new) for one in difference.removed] == [("tqdm", "1.0", None)]
+
+    made, _ = relock("alpha", "beta", resolver=resolver, upgrade=True)
+    assert versions(made) == {"alpha": "1.5", "beta": "2.0"}
+
+
+@BOTH
+@pytest.mark.usefixtures("index_env")
+def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(
+    relock: Callable[..., tuple[Lock, PackageChanges]], wheelhouse: Path, resolver: str
+) -> None:
+    make_wheel(wheelhouse, "gone", "1.0")
+    relock("alpha", "beta<2", "gone", resolver=resolver)
+    (wheelhouse / "gone-1.0-py3-none-any.whl").unlink()
+    make_wheel(wheelhouse, "gone", "1.1")
+    made, difference = relock("alpha", "beta>=2", "gone", resolver=resolver)
+    assert versions(made) == {"alpha": "1.0", "beta": "2.0", "gone": "1.1"}
+    assert [one.name for one in difference.changed] == ["beta", "gone"]
+
+
+@BOTH
+def test_files_newer_than_the_cutoff_do_not_count(
+    relock: Callable[..., tuple[Lock, PackageChanges]],
+    wheelhouse: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: str,
+) -> None:
+    uploaded = dict.fromkeys((file.name for file in wheelhouse.iterdir()), "2024-01-01T00:00:00Z")
+    uploaded["beta-2.0-py3-none-any.whl"] = "2025-06-01T12:00:00Z"
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with serve(Index(folder=wheelhouse, uploaded=uploaded)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        made, _ = relock("beta", resolver=resolver, exclude_newer="2025-05-31")
+        assert versions(made) == {"beta": "1.1"}
+        made, _ = relock("beta", resolver=resolver, upgrade=True)  # the lock keeps the cutoff
+        assert versions(made) == {"beta": "1.1"}
+        assert made.exclude_newer == "2025-05-31"
+        made, _ = relock("beta", resolver=resolver, upgrade=True, exclude_newer="none")
+        assert versions(made) == {"beta": "2.0"}
+        assert made.exclude_newer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2025-01-31", "2025-02-01T00:00:00Z"),
+        ("2025-01-31T12:00:00Z", "2025-01-31T12:00:00Z"),
+        ("2025-01-31T12:00:00+02:00", "2025-01-31T10:00:00Z"),
+        ("0999-01-31T12:00:00Z", "0999-01-31T12:00:00Z"),
+    ],
+)
+def test_a_cutoff_means_the_same_everywhere(text: str, expected: str) -> None:
+    assert cutoff.timestamp(text) == expected
+    assert cutoff.checked(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("yesterday", "2025-13-01", "2025-01-31T12:00:00", "", "9999-12-31"),
+        *("0001-01-01T00:00:00+05:00", "9999-12-31T23:00:00-05:00"),
+    ],
+)
+def test_what_is_no_cutoff(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        cutoff.checked(text)
+
+
+def test_a_lock_is_made_again_only_for_another_cutoff() -> None:
+    assert not ResolveOptions().outdates("2025-01-31")
+    assert not ResolveOptions(exclude_newer="2025-01-31").outdates("2025-01-31")
+    assert not ResolveOptions(exclude_newer="none").outdates(None)
+    assert ResolveOptions(exclude_newer="none").outdates("2025-01-31")
+    assert ResolveOptions(exclude_newer="2025-01-31").outdates(None)
+    assert ResolveOptions(upgrade_packages=("alpha",)).outdates(None)
+
+
+@pytest.mark.usefixtures("index_env")
+def test_a_damaged_lock_is_made_anew(
+    relock: Callable[..., tuple[Lock, PackageChanges]], root: Path
+) -> None:
+    relock("alpha", exclude_newer=None)
+    path = root / "pylock.toml"
+    text = path.read_text()
+    for value in ("none", "9999-12-31", "soon"):
+        line = f'exclude-newer = "{value}"\nspec-digest ='
+        path.write_text(text.replace("spec-digest =", line))
+        with pytest.raises(ResolveError, match="exclude-newer"):
+            read_lock(path, Target.of_host())
+    made, difference = relock("alpha")
+    assert versions(made) == {"alpha": "1.0", "beta": "2.0"}
+    assert len(difference.added) == 2

@@ -1,0 +1,349 @@
+"""Projects, locks and scripts of uv: what stands in them decides, or is refused by name."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from stager.building.project_lock import lock_project
+from stager.config import load
+from stager.core.errors import ConfigError, ResolveError
+from stager.core.store import Store
+from stager.lock.lock import make_lock
+from stager.lock.lock_file import read_lock
+from stager.lock.pylock import Lock
+from stager.lock.resolve import ResolveOptions
+from stager.lock.spec import Spec
+from stager.lock.uv import required_command
+from stager.wheels.fetch import FetchSettings, fetch
+from tests.support.building import Recorder
+from tests.support.index_server import Index, serve
+from tests.support.sources import git_commit, own_backend
+from tests.support.wheelhouse import make_wheel
+
+Ask = Callable[..., Spec]
+
+
+@dataclass(frozen=True)
+class Indexes:
+    """Two indexes: the usual one, and one that only the project names."""
+
+    usual: Index
+    extra: Index
+
+
+@pytest.fixture
+def indexes(wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Indexes]:
+    make_wheel(wheelhouse, "special", "9.0")  # a stranger's, of the name of one on the other index
+    extra = tmp_path / "extra"
+    make_wheel(extra, "special", "1.0", requires=["beta"])
+    make_wheel(extra, "beta", "7.0")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with serve(Index(folder=wheelhouse)) as usual, serve(Index(folder=extra)) as second:
+        monkeypatch.setenv("PIP_INDEX_URL", usual.url)
+        monkeypatch.setenv("UV_DEFAULT_INDEX", usual.url)
+        yield Indexes(usual, second)
+
+
+@pytest.fixture
+def lock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., Lock]:
+    """Lock these requirements, and see that the file says the same."""
+
+    def make(*requirements: str, resolver: str = "uv", **more: object) -> Lock:
+        options = {key: more.pop(key) for key in ("upgrade", "upgrade_packages") if key in more}
+        spec = ask(*requirements, **more)
+        path = root / "pylock.toml"
+        made = make_lock(
+            spec,
+            path=path,
+            store=Store(tmp_path / "offline"),
+            options=ResolveOptions(resolver=resolver, **options),  # type: ignore[arg-type]
+            reachable=lambda _: False,
+        )
+        assert read_lock(path, spec.target) == made
+        assert made.is_current(spec)
+        return made
+
+    return make
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    return {file.name: str(file.version) for file in lock.files}
+
+
+def sources(indexes: Indexes, tmp_path: Path) -> str:
+    """``[tool.uv]`` with an index for one package, a git repository and a folder."""
+    return dedent(f"""\
+        [tool.uv.sources]
+        special = {{ index = "second" }}
+        from-git = {{ git = "{(tmp_path / "from-git").as_uri()}", branch = "main" }}
+        from-folder = {{ path = "../from-folder" }}
+        [[tool.uv.index]]
+        name = "second"
+        url = "{indexes.extra.url}"
+        explicit = true
+        """)
+
+
+def write_project(folder: Path, dependencies: str, more: str = "", name: str = "mine") -> None:
+    folder.mkdir(exist_ok=True)
+    text = f'[project]\nname = "{name}"\nversion = "0"\nrequires-python = ">=3.10"\n'
+    (folder / "pyproject.toml").write_text(f"{text}dependencies = [{dependencies}]\n{more}")
+
+
+NEEDED = '"special", "from-git", "from-folder", "alpha"'
+LOCKED = {
+    "alpha": "1.0",
+    "beta": "2.0",  # not 7.0: the second index is asked for `special` only
+    "from-folder": "1.0",
+    "from-git": "1.0",
+    "special": "1.0",
+}
+
+
+def test_settings_of_a_project_are_uvs_to_honour(
+    lock: Callable[..., Lock], indexes: Indexes, root: Path, tmp_path: Path
+) -> None:
+    commit = git_commit(own_backend(tmp_path / "from-git"))
+    own_backend(tmp_path / "from-folder")
+    write_project(root, NEEDED, sources(indexes, tmp_path))
+    made = lock("pyproject.toml", "my-odd.name")
+    assert versions(made) == {**LOCKED, "my-odd-name": "1.0"}
+    assert [label for _, label in made.sources if label.startswith("git+")] == [
+        f"git+{(tmp_path / 'from-git').as_uri()}@{commit}"
+    ]
+    url = next(file.url for file in made.files if file.name == "special")
+    assert str(indexes.extra.port) in str(url)
+
+    (tmp_path / "from-git" / "more.py").write_text("X = 1\n")
+    moved = git_commit(tmp_path / "from-git")
+    assert lock("pyproject.toml").git[0].commit == commit  # a branch is a pin, too
+    assert lock("pyproject.toml").git[0].commit == commit
+    assert lock("pyproject.toml", upgrade_packages=("from-git",)).git[0].commit == moved
+
+
+def test_a_changed_folder_makes_the_lock_stale(
+    ask: Ask, indexes: Indexes, root: Path, tmp_path: Path
+) -> None:
+    own_backend(tmp_path / "from-folder")
+    write_project(root, NEEDED, sources(indexes, tmp_path))
+    before = ask("pyproject.toml").digest
+    (tmp_path / "from-folder" / "from_folder.py").write_text("X = 2\n")
+    assert ask("pyproject.toml").digest != before
+
+
+@pytest.mark.usefixtures("indexes")
+def test_overrides_and_constraints(lock: Callable[..., Lock], root: Path) -> None:
+    settings = '[tool.uv]\noverride-dependencies = ["beta==1.0"]\n'
+    write_project(root, '"alpha"', settings)
+    assert versions(lock("pyproject.toml")) == {"alpha": "1.0", "beta": "1.0"}
+    write_project(root, '"alpha"', '[tool.uv]\nconstraint-dependencies = ["beta<2"]\n')
+    assert versions(lock("pyproject.toml")) == {"alpha": "1.0", "beta": "1.1"}
+
+
+def test_pip_tools_refuses_them_by_name(lock: Callable[..., Lock], root: Path) -> None:
+    write_project(root, '"alpha"', '[tool.uv]\nconstraint-dependencies = ["beta<2"]\n')
+    with pytest.raises(ResolveError, match="settings of uv") as caught:
+        lock("pyproject.toml", resolver="pip-tools")
+    assert caught.value.context == ("pyproject.toml: tool.uv.constraint-dependencies",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("[tool.uv.pip]\nuniversal = true\n", "tool.uv.pip: it is not honoured here"),
+        ("[tool.uv]\nenvironments = [\"sys_platform == 'win32'\"]\n", "does not support the nodes"),
+    ],
+)
+def test_what_uv_itself_would_ignore_is_refused(
+    ask: Ask, root: Path, settings: str, expected: str
+) -> None:
+    write_project(root, '"alpha"', settings)
+    with pytest.raises(ConfigError) as caught:
+        ask("pyproject.toml")
+    assert expected in caught.value.context[0]
+
+
+def test_extras_that_conflict_are_refused(ask: Ask, root: Path) -> None:
+    more = """\
+    [project.optional-dependencies]
+    cpu = ["alpha"]
+    gpu = ["beta"]
+    [tool.uv]
+    conflicts = [[{ extra = "cpu" }, { extra = "gpu" }]]
+    """
+    write_project(root, "", dedent(more))
+    assert ask("pyproject.toml[cpu]").requirements == ("alpha",)
+    with pytest.raises(ConfigError) as caught:
+        ask("pyproject.toml[cpu,gpu]")
+    assert "does not allow cpu and gpu together" in caught.value.context[0]
+
+
+def test_the_first_index_with_a_package_counts_unless_the_user_says_otherwise(
+    lock: Callable[..., Lock], indexes: Indexes, root: Path
+) -> None:
+    (root / "r.in").write_text(f"--extra-index-url {indexes.extra.url}\nspecial\n")
+    assert versions(lock("r.in"))["special"] == "1.0"
+    made = lock("r.in", index_strategy="unsafe-best-match", upgrade=True)
+    assert versions(made)["special"] == "9.0"
+
+
+def test_uv_lock_is_read_with_all_that_uv_honours(
+    lock: Callable[..., Lock], indexes: Indexes, root: Path, tmp_path: Path
+) -> None:
+    commit = git_commit(own_backend(tmp_path / "from-git"))
+    own_backend(tmp_path / "from-folder")
+    groups = '[project.optional-dependencies]\nmore = ["my-odd-name"]\n'
+    groups += '[dependency-groups]\ndev = ["pth-pkg"]\ntrain = ["ns-one"]\n'
+    write_project(root, NEEDED, groups + sources(indexes, tmp_path))
+    subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    make_wheel(indexes.usual.folder, "alpha", "4.0")  # the lock decides, not the index
+    made = lock("uv.lock")
+    assert versions(made) == LOCKED
+    assert made.git[0].commit == commit
+    assert versions(lock("uv.lock[more]", "uv.lock:train")) == {
+        **LOCKED,
+        "my-odd-name": "1.0",
+        "ns-one": "1.0",
+    }
+    assert versions(lock("uv.lock:train")) == {"ns-one": "1.0"}
+
+    write_project(root, '"alpha", "cli-tool"')
+    with pytest.raises(ResolveError, match="out of date") as caught:
+        lock("uv.lock")
+    assert "uv lock" in caught.value.hint
+
+
+@pytest.mark.usefixtures("indexes")
+def test_a_lock_of_uv_decides_alone(ask: Ask, root: Path) -> None:
+    write_project(root, '"alpha"')
+    subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    config = load.parse(
+        {"environment": {"requirements": ["uv.lock"]}}, root=root, source=root / "stager.toml"
+    )
+    with pytest.raises(ConfigError, match="--upgrade has no effect") as caught:
+        lock_project(config, ResolveOptions(upgrade=True), Recorder())
+    assert "uv lock" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        ask("uv.lock", ".")
+    assert "is no package for uv" in caught.value.context[0]
+
+
+def test_nothing_else_stands_beside_uv_lock(ask: Ask, root: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask("uv.lock", "alpha")
+    assert "alpha beside uv.lock" in caught.value.context[0]
+    assert "no such file" in caught.value.context[1]
+
+
+def test_the_block_of_a_script(
+    lock: Callable[..., Lock], indexes: Indexes, root: Path, tmp_path: Path
+) -> None:
+    own_backend(tmp_path / "from-folder")
+    block = f"""\
+    # /// script
+    # requires-python = ">=3.10"
+    # dependencies = ["alpha", "special", "from-folder"]
+    # [tool.uv]
+    # override-dependencies = ["beta==1.0"]
+    # exclude-newer = 2999-01-01T00:00:00Z
+    # exclude-newer-package = {{}}
+    # [tool.uv.sources]
+    # special = {{ index = "second" }}
+    # from-folder = {{ path = "../from-folder" }}
+    # [[tool.uv.index]]
+    # name = "second"
+    # url = "{indexes.extra.url}"
+    # explicit = true
+    # ///
+    print(1)
+    """
+    block = block.replace("    # exclude-newer = 2999-01-01T00:00:00Z\n", "")
+    block = block.replace("    # exclude-newer-package = {}\n", "")
+    (root / "train.py").write_text(dedent(block))
+    expected = {"alpha": "1.0", "beta": "1.0", "from-folder": "1.0", "special": "1.0"}
+    assert versions(lock("train.py")) == expected
+
+
+def test_scripts_that_say_nothing_are_no_packages(ask: Ask, root: Path) -> None:
+    (root / "plain.py").write_text("print(1)\n")
+    (root / "old.py").write_text('# /// script\n# requires-python = "<3.9"\n# ///\n')
+    (root / "open.py").write_text('# /// script\n# dependencies = ["alpha"]\n')
+    with pytest.raises(ConfigError) as caught:
+        ask("plain.py", "old.py", "open.py")
+    problems = "\n".join(caught.value.context)
+    assert "plain.py is a file here" in problems
+    assert "requires-python is '<3.9'" in problems
+    assert "has no end" in problems
+
+
+def test_an_index_that_asks_for_a_password(
+    lock: Callable[..., Lock],
+    ask: Ask,
+    indexes: Indexes,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    private = Index(folder=indexes.extra.folder, user="me", password="s3cret/word")
+    monkeypatch.setenv("UV_INDEX_MY_INDEX_USERNAME", private.user)
+    monkeypatch.setenv("UV_INDEX_MY_INDEX_PASSWORD", private.password)
+    with serve(private) as served:
+        settings = f"""\
+        [tool.uv.sources]
+        special = {{ index = "my-index" }}
+        [[tool.uv.index]]
+        name = "my-index"
+        url = "{served.url}"
+        explicit = true
+        """
+        write_project(root, '"special"', dedent(settings))
+        made = lock("pyproject.toml")
+        assert versions(made) == {"beta": "2.0", "special": "1.0"}
+        assert "s3cret" not in (root / "pylock.toml").read_text()
+        wheels = fetch(
+            made,
+            Store(tmp_path / "offline"),
+            offline=False,
+            given=FetchSettings(indexes=ask("pyproject.toml").all_indexes),
+        )
+    assert [wheel.name for wheel in wheels] == ["beta", "special"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["package = 3", '[[package]]\nname = "app"\nsource = 3\ndev-dependencies = 3', "manifest = 3"],
+)
+def test_a_damaged_uv_lock_is_left_to_uv(ask: Ask, root: Path, damage: str) -> None:
+    (root / "pyproject.toml").write_text('[project]\nname = "app"\nversion = "0"\n')
+    (root / "uv.lock").write_text(f"version = 1\n{damage}\n")
+    found = ask("uv.lock:dev")
+    assert found.overridden == frozenset()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'members = ["/somewhere/*", "", "a**"]',
+        "members = 3",
+    ],
+)
+def test_members_of_a_workspace_that_are_none(ask: Ask, root: Path, line: str) -> None:
+    (root / "pyproject.toml").write_text(
+        '[project]\nname = "app"\nversion = "0"\ndependencies = ["other"]\n'
+        f"[tool.uv.sources]\nother = {{ workspace = true }}\n[tool.uv.workspace]\n{line}\n"
+    )
+    assert ask("pyproject.toml").uv_project is not None
+
+
+def test_extras_and_groups_that_are_no_tables(ask: Ask, root: Path) -> None:
+    (root / "pyproject.toml").write_text(
+        'dependency-groups = 3\n[project]\nname = "app"\noptional-dependencies = ["a"]\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        ask("pyproject.toml[a]", "pyproject.toml:g")
+    assert "no extra 'a'; there are none" in caught.value.context[0]
+    assert "no dependency group 'g'" in caught.value.context[1]

@@ -1,0 +1,138 @@
+"""Hosts without Slurm made by scripts/cluster: each with an sshd and a ``/tmp`` of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.building import STAGER
+from tests.support.cluster import STATES, script
+from tests.support.needs import lacks, needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A command line that has ended."""
+
+    code: int
+    """Its exit status."""
+    report: dict[str, Any]
+    """What ``--json`` printed."""
+    talk: str
+    """What it wrote to standard error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshHosts:
+    """Hosts that stand, and a folder of the login side that none of them sees."""
+
+    name: str
+    """As scripts/cluster knows them."""
+    nodes: tuple[str, ...]
+    """Their names, in order."""
+    hidden: Path
+    """The folder."""
+
+    @property
+    def state_dir(self) -> Path:
+        """Where keys, configuration and logs are."""
+        return STATES / self.name
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What makes ``ssh`` read the configuration of these hosts."""
+        return {**os.environ, "PATH": f"{self.state_dir / 'bin'}:{os.environ['PATH']}"}
+
+    def stager(self, *arguments: str, folder: Path, timeout: float = 300) -> Ended:
+        """Run the command line in a folder."""
+        started = self.start(*arguments, folder=folder)
+        return self.end(started, timeout)
+
+    def start(self, *arguments: str, folder: Path) -> subprocess.Popen[str]:
+        """Start the command line as a shell's job, which Ctrl-C reaches as a whole."""
+        return subprocess.Popen(
+            [*STAGER, arguments[0], "--json", *arguments[1:]],
+            cwd=folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self, started: subprocess.Popen[str], timeout: float = 300) -> Ended:
+        """Wait for its end."""
+        try:
+            out, err = started.communicate(timeout=timeout)
+        finally:
+            if started.poll() is None:
+                started.kill()
+        return Ended(code=started.returncode, report=json.loads(out or "{}"), talk=err)
+
+    def on(self, node: str, *argv: str, check: bool = True) -> str:
+        """Run a command on a host, beside ssh; return what it prints."""
+        done = subprocess.run(
+            [*self.entering(node), *argv], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
+        return done.stdout
+
+    def entering(self, node: str) -> list[str]:
+        """The beginning of a command line that runs on the host, beside ssh."""
+        init = (self.state_dir / node / "init").read_text().strip()
+        return ["nsenter", f"--target={init}", "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def agents(self, node: str) -> list[str]:
+        """The command lines of what a job runs on a host."""
+        lines = self.on(node, "ps", "-ww", "-eo", "args").splitlines()
+        return [line for line in lines if "agent " in line or "train.py" in line]
+
+    def lose(self, node: str) -> None:
+        """Pull the host's plug."""
+        script("lose", node, "--name", self.name)
+
+    def restore(self) -> None:
+        """Bring back what was stopped or lost."""
+        script("up", "--name", self.name)
+
+    @contextmanager
+    def changed(self, file: Path, text: str) -> Iterator[None]:
+        """Let a file have another content while the block runs."""
+        before = file.read_text()
+        file.write_text(text)
+        try:
+            yield
+        finally:
+            file.write_text(before)
+
+
+def make_hosts(name: str, count: int) -> SshHosts:
+    """Start hosts; the caller ends them with :func:`remove_hosts`, whatever happens."""
+    needs("ssh")
+    hidden = Path("/var/tmp") / f"stager-{name}"
+    hidden.mkdir()
+    shape = ("--ssh", "--nodes", str(count), "--hide", str(hidden))
+    done = script("up", "--name", name, *shape, check=False)
+    if "does not let root make namespaces" in done.stderr:
+        lacks("ssh", done.stderr)
+    assert done.returncode == 0, done.stderr
+    nodes = tuple((STATES / name / "nodes").read_text().split())
+    return SshHosts(name=name, nodes=nodes, hidden=hidden)
+
+
+def remove_hosts(name: str) -> None:
+    """Remove hosts that :func:`make_hosts` made, or what there is of them."""
+    script("down", "--name", name)
+    shutil.rmtree(Path("/var/tmp") / f"stager-{name}", ignore_errors=True)
+
+
+def words(problems: Sequence[str]) -> str:
+    """All that is said of some problems."""
+    return "; ".join(problems)
