@@ -258,7 +258,7 @@ def test_a_layer_under_way_ends_with_a_build_that_is_killed(tmp_path: Path, mark
     argv = [sys.executable, str(script), str(pipe), str(tmp_path / "store")]
     with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(repo)}) as process:
         # The build, the resource tracker, the server, the layer's.
-        begun = until(lambda: len(marked(mark)) >= 4 or process.poll() is not None, 120)
+        begun = until(lambda: len(marked(mark)) >= 4 or process.poll() is not None)
         time.sleep(0.3)
         ended_by_itself = process.poll() is not None
         process.kill()

@@ -72,7 +72,7 @@ def test_nothing_of_a_job_that_went_well_goes_on(left: str, ready: Project) -> N
 def test_nothing_of_a_job_that_was_interrupted_goes_on(left: str, ready: Project) -> None:
     running = started(ready, left, "600")
     note = ready.root / "left"
-    begun = until(note.exists, 120)
+    begun = until(note.exists)
     running.terminate()
     _, said = running.communicate(timeout=300)
     assert begun, said
@@ -84,7 +84,7 @@ def test_nothing_of_an_agent_that_was_killed_goes_on(ready: Project) -> None:
     """The driver adopts what it leaves; the next job removes its directory."""
     running = started(ready, "heeds", "600")
     note = ready.root / "left"
-    begun = until(note.exists, 120)
+    begun = until(note.exists)
     for agent in agents(ready):
         os.kill(agent, signal.SIGKILL)
     _, said = running.communicate(timeout=300)

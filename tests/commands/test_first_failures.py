@@ -177,7 +177,7 @@ def interrupted(
         return any(after in path.read_text(errors="replace") for path in found)
 
     try:
-        assert until(lambda: said() or started.poll() is not None, 120)
+        assert until(lambda: said() or started.poll() is not None)
         time.sleep(1)  # what is in the log is shown a moment later
     finally:
         os.killpg(started.pid, signal.SIGINT)

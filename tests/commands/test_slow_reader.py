@@ -66,8 +66,8 @@ def has_result(project: Project) -> bool:
 
 def test_ranks_and_logs_go_on_and_the_rest_is_shown_later(ready: Project) -> None:
     with running(ready, LINES) as started:
-        assert until((ready.root / "done").exists, 120), "the rank waits for the reader"
-        assert until(lambda: has_result(ready), 120)
+        assert until((ready.root / "done").exists), "the rank waits for the reader"
+        assert until(lambda: has_result(ready))
         out, err = started.communicate(timeout=300)
     assert started.returncode == 0, err
     (log,) = (ready.root / "logs").glob("*.0.out")
@@ -83,7 +83,7 @@ def test_ranks_and_logs_go_on_and_the_rest_is_shown_later(ready: Project) -> Non
 
 def test_the_result_comes_from_the_file_where_the_driver_has_not_waited(ready: Project) -> None:
     with running(ready, 30_000) as started:
-        assert until(lambda: has_result(ready), 120)
+        assert until(lambda: has_result(ready))
         (driver,) = drivers(ready)
         os.kill(driver, signal.SIGKILL)  # as it ends by itself after a minute
         out, err = started.communicate(timeout=300)

@@ -57,7 +57,7 @@ def failed(torch_project: TorchProject, ran: Ran) -> dict[str, Any]:
         "stager/jobs/driver.py",
     ):
         assert ours not in ran.stderr
-    assert until(lambda: not torch_project.left_over(), 120), torch_project.left_over()
+    assert until(lambda: not torch_project.left_over()), torch_project.left_over()
     return failure
 
 

@@ -42,7 +42,7 @@ def begin(torch_project: TorchProject, folder: Path, *slow: str) -> subprocess.P
     argv = ["run", "--json", "--log-dir", folder / "logs", *options, "--", "wait.py", *slow]
     started = torch_project.start(*argv, cwd=folder)
     begun = [folder / "begun0", folder / "begun1"]
-    if not until(lambda: all(path.exists() for path in begun), 120):
+    if not until(lambda: all(path.exists() for path in begun)):
         started.terminate()
         pytest.fail(f"the ranks did not begin: {started.communicate(timeout=GONE_AFTER)}")
     return started

@@ -23,8 +23,11 @@ def living(*places: str | Path) -> list[str]:
     return found
 
 
-def until(condition: Callable[[], bool], seconds: float = 120, *, pause: float = 0.1) -> bool:
-    """Whether something comes true in that time; it is looked at after each pause, in seconds."""
+def until(condition: Callable[[], bool], seconds: float = 600, *, pause: float = 0.1) -> bool:
+    """Whether something comes true in that time; it is looked at after each pause, in seconds.
+
+    The time is no more than a guard: a machine may be busy with other tests.
+    """
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -238,7 +238,7 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: P
     inform(["sh", "-c", waiting], "", timeout=600)
     assert not made.exists()
     go.touch()
-    assert until(made.exists, 60)
+    assert until(made.exists)
 
 
 def test_an_informed_command_that_fails_or_takes_too_long() -> None:
