@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -9,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.support import requirements
 from tests.support.building import project, supplies, zstandard_wheel  # noqa: F401 - fixtures
 from tests.support.needs import needs
 from tests.support.nesting import nested  # noqa: F401 - a fixture
+from tests.support.processes import until
 from tests.support.requirements import DATA
 from tests.support.sources import build_native_wheel, make_sdist, repack_installed
 from tests.support.torch_project import torch_project  # noqa: F401 - a fixture
@@ -115,15 +118,29 @@ def no_sockets_left() -> Iterator[None]:
     """Remove what builds that tests kill leave behind: multiprocessing's directory for a socket.
 
     A process that is killed cannot do it. A directory whose socket is still open belongs to
-    somebody who is alive, and stays.
+    somebody who is alive, and stays; so does one that is so young that somebody beside these tests
+    may be about to make its socket.
     """
     place = Path(tempfile.gettempdir())
     before = set(place.glob("pymp-*"))
     yield
-    alive = Path("/proc/net/unix").read_text()
-    for folder in set(place.glob("pymp-*")) - before:
-        if str(folder) not in alive:
+    left = set(place.glob("pymp-*")) - before
+    until(lambda: not [folder for folder in _closed(left) if _is_young(folder)], 120, pause=1)
+    for folder in _closed(left):
+        if not _is_young(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _closed(folders: Iterable[Path]) -> list[Path]:
+    """Those of multiprocessing's directories that have no open socket."""
+    alive = Path("/proc/net/unix").read_text()
+    return [folder for folder in folders if folder.exists() and str(folder) not in alive]
+
+
+def _is_young(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # its owner has removed it
+        return time.time() - folder.stat().st_mtime < 60
+    return False
 
 
 @pytest.fixture(autouse=True)

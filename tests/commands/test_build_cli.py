@@ -295,7 +295,7 @@ def test_a_pipe_in_place_of_a_file_of_the_store_keeps_nobody_waiting(project: Pr
         path.unlink()
         os.mkfifo(path)
         for command in (("build", "--no-prove"), ("inspect",)):
-            done = project.stager(*command, timeout=60)
+            done = project.stager(*command)
             assert done.returncode in (0, 1), (path, done.stderr)
             assert "Traceback" not in done.stderr, (path, done.stderr)
         path.unlink()

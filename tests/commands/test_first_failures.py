@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -34,22 +35,29 @@ def until_ended(other):
             return
         time.sleep(0.02)
 
+def until_there(name, ranks):
+    while not all(os.path.exists(f"{name}.{other}") for other in ranks):
+        time.sleep(0.02)
+
 with open(f"pid.{rank}", "w") as file:
     file.write(str(os.getpid()))
 print("begun", flush=True)
 if what == "terms":
     os.kill(os.getpid(), signal.SIGTERM)
-elif what == "crashes":
+elif what == "crashes":  # once no other rank listens to SIGTERM
+    until_there("deaf", set(range(4)) - {int(rank)})
     os.kill(os.getpid(), signal.SIGSEGV)
 elif what == "crashes-later":
     until_ended(1)
     os.kill(os.getpid(), signal.SIGSEGV)
-elif what == "imports":
+elif what == "imports":  # once all are so far: who fails first ends those that have not begun
+    until_there("pid", range(4))
     raise ImportError(f"cannot import name 'x' from 'alpha' ({os.environ['STAGER_ENV']}/a.py)")
 elif what == "sleeps":
     time.sleep(600)
 elif what == "is-deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(f"deaf.{rank}", "w").close()
     time.sleep(600)
 elif what == "has-a-thread":
     threading.Thread(target=time.sleep, args=(600,), name="saver").start()
@@ -163,9 +171,17 @@ def test_ranks_that_have_never_met(
 
 
 def interrupted(
-    project: TorchProject, cwd: Path, *words: str, after: str, seconds: float = 3600
+    project: TorchProject, cwd: Path, *words: str, after: tuple[str, int], seconds: float = 3600
 ) -> tuple[dict[str, Any], str]:
-    """End a job of two local nodes by Ctrl-C as soon as a file there says so; what is said then."""
+    """End a job of two local nodes by Ctrl-C; what is said then.
+
+    Args:
+        project: its bundle is used.
+        cwd: where the job is started.
+        words: what each rank does.
+        after: it is ended once so many lines of its files match this expression.
+        seconds: after which a rank is said to linger.
+    """
     (cwd / "script.py").write_text(PROGRAM)
     argv = ["run", "--bundle", project.bundle, "--allocation", "local", "--nodes", "2"]
     argv += ["--nproc-per-node", "2", "--log-dir", cwd / "logs", "--json", "--", "script.py"]
@@ -174,7 +190,8 @@ def interrupted(
 
     def said() -> bool:
         found = [path for path in (cwd / "logs").glob("*") if path.suffix in (".out", ".jsonl")]
-        return any(after in path.read_text(errors="replace") for path in found)
+        text = "\n".join(path.read_text(errors="replace") for path in found)
+        return len(re.findall(after[0], text)) >= after[1]
 
     try:
         assert until(lambda: said() or started.poll() is not None)
@@ -189,7 +206,8 @@ def interrupted(
 def test_ctrl_c_at_a_rank_that_does_not_end(torch_project: TorchProject, tmp_path: Path) -> None:
     """It is named while the job runs, and afterwards."""
     words = ("1=has-a-thread", "all=meets-once")
-    found, said = interrupted(torch_project, tmp_path, *words, after='"lingering"', seconds=1)
+    after = (r'"lingering".*"rank": 1\b', 1)
+    found, said = interrupted(torch_project, tmp_path, *words, after=after, seconds=1)
     assert named(found) == ("local1", 1, None, "hang")
     assert "it waits for thread saver" in found["first_failure"]["cause"]
     assert "local1 rank 1: its program has ended" in said
@@ -200,7 +218,7 @@ def test_ctrl_c_after_a_failure_that_its_launcher_still_deals_with(
     torch_project: TorchProject, tmp_path: Path
 ) -> None:
     """Torchrun waits half a minute for a rank that does not listen, and then tells of both."""
-    after = "closing signal SIGTERM"
+    after = ("closing signal SIGTERM", 1)
     found, said = interrupted(torch_project, tmp_path, "1=crashes", "all=is-deaf", after=after)
     # How it ended is seen only if nobody asks the kernel before; see RankMonitor.vanished.
     crashed = ("local1", 1, -signal.SIGSEGV, "killed")
@@ -209,7 +227,7 @@ def test_ctrl_c_after_a_failure_that_its_launcher_still_deals_with(
 
 
 def test_ctrl_c_before_anything_has_failed(torch_project: TorchProject, tmp_path: Path) -> None:
-    found, said = interrupted(torch_project, tmp_path, "all=sleeps", after="begun")
+    found, said = interrupted(torch_project, tmp_path, "all=sleeps", after=("begun", 4))
     assert (found["first_failure"], found["consequences"]) == (None, [])
     assert "before that:" not in said
     argv = ("diagnose", "--log-dir", tmp_path / "logs", found["job_id"])

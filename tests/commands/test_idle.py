@@ -15,6 +15,7 @@ from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
 SECONDS = 6
+TRIES = 5
 TRAIN = "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)"
 
 
@@ -57,13 +58,17 @@ def test_nobody_wakes_up_often_for_nothing(ready: Project) -> None:
     try:
         assert until((ready.root / "begun").exists)
         time.sleep(2)
-        before = switches(ready.store.root)
-        time.sleep(SECONDS)
-        after = switches(ready.store.root)
+        for _ in range(TRIES):  # a machine that has just become busy makes them wait for it
+            begun, before = time.monotonic(), switches(ready.store.root)
+            time.sleep(SECONDS)
+            after = switches(ready.store.root)
+            took = time.monotonic() - begun
+            often = {thread: count - before.get(thread, 0) for thread, count in after.items()}
+            if max(often.values()) < 2 * took:
+                break
     finally:
         running.terminate()
         running.communicate(timeout=300)
     assert {role for role, _ in before} == {"drive", "agent"}
-    often = {thread: count - before.get(thread, 0) for thread, count in after.items()}
     # Once a second each; some more for whatever the kernel lets them wait for.
-    assert max(often.values()) < 2 * SECONDS, often
+    assert max(often.values()) < 2 * took, often

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 LENGTH = 500_000
-LIMIT = 120.0
+LIMIT = 600.0
 """Seconds; no more than a guard."""
 
 PROGRAM = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -66,13 +67,21 @@ def test_a_table_for_a_pipe(failed: Project) -> None:
 def test_a_table_for_a_terminal(failed: Project) -> None:
     ours, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "OFFLINE_ROOT": str(failed.store.root)}
-    with subprocess.Popen([STAGER, "nodes"], cwd=failed.root, env=env, stdout=theirs) as started:
-        started.wait(timeout=120)
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
+    with subprocess.Popen([STAGER, "nodes"], cwd=failed.root, env=env, stdout=theirs):
+        os.close(theirs)
+        shown = everything(ours).decode()
     assert "needs 1.4 GB, 0.2 GB are free" in " ".join(shown.split())
     assert shown.count("n2") == 1
+
+
+def everything(terminal: int) -> bytes:
+    """All that comes out of a terminal until nobody has its other end; closes it."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while chunk := os.read(terminal, 65536):
+            shown += chunk
+    os.close(terminal)
+    return shown
 
 
 def test_more_days_and_forgetting(failed: Project) -> None:

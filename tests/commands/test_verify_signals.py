@@ -17,12 +17,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 WAIT = """\
 import os, pathlib, signal, sys, time
+def save(*_):
+    while not pathlib.Path("may-end").exists():
+        time.sleep(0.05)
+    sys.exit("saved")
 if os.environ["RANK"] in sys.argv:  # such a rank has to save something first
-    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), sys.exit("saved")))
+    signal.signal(signal.SIGTERM, save)
 pathlib.Path("begun" + os.environ["RANK"]).touch()
 time.sleep(600)
 """
-GONE_AFTER = 120
+GONE_AFTER = 300
 """Seconds within which all processes of a job must have ended, whatever happened."""
 
 
@@ -62,6 +66,7 @@ def test_an_ending_that_can_be_answered(
         with pytest.raises(subprocess.TimeoutExpired):
             started.wait(1)
         os.killpg(started.pid, signal.SIGINT)
+        (tmp_path / "may-end").touch()
     out, err = started.communicate(timeout=GONE_AFTER)
     assert started.returncode == 130
     assert torch_project.left_over() == []

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,18 @@ def variables(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | more
 
 
-def command(ranks: int, folder: Path, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-    """A command line that trains with so many ranks; 0 for a process without a launcher."""
+def command(
+    ranks: int, folder: Path, *arguments: str, options: Sequence[str] = (), program: str = ""
+) -> list[str]:
+    """A command line that trains with so many ranks; 0 for a process without a launcher.
+
+    A program, if given, is run in the trainer's place.
+    """
+    module = [*([program] if program else ["-m", "trainer"]), *arguments]
     if not ranks:
-        return [sys.executable, "-m", "trainer", *arguments]
+        return [sys.executable, *module]
     # Else it leaves its logs in the temporary directory.
     launch = ["--standalone", "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun")]
-    module = ["-m", "trainer", *arguments]
     return [sys.executable, "-m", "torch.distributed.run", *launch, *options, *module]
 
 
@@ -51,15 +57,20 @@ def train(
 
 
 def start(
-    ranks: int, folder: Path, *arguments: str, more: Mapping[str, str] | None = None
+    ranks: int,
+    folder: Path,
+    *arguments: str,
+    more: Mapping[str, str] | None = None,
+    program: str = "",
 ) -> Running:
-    """Begin to train so."""
+    """Begin to train so; a program, if given, is run in the trainer's place."""
     pytest.importorskip("torch")
     hugging_face = "tiny-bert" in arguments
     if hugging_face:
         pytest.importorskip("transformers")
         pytest.importorskip("datasets")
     started = as_torchrun_does(ranks, variables(**(more or {})))
+    started = [replace(rank, program=program) for rank in started]
     return warm_ranks(hugging_face).start(started, folder, arguments)
 
 

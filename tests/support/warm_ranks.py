@@ -13,7 +13,6 @@ import os
 import runpy
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,10 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bundle.system.parent_death import signal_at_parent_death
+from tests.support.ports import held_port
 
 _PAUSE_SECONDS = 0.02
 _MOST_SECONDS = 500.0
-_GRACE_SECONDS = 30.0
+_GRACE_SECONDS = 120.0
 """Time that other ranks get to notice that one has failed."""
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
 
@@ -126,11 +126,9 @@ def as_torchrun_does(count: int, env: Mapping[str, str]) -> list[Rank]:
     """Return the ranks of one node; for 0, a process that no launcher starts."""
     if not count:
         return [Rank(env=dict(env))]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     common = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(held_port()),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "GROUP_RANK": "0",

@@ -51,10 +51,41 @@ def alone(tmp_path_factory):
     return folder / "out"
 
 
+HELD = """\
+import pathlib, sys, time
+from trainer.__main__ import _leave, main
+from trainer.engine.progress import Progress
+from trainer.engine.stopping import StopSignal
+
+told = []
+
+def held(self, number, *rest):
+    count(self, number, *rest)
+    while number >= {last} and not told and not pathlib.Path("go").exists():
+        time.sleep(0.02)
+
+def tell(self, number, frame):
+    told.append(number)
+    note(self, number, frame)
+
+count, Progress.step = Progress.step, held
+note, StopSignal.note = StopSignal.note, tell
+_leave(main(sys.argv[1:]))
+"""
+"""The trainer, which waits in a step for what comes: else it may have ended before."""
+
+
+def held(folder, last):
+    """The program of ranks that go no further than this step before they are told to end."""
+    program = folder / "held.py"
+    program.write_text(HELD.format(last=last))
+    return str(program)
+
+
 def launched(folder, *arguments, options=(), **more):
     """Three ranks that torchrun has started, in a session of their own."""
     return subprocess.Popen(
-        command(3, folder, *arguments, options=options),
+        command(3, folder, *arguments, options=options, program=held(folder, 31)),
         cwd=folder,
         env=variables(**more),
         stdout=subprocess.PIPE,
@@ -78,13 +109,14 @@ def wait_for_step(folder, step, has_ended):
 
 def killed_at(step, folder, *arguments):
     """Train with three ranks, and kill all of them once they are so far."""
-    running = start(3, folder, *arguments)
+    running = start(3, folder, *arguments, program=held(folder, 51))
     try:
         wait_for_step(folder, step, running.has_ended)
     finally:
-        running.signal(signal.SIGKILL)
+        running.signal(signal.SIGKILL)  # the first one first: it is the one that saves
         codes, output, errors = running.wait()
-    assert codes == [-signal.SIGKILL] * 3, output + errors
+    assert codes[0] == -signal.SIGKILL, output + errors
+    assert 0 not in codes
 
 
 def rank_of(launcher, number):
@@ -114,7 +146,7 @@ def test_killed_at_any_step_it_ends_with_the_same_weights(undisturbed, tmp_path,
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
     """One process, which gets the signal itself."""
-    running = start(0, tmp_path, *LONG)
+    running = start(0, tmp_path, *LONG, program=held(tmp_path, 301))
     try:
         wait_for_step(tmp_path, 8, running.has_ended)
     finally:
@@ -150,6 +182,7 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others(undisturbed, tmp
     )
     wait_for_step(tmp_path, 10, lambda: process.poll() is not None)
     os.kill(rank_of(process, 1), signal.SIGKILL)
+    (tmp_path / "go").touch()
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert "resuming from out/checkpoint_" in said

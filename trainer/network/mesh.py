@@ -100,8 +100,12 @@ def _unreached(
                 pending[name] = peer
             elif code:
                 failed[name] = os.strerror(code)
-        while pending and (left := until - time.monotonic()) > 0:
-            for key, _ in waiting.select(left):
+        while pending:
+            left = max(0.0, until - time.monotonic())
+            ready = waiting.select(left)  # also once the time is over: it may have been slept away
+            if not ready and not left:
+                break
+            for key, _ in ready:
                 peer = pending.pop(key.data)
                 waiting.unregister(peer)
                 code = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 from stager.core.errors import StagerError
 from stager.core.processes import TAIL_LINES, CommandError, feed, inform, run, stream
-from tests.support.processes import until
+from tests.support.processes import living, until
 
 
 def python(code: str) -> list[str]:
@@ -22,14 +21,14 @@ def python(code: str) -> list[str]:
 
 
 def test_returns_what_the_command_wrote() -> None:
-    done = run(python("import sys; print('out'); print('talk', file=sys.stderr)"), timeout=30)
+    done = run(python("import sys; print('out'); print('talk', file=sys.stderr)"), timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "talk\n")
     assert done.argv[0] == sys.executable
 
 
 def test_arguments_are_never_a_shell_line(tmp_path: Path) -> None:
     hostile = f"$(touch {tmp_path}/made); touch {tmp_path}/made & *"
-    done = run([*python("import sys; print(sys.argv[1])"), hostile], timeout=30)
+    done = run([*python("import sys; print(sys.argv[1])"), hostile], timeout=300)
     assert done.stdout == hostile + "\n"
     assert list(tmp_path.glob("made")) == []
 
@@ -37,27 +36,27 @@ def test_arguments_are_never_a_shell_line(tmp_path: Path) -> None:
 def test_variables_are_added_to_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "kept")
     code = "import os; print(os.environ['FROM_HERE'], os.environ['ADDED'])"
-    assert run(python(code), timeout=30, env={"ADDED": "more"}).stdout == "kept more\n"
+    assert run(python(code), timeout=300, env={"ADDED": "more"}).stdout == "kept more\n"
 
 
 def test_runs_in_the_directory_given(tmp_path: Path) -> None:
-    done = run(python("import os; print(os.getcwd())"), timeout=30, cwd=tmp_path)
+    done = run(python("import os; print(os.getcwd())"), timeout=300, cwd=tmp_path)
     assert done.stdout.strip() == str(tmp_path.resolve())
 
 
 def test_standard_input_is_empty() -> None:
-    assert run(python("import sys; print(repr(sys.stdin.read()))"), timeout=30).stdout == "''\n"
+    assert run(python("import sys; print(repr(sys.stdin.read()))"), timeout=300).stdout == "''\n"
 
 
 def test_output_that_is_not_text_does_not_break_it() -> None:
-    done = run(python(r"import os; os.write(1, b'a\xff\n')"), timeout=30)
+    done = run(python(r"import os; os.write(1, b'a\xff\n')"), timeout=300)
     assert done.stdout == "a\N{REPLACEMENT CHARACTER}\n"
 
 
 def test_a_failure_carries_command_status_and_the_end_of_stderr() -> None:
     code = "import sys; [print('line', i, file=sys.stderr) for i in range(40)]; sys.exit(7)"
     with pytest.raises(CommandError) as caught:
-        run(python(code), timeout=30)
+        run(python(code), timeout=300)
     error = caught.value
     assert error.completed.returncode == 7
     assert "exit status 7" in error.message
@@ -67,42 +66,53 @@ def test_a_failure_carries_command_status_and_the_end_of_stderr() -> None:
 
 def test_a_failure_without_stderr_shows_stdout() -> None:
     with pytest.raises(CommandError) as caught:
-        run(python("print('the reason'); raise SystemExit(1)"), timeout=30)
+        run(python("print('the reason'); raise SystemExit(1)"), timeout=300)
     assert caught.value.context == ("the reason",)
 
 
 def test_unchecked_returns_the_status() -> None:
-    assert run(python("raise SystemExit(3)"), timeout=30, check=False).returncode == 3
+    assert run(python("raise SystemExit(3)"), timeout=300, check=False).returncode == 3
 
 
 def test_a_killed_command_has_its_signal() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert run(python(code), timeout=30, check=False).returncode == -9
+    assert run(python(code), timeout=300, check=False).returncode == -9
+
+
+LIMITS = (2, 20, 200)
+"""Seconds; the longer ones where a busy machine has not let a command begin."""
 
 
 @pytest.mark.parametrize("check", [True, False])
 def test_the_time_limit_ends_the_command(check: bool) -> None:
-    code = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(60)"
-    started = time.monotonic()
-    with pytest.raises(CommandError) as caught:
-        run(python(code), timeout=2, check=check)
-    assert time.monotonic() - started < 30
-    assert "took more than 2 s" in caught.value.message
+    code = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(3600)"
+    for limit in LIMITS:
+        with pytest.raises(CommandError) as caught:
+            run(python(code), timeout=limit, check=check)
+        assert f"took more than {limit} s" in caught.value.message
+        assert caught.value.completed.returncode == -signal.SIGKILL
+        if caught.value.context:
+            break
     assert caught.value.context == ("begun",)
 
 
-def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open() -> None:
-    inner = "import time; time.sleep(60)"
-    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {inner!r}]); "
-    started = time.monotonic()
-    with pytest.raises(CommandError):
-        run(python(code + "time.sleep(60)"), timeout=1)
-    assert time.monotonic() - started < 40
+def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open(tmp_path: Path) -> None:
+    """It is ended, too: else its output would be waited for."""
+    begun = tmp_path / "begun"
+    inner = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()));"
+    inner += "time.sleep(3600)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}, '{begun}'])"
+    for limit in LIMITS:
+        with pytest.raises(CommandError):
+            run(python(code), timeout=limit)
+        if begun.exists():
+            break
+    assert until(lambda: not living(begun))
 
 
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(StagerError, match="cannot start no-such-program-here") as caught:
-        run(["no-such-program-here"], timeout=5)
+        run(["no-such-program-here"], timeout=60)
     assert not isinstance(caught.value, CommandError)
     assert "PATH" in caught.value.hint
 
@@ -112,12 +122,12 @@ def test_a_program_that_may_not_run_is_named(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\n")
     script.chmod(0o644)
     with pytest.raises(StagerError, match="Permission denied"):
-        run([str(script)], timeout=5)
+        run([str(script)], timeout=60)
 
 
 def test_the_command_is_logged_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(StagerError):
-        run(["no-such-program-here", "two words"], timeout=5)
+        run(["no-such-program-here", "two words"], timeout=60)
     assert "no-such-program-here 'two words'" in caplog.text
 
 
@@ -126,13 +136,13 @@ def test_the_command_is_logged_before_it_runs(caplog: pytest.LogCaptureFixture) 
 
 def test_a_command_is_fed_and_gets_these_variables_only() -> None:
     code = "import os, sys; print(sys.stdin.read().upper(), sorted(os.environ))"
-    done = feed(python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=30)
+    done = feed(python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=300)
     assert done.stdout == "A SCRIPT\n ['A', 'LC_CTYPE']\n"
 
 
 def test_a_command_that_does_not_read_what_it_is_fed() -> None:
     with pytest.raises(CommandError, match="exit status 3"):
-        feed(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=30)
+        feed(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=300)
 
 
 SPEAKS = """\
@@ -214,7 +224,7 @@ def test_an_error_of_the_listener_ends_the_command() -> None:
 
 def test_a_secret_after_its_option_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(CommandError) as caught:
-        run([*python("raise SystemExit(1)"), "--token", "hunter2", "API_KEY=hunter2"], timeout=30)
+        run([*python("raise SystemExit(1)"), "--token", "hunter2", "API_KEY=hunter2"], timeout=300)
     assert "hunter2" not in caplog.text + caught.value.message
 
 
@@ -222,14 +232,14 @@ def test_an_informed_command_reads_the_text_and_writes_to_standard_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     code = "import sys; print(sys.stdin.read()); print('talk', file=sys.stderr)"
-    inform(python(code), "told", timeout=60)
+    inform(python(code), "told", timeout=300)
     captured = capfd.readouterr()
     assert captured.out == ""
     assert sorted(captured.err.split()) == ["talk", "told"]
 
 
 def test_an_informed_command_need_not_read() -> None:
-    inform(["true"], "x" * (1 << 22), timeout=60)
+    inform(["true"], "x" * (1 << 22), timeout=300)
 
 
 def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -243,8 +253,8 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: P
 
 def test_an_informed_command_that_fails_or_takes_too_long() -> None:
     with pytest.raises(CommandError, match="exit status 7: sh -c 'exit 7'"):
-        inform(["sh", "-c", "exit 7"], "", timeout=60)
+        inform(["sh", "-c", "exit 7"], "", timeout=300)
     with pytest.raises(CommandError, match=r"more than 0\.2 s: sleep 600"):
         inform(["sleep", "600"], "x" * (1 << 22), timeout=0.2)
     with pytest.raises(StagerError, match="cannot start /nowhere/it"):
-        inform(["/nowhere/it"], "", timeout=60)
+        inform(["/nowhere/it"], "", timeout=300)

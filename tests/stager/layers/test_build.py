@@ -27,6 +27,7 @@ from tests.support.building import (
     source_of,
     tree_of,
 )
+from tests.support.processes import until
 from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
 
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
@@ -262,13 +263,9 @@ def layer_processes() -> list[int]:
 
 def kill_layer_process() -> None:
     """Wait for the one process that makes a layer, and kill it."""
-    for _ in range(600):
-        found = layer_processes()
-        if found:
-            time.sleep(0.1)
-            os.kill(found[0], signal.SIGKILL)
-            return
-        time.sleep(0.05)
+    if until(lambda: bool(layer_processes())):
+        time.sleep(0.1)
+        os.kill(layer_processes()[0], signal.SIGKILL)
 
 
 def test_a_killed_process_is_an_error_with_its_status(tmp_path: Path, store: Store) -> None:

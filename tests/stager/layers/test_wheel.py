@@ -257,7 +257,7 @@ def test_a_file_that_is_also_a_directory(tmp_path: Path) -> None:
         layer_of(tmp_path, wheel)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 def test_a_data_directory_that_is_a_file_does_not_hang(tmp_path: Path) -> None:
     wheel = parts("bad").with_members(Member(name="bad-1.0.data", data=b"")).write(tmp_path)
     assert "bad-1.0.data is a file" in story(refusal(tmp_path, wheel))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bundle.protocol.requires import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
-from stager.pack.prove import Wanted, prove, unmet
+from stager.pack.prove import Proof, Wanted, prove, unmet
 from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
@@ -30,13 +32,30 @@ def refusal(project: Project) -> BundleError:
 # --- builds --------------------------------------------------------------------------------------
 
 
-def test_a_complete_environment_is_proved_once(project: Project) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The commands that this process has started."""
+    commands: list[object] = []
+
+    class Noted(subprocess.Popen[str]):
+        def __init__(self, args: Any, **more: Any) -> None:
+            commands.append(args)
+            super().__init__(args, **more)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    return commands
+
+
+def test_a_complete_environment_is_proved_once(project: Project, started: list[object]) -> None:
     first, again, changed = Recorder(), Recorder(), Recorder()
     built = project.build(first, prove=True)
     assert built.proof is not None
     assert built.proof.done
     assert any("namespace with no network" in note or "nowhere" in note for note in first.notes)
-    assert project.build(again, prove=True).seconds["proof"] < built.seconds["proof"]
+    assert started != []
+    started.clear()
+    assert project.build(again, prove=True).proof == Proof(done=True, how=again.notes[-1])
+    assert started == [], "neither the proof nor anything else needs a process"
     (project.root / "train.py").write_text("print('changed')\n")
     assert project.build(changed, prove=True).made.built == 1
     for recorder in (again, changed):

@@ -2,7 +2,6 @@ import hashlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bundle.system.processes import CompletedCommand
+from stager.core import digest_cache
 from stager.core.digest_cache import DigestCache
 from stager.core.errors import ResolveError, WheelError
 from stager.core.processes import run
@@ -20,6 +20,8 @@ from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
 from stager.lock.resolver import ResolvedFile
+from stager.wheels import fetch as fetching
+from stager.wheels import stored_wheels
 from stager.wheels.fetch import FetchSettings, fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
@@ -131,13 +133,26 @@ def test_what_is_there_is_not_fetched_again(index: Index, store: Store) -> None:
     assert calls == []
 
 
-def test_fifty_files_take_no_time(tmp_path: Path, store: Store) -> None:
+def test_what_was_read_once_is_not_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an environment of large wheels takes no time."""
     files = [make_wheel(store.wheels, f"package-{number}") for number in range(50)]
     lock = lock_of(*(locked(file, path=None) for file in files))
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> Digest:
+        hashed.append(path)
+        return sha256_of(path)
+
+    for module in (digest_cache, fetching, stored_wheels):
+        monkeypatch.setattr(module, "sha256_of", counted)
     assert len(fetch(lock, store, offline=True)) == 50
-    start = time.perf_counter()
-    fetch(lock, store, offline=True)
-    assert time.perf_counter() - start < 0.2
+    assert sorted(hashed) == sorted(files)
+    hashed.clear()
+    calls, runner = counting()
+    assert len(fetch(lock, store, offline=True, run=runner)) == 50
+    assert (hashed, calls) == ([], [])
 
 
 def test_a_file_from_a_folder_is_copied(tmp_path: Path, store: Store) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.launching import warm_ranks
 from tests.support.needs import lacks, needs
+from tests.support.ports import held_port
 from tests.support.warm_ranks import Rank, as_torchrun_does
 from trainer.config import TrainerError
 from trainer.network import mesh
@@ -68,13 +68,28 @@ def test_of_many_nodes_each_meets_its_neighbours_and_the_head(nodes):
 
 
 def test_who_can_be_connected_to_and_who_cannot():
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        refusing = gone.getsockname()[:2]
+    refusing = ("127.0.0.1", held_port())
     with mesh.listen("127.0.0.1") as one, mesh.listen("127.0.0.1") as two:
         targets = {f"n{n}": (one, two)[n % 2].getsockname()[:2] for n in range(600)}
-        assert mesh.unreached(targets, 5.0) == {}
-        assert mesh.unreached({**targets, "n9": refusing}, 5.0) == {"n9": "Connection refused"}
+        assert mesh.unreached(targets, 100.0) == {}
+        assert mesh.unreached({**targets, "n9": refusing}, 100.0) == {"n9": "Connection refused"}
     assert mesh.unreached({}, 1.0) == {}
+
+
+def test_who_has_answered_while_this_process_slept_is_reached(monkeypatch):
+    """A busy machine may not run it before its time is over."""
+    with mesh.listen("127.0.0.1") as listener:
+        begun = []
+
+        def clock():
+            if not begun:
+                begun.append(True)
+                return 0.0
+            listener.accept()[0].close()
+            return 100.0
+
+        monkeypatch.setattr(mesh.time, "monotonic", clock)
+        assert mesh.unreached({"n1": listener.getsockname()[:2]}, 5.0) == {}
 
 
 def test_the_address_is_that_of_the_interface_else_towards_the_head():
@@ -93,11 +108,6 @@ def variables(**more):
     dropped = ("GLOO_", "NCCL_", "PYTORCH_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | more
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def finished(argvs, timeout=300):
@@ -123,7 +133,7 @@ def finished(argvs, timeout=300):
 def launched(nodes, ranks, *arguments):
     """``torchrun`` on each of these nodes, with so many ranks each."""
     pytest.importorskip("torch")
-    port = str(free_port())
+    port = str(held_port())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(nodes))]
     torchrun += ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1"]
     torchrun += ["--master-port", port]
@@ -153,19 +163,23 @@ def test_two_ranks_of_one_node_have_no_pair_to_measure(tmp_path):
     assert out.count("\n") == 1
     assert (found["world_size"], found["nodes"], found["pairs"]) == (2, ["n1"], [])
     assert (found["backend"], found["bytes"]) == ("gloo", 2 << 20)
-    assert found["gb_per_s"] == pytest.approx(found["bytes"] / found["seconds"] / 1e9, rel=0.01)
+    rate = found["bytes"] / found["seconds"] / 1e9
+    assert found["gb_per_s"] == pytest.approx(rate, rel=0.01, abs=0.001)
 
 
 @pytest.mark.slow
 def test_two_nodes_of_two_ranks_are_one_pair():
+    begun = time.monotonic()
     codes, out, err = finished(launched(["n1", "n2"], 2, "--size-mb", "4"))
+    took = time.monotonic() - begun
     assert codes == [0, 0], err
     found = result(out)
     assert (found["world_size"], found["nodes"]) == (4, ["n1", "n2"])
     (pair,) = found["pairs"]
     assert (pair["a"], pair["b"]) == ("n1", "n2")
-    assert 0.01 < pair["gb_per_s"] < 200
-    assert 1 < pair["latency_us"] < 100_000
+    # However busy the machine is, a message takes no longer than all of it.
+    assert (4 << 20) / took / 1e9 < pair["gb_per_s"] + 0.001 < 200
+    assert 1 < pair["latency_us"] < took * 1e6
 
 
 def single(rank, size, port, *, head="127.0.0.1", **more):
@@ -178,7 +192,7 @@ def single(rank, size, port, *, head="127.0.0.1", **more):
 
 @pytest.mark.slow
 def test_three_ranks_without_torchrun(tmp_path):
-    port = free_port()
+    port = held_port()
     ranks = [Rank(env=single(rank, 3, port)) for rank in range(3)]
     codes, out, err = together(ranks, tmp_path, "--size-mb", "1")
     assert codes == [0, 0, 0], err
@@ -194,29 +208,57 @@ def test_three_ranks_without_torchrun(tmp_path):
 def test_a_rank_that_does_not_come_is_named():
     pytest.importorskip("torch")
     argv = [sys.executable, "-m", "trainer", "all-reduce", "--timeout", "3"]
-    codes, out, err = finished([(argv, single(0, 2, free_port()))])
+    codes, out, err = finished([(argv, single(0, 2, held_port()))])
     assert (codes, out) == ([1], "")
     assert "n1 (rank 0 of 2) did not meet the others at 127.0.0.1:" in err
     assert "hint: " in err
     assert "Traceback" not in err
 
 
-HANGS = """import sys, time
+LIMITED = """from dataclasses import replace
+import sys
+from trainer.network import all_reduce
+from trainer.__main__ import _leave, main
+real = all_reduce.{step}
+all_reduce.{step} = lambda meeting, other: real(replace(meeting, timeout={seconds}), other)
+_leave(main())
+"""
+"""One step of it has little time, and not all: a rank may come late on a busy machine."""
+
+HANGS = """import os, socket, time
 from trainer.network import all_reduce
 from trainer.__main__ import main
-all_reduce._measure_pair = lambda *asked: time.sleep(8)
+def hang(*asked):
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
+        except OSError:
+            os._exit(1)
+        time.sleep(0.1)
+all_reduce._measure_pair = hang
 main()
 """
-"""It answers nobody for as long as its partner waits and longer."""
+"""It answers nobody for as long as rank 0 is there."""
+
+
+def limited(folder, step, seconds):
+    """A program in which one step has so much time."""
+    program = folder / f"{step}.py"
+    program.write_text(LIMITED.format(step=step, seconds=seconds))
+    return str(program)
 
 
 @pytest.mark.slow
 def test_a_node_that_hangs_is_named_with_its_partner(tmp_path):
-    port = free_port()
+    port = held_port()
     program = tmp_path / "hangs.py"
     program.write_text(HANGS)
-    ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port), program=str(program))]
-    codes, out, err = together(ranks, tmp_path, "--timeout", "4")
+    patient = limited(tmp_path, "_measure_pairs", 2)
+    ranks = [
+        Rank(env=single(0, 2, port), program=patient),
+        Rank(env=single(1, 2, port), program=str(program)),
+    ]
+    codes, out, err = together(ranks, tmp_path)
     assert (codes[0], out) == (1, "")
     assert "error: n1 and n2: 16 MiB did not get through: " in err
     assert "Traceback" not in err
@@ -237,7 +279,7 @@ sys.exit(main())
 
 @pytest.mark.slow
 def test_a_wrong_sum_is_told_by_every_rank_and_written_once(tmp_path):
-    port = free_port()
+    port = held_port()
     program = tmp_path / "wrong.py"
     program.write_text(WRONG)
     ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port), program=str(program))]
@@ -257,7 +299,7 @@ def test_a_wrong_sum_is_told_by_every_rank_and_written_once(tmp_path):
     ],
 )
 def test_a_setting_that_one_node_cannot_follow_ends_all(tmp_path, setting, named):
-    port = free_port()
+    port = held_port()
     ranks = [Rank(env=single(0, 2, port)), Rank(env=single(1, 2, port, **setting))]
     codes, out, err = together(ranks, tmp_path)
     assert (codes, out) == ([1, 1], "")
@@ -309,12 +351,16 @@ def network():
         ip("link", "del", bridge, check=False)
 
 
-def across(network, folder, *arguments):
+def across(network, folder, *arguments, program=""):
     """A rank on each node, as ``srun`` starts them."""
-    (head, _), port = next(iter(network.values())), free_port()
+    (head, _), port = next(iter(network.values())), held_port()
     more = {"head": head, "GLOO_SOCKET_IFNAME": "eth0"}
     ranks = [
-        Rank(env=single(rank, 3, port, STAGER_NODE=node, **more), network=f"/run/netns/{node}")
+        Rank(
+            env=single(rank, 3, port, STAGER_NODE=node, **more),
+            network=f"/run/netns/{node}",
+            program=program,
+        )
         for rank, node in enumerate(network)
     ]
     return together(ranks, folder, *arguments)
@@ -323,14 +369,14 @@ def across(network, folder, *arguments):
 @pytest.mark.slow
 def test_a_network_and_what_can_be_wrong_with_it(network, tmp_path):
     one, two, three = network
-    codes, out, err = across(network, tmp_path, "--size-mb", "4", "--timeout", "20")
+    codes, out, err = across(network, tmp_path, "--size-mb", "4")
     assert codes == [0, 0, 0], err
     assert len(result(out)["pairs"]) == 3
 
     # What n2 sends to n3 goes to a card that nobody has; both still reach the head.
     nobody = ("10.78.0.3", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0")
     ip("-n", two, "neigh", "replace", *nobody)
-    codes, out, err = across(network, tmp_path, "--timeout", "5")
+    codes, out, err = across(network, tmp_path, program=limited(tmp_path, "_reach_all", 5))
     ip("-n", two, "neigh", "del", "10.78.0.3", "dev", "eth0")
     assert 0 not in codes
     assert PREFIX not in out
@@ -340,7 +386,7 @@ def test_a_network_and_what_can_be_wrong_with_it(network, tmp_path):
 
     # Small packets pass, large ones vanish: everything works until data is sent.
     ip("link", "set", network[three][1], "mtu", "600")
-    codes, out, err = across(network, tmp_path, "--timeout", "6")
+    codes, out, err = across(network, tmp_path, program=limited(tmp_path, "_measure_pairs", 10))
     assert 0 not in codes
     assert PREFIX not in out
     assert f"{three}: 16 MiB did not get through: " in err

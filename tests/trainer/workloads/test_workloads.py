@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.support.launching import REAL, SHARED, losses, metrics, train, variables, weights
 from tests.support.pictures import mnist
+from tests.support.ports import held_port
 from trainer.config import parse
 from trainer.workloads import cifar10
 from trainer.workloads import mnist as digits
@@ -77,15 +77,9 @@ def test_an_image_is_changed_by_its_row_and_not_by_its_rank():
     assert bool((all_at_once != cifar10.shifted(pictures, numbers, 6, seed=4)).any())
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def by_hand(folders, *arguments, **more):
     """One torchrun a node, each started in a terminal of its own."""
-    port = str(free_port())
+    port = str(held_port())
     terminals = []
     for node, folder in enumerate(folders):
         launch = ["--nnodes", str(len(folders)), "--nproc-per-node", "1", "--node-rank", str(node)]
