@@ -1,0 +1,25 @@
+"""Ports for ranks that a test starts: nobody beside the test is given one of them meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import socket
+
+_MOST = 64
+"""Ports that are held at a time; the test of an older one has ended."""
+_held: collections.deque[socket.socket] = collections.deque()
+
+
+def held_port() -> int:
+    """Return a free port of the loopback, and hold it for those who may share it.
+
+    The kernel gives it to no other socket that asks for any port, or connects to somewhere. A
+    server that sets SO_REUSEADDR, as each of PyTorch's does, can listen on it all the same.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _held.append(held)
+    while len(_held) > _MOST:
+        _held.popleft().close()
+    return int(held.getsockname()[1])
