@@ -30,6 +30,8 @@ from ..core.values import Target
 from .existing import ChosenBundle, node_program
 
 PROBE_SECONDS = 1200.0
+_START_SECONDS = 60.0
+"""Time that a program gets to start and end, also on a machine that is busy with other builds."""
 _USER = "environment.requirements"
 _OF_THE_STORE = (
     ProblemCode.PATH_NOT_EXAMINED,
@@ -142,7 +144,7 @@ def _has_python(target: Target, run: Runner) -> bool:
     """Return whether the target's Python is on PATH and starts."""
     argv = [f"python{target.python}", "-I", "-S", "-c", "import sys; print(sys.version)"]
     try:  # a version manager's shim may be on PATH and start nothing
-        return run(argv, timeout=10).stdout.startswith(f"{target.python}.")
+        return run(argv, timeout=_START_SECONDS).stdout.startswith(f"{target.python}.")
     except StagerError:
         return False
 
@@ -254,7 +256,7 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
     """Return a command prefix that denies the network by a namespace, if the kernel allows it."""
     for options in (["-n"], ["-r", "-n"]):
         try:
-            run(["unshare", *options, "true"], timeout=10)
+            run(["unshare", *options, "true"], timeout=_START_SECONDS)
         except StagerError:
             continue
         return ["unshare", *options, "--"], "unpacked and imported in a namespace with no network"

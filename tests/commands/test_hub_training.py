@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hub_server import HubServer, Repository, serve_hub
+from tests.support.hub_server import PATIENT, HubServer, Repository, serve_hub
 from tests.support.namespaces import entering
 from tests.support.torch_project import STAGER, TorchProject
 
@@ -139,7 +139,7 @@ def test_a_model_and_a_data_set_by_name(
     with (project / "stager.toml").open("a") as file:
         file.write(SETTINGS)
     (project / "by_name.py").write_text(TRAIN)
-    env = {**torch_project.env, "HF_HUB_DISABLE_XET": "1"}
+    env = {**torch_project.env, "HF_HUB_DISABLE_XET": "1", **PATIENT}
 
     def stager(*arguments: str, before: tuple[str, ...] = (), **more: str) -> str:
         done = subprocess.run(

@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
+PATIENT = {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}
+"""Ten seconds each else, in which a busy machine need not let the hub of a test answer."""
 LARGE = 1 << 10
 """Files of more bytes are in large file storage: the hub knows their sha256, and redirects."""
 
@@ -113,6 +115,12 @@ def _tree(one: Repository) -> list[dict[str, Any]]:
 _TREE = re.compile(r"/api/(model|dataset)s/(.+?)/tree/([^/]+)$")
 _API = re.compile(r"/api/(model|dataset)s/(.+?)(?:/revision/([^/]+))?$")
 _RESOLVE = re.compile(r"/(datasets/)?((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)$")
+
+
+class Server(ThreadingHTTPServer):
+    """A server that many may ask at a time: with a short queue some would be told to come later."""
+
+    request_queue_size = 256
 
 
 @contextlib.contextmanager
@@ -234,7 +242,7 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     hub.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -70,6 +70,12 @@ class Index:
         return json.dumps(page) if files else ""
 
 
+class Server(ThreadingHTTPServer):
+    """A server that many may ask at a time: with a short queue some would be told to come later."""
+
+    request_queue_size = 256
+
+
 @contextlib.contextmanager
 def serve(index: Index) -> Iterator[Index]:
     """Run an index until the block ends."""
@@ -110,7 +116,7 @@ def serve(index: Index) -> Iterator[Index]:
         def log_message(self, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     index.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

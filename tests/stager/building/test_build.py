@@ -18,6 +18,7 @@ from stager.core.store import Store
 from stager.core.values import Target
 from stager.pack.existing import newest
 from tests.support.building import Project, Recorder, contents, digests, index_of
+from tests.support.processes import until
 from tests.support.wheelhouse import conflicting_pair, make_wheel
 
 EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
@@ -284,10 +285,11 @@ def test_whoever_has_to_wait_is_told(project: Project) -> None:
     with project.store.lock():
         other = threading.Thread(target=project.build, args=(recorder,))
         other.start()
+        assert until(lambda: bool(recorder.notes))
         other.join(1)
         assert other.is_alive()
         assert recorder.notes == [f"waiting for another build in {project.store.root}"]
-    other.join(60)
+    other.join()
     assert recorder.phases == ["lock", "wheels", "layers", "bundle"]
 
 

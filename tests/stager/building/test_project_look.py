@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def test_any_change_is_seen(root: Path, change: Callable[[Path], object]) -> Non
     assert first.tree is not None
     assert again.tree is None, "nothing was read"
     assert again.digest == first.digest
+    time.sleep(0.02)  # more than a tick of the file system's clock
     change(root)
     seen = look(root)
     assert seen.digest == look(root, remembered=False).digest != first.digest
