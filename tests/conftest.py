@@ -20,8 +20,8 @@ from packaging.version import Version
 
 from tests.support import requirements
 from tests.support.building import project, supplies, zstandard_wheel  # noqa: F401 - fixtures
-from tests.support.needs import needs
 from tests.support.hub_server import PATIENT
+from tests.support.needs import needs
 from tests.support.nesting import nested  # noqa: F401 - a fixture
 from tests.support.processes import until
 from tests.support.requirements import DATA
@@ -71,7 +71,8 @@ FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "STAGER_", "TORCHELASTIC_")
 def pytest_configure() -> None:
     """Let the tests' programs be ended by a hangup, though ``nohup`` keeps pytest from it.
 
-    And let them wait for the hub. An ignored signal is ignored in child processes as well; one that has a handler is not.
+    An ignored signal is ignored in child processes as well; one that has a handler is not. And let
+    them wait for a hub.
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
