@@ -125,7 +125,7 @@ def test_notes_that_are_damaged_or_too_large_are_removed(store: Store, logs: Pat
     note(store, pending(logs, "3"))
     (theirs,) = folder.glob("*-3.json")
     theirs.rename(folder / "1800000000000-33.json")  # a note of another job
-    settle(store, ENDED)
+    settle(store, ENDED, seconds=600)
     assert notes(store) == []
 
 
@@ -156,7 +156,7 @@ def test_of_too_many_notes_the_oldest_go(
     monkeypatch.setattr(pending_jobs, "MAX_NOTES", 2)
     for number in range(4):
         note(store, pending(logs, str(number)))
-    settle(store, ENDED)
+    settle(store, ENDED, seconds=600)
     assert [path.name.rpartition("-")[2] for path in notes(store)] == ["2.json", "3.json"]
 
 
