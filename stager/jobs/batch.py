@@ -173,6 +173,7 @@ def follow(
         note(f"job {submitted.job_id} keeps running; scancel {submitted.job_id} ends it")
         raise
     deadline = time.monotonic() + LATE_SECONDS
+    look()  # whatever the clock says: this process may not have run for a while
     while outcome.result is None and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         look()

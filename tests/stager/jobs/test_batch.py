@@ -132,6 +132,18 @@ def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path)
     assert ended.ended_by == "time-limit"
 
 
+def test_a_result_just_before_the_job_leaves_the_queue_is_read(
+    commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a process that does not run again before the time for a late one is over."""
+    monkeypatch.setattr(batch, "LATE_SECONDS", 0)
+    event = json.dumps({"event": "result", "ok": True, "seconds": {}})
+    program(commands, "squeue", f"echo '{event}' >>{tmp_path}/events.12.jsonl")
+    ended = outcome(tmp_path)
+    follow(Submitted(job_id="12"), ended, lambda _: None, print)
+    assert ended.ok
+
+
 def test_a_job_that_leaves_no_result(commands: Path, tmp_path: Path) -> None:
     program(
         commands, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
