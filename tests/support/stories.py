@@ -45,11 +45,10 @@ if __name__ == "__main__":
 # What the trainer says while it trains (trainer/engine/progress.py), without training.
 TRAIN = """\
 import json, os, pathlib, sys, time
-rank = int(os.environ["RANK"])
+rank, out = int(os.environ["RANK"]), pathlib.Path("out")
 print(f"[RANK {rank}] WORLD_SIZE={os.environ['WORLD_SIZE']}", flush=True)
+out.mkdir(exist_ok=True)
 if rank == 0 and "metrics" in sys.argv:
-    out = pathlib.Path("out")
-    out.mkdir(exist_ok=True)
     with (out / "metrics.jsonl").open("a") as file:
         for step in range(1, 61):
             values = {"loss": 2.3 / step ** 0.5, "lr": 0.1, "samples_per_second": 500.0 + step}
@@ -58,7 +57,12 @@ if rank == 0 and "metrics" in sys.argv:
                 epoch = {"avg_loss": 2.4 / step ** 0.5, "accuracy": step / 100}
                 file.write(json.dumps({"step": step, "epoch": step // 20, **epoch}) + "\\n")
 time.sleep(600 if "sleep" in sys.argv else 0.3)
+if "fail" in sys.argv:
+    (out / f"done.{rank}").touch()
 if rank == 1 and "fail" in sys.argv:
+    done = [out / f"done.{other}" for other in range(int(os.environ["WORLD_SIZE"]))]
+    while not all(path.exists() for path in done):  # else it would end those of other nodes
+        time.sleep(0.02)
     raise ValueError("rank one is unhappy <b>")
 """
 

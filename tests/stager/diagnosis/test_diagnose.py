@@ -120,6 +120,7 @@ def test_slurm_is_asked_about_a_job_that_left_no_result(
     fake.write_text('#!/bin/sh\ncase "$*" in *"-j 17 "*) echo "TIMEOUT";; esac\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(accounting, "_TIMEOUT_SECONDS", 300.0)
     found = job({}, None)
     assert found.first is not None
     assert (found.first.kind, found.ok) == ("time-limit", False)
