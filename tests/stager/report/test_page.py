@@ -282,7 +282,13 @@ def test_a_real_jobs_page_in_a_browser_by_keyboard(browser: Browser, project: Pr
     page.press("Tab", 9)
     assert page.value("document.activeElement.className") == "box"
     page.press("ArrowRight", 39)
-    moved = "new Promise(r => setTimeout(() => r(document.activeElement.scrollLeft), 300))"
+    moved = """new Promise(answer => {
+        const look = () => {
+            const left = document.activeElement.scrollLeft
+            left > 0 ? answer(left) : setTimeout(look, 50)
+        }
+        look()
+    })"""
     assert page.later(moved) > 0
     assert page.value("scrollX") == 0
     looks_right(page)
