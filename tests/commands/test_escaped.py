@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.building import STAGER, Project
-from tests.support.processes import until
+from tests.support.processes import is_alive, until
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
@@ -54,7 +54,7 @@ def started(project: Project, *arguments: str) -> subprocess.Popen[str]:
 def gone(project: Project) -> bool:
     """Tell whether the process that was left behind is no more; end it where it is."""
     pid = int((project.root / "left").read_text())
-    if not Path(f"/proc/{pid}").exists():
+    if not is_alive(pid):
         return True
     os.kill(pid, signal.SIGKILL)
     return False

@@ -23,6 +23,14 @@ def living(*places: str | Path) -> list[str]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process is there, and more than an entry in a table that nobody has looked at."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def until(condition: Callable[[], bool], seconds: float = 600, *, pause: float = 0.1) -> bool:
     """Whether something comes true in that time; it is looked at after each pause, in seconds.
 

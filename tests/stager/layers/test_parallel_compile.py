@@ -23,6 +23,7 @@ from stager.layers.bytecode import bytecode_path, compile_module
 from stager.layers.parallel_compile import LARGE, compiling
 from stager.layers.source import LayerSource
 from tests.support.building import HOST, contents, left_in_tmp, source_of, wheel_of
+from tests.support.processes import is_alive, until
 from tests.support.wheelhouse import make_wheel
 
 COMMENT = "#" * 78 + "\n"
@@ -279,18 +280,6 @@ with ahead.compiling(Path({str(large)!r}), Target.of_host(), Path({str(tmp_path)
     cwd = Path(__file__).resolve().parents[3]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=cwd) as parent:
         assert parent.stdout is not None
-        children = [parent.stdout.readline().strip() for _ in range(2)]
+        children = [int(parent.stdout.readline()) for _ in range(2)]
         parent.kill()
-    deadline = time.monotonic() + 120
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert all(children)
-    assert [pid for pid in children if alive(pid)] == []
-
-
-def alive(pid: str) -> bool:
-    """Whether a process is there, and more than an entry in a table."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert until(lambda: not any(map(is_alive, children)), pause=0.02), children
