@@ -127,7 +127,7 @@ def test_training_learns_with_no_network(
         cwd=work,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

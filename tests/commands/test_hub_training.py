@@ -148,7 +148,7 @@ def test_a_model_and_a_data_set_by_name(
             env={**env, **more},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=1200,
             check=False,
         )
         assert done.returncode == 0, done.stderr

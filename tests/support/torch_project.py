@@ -101,7 +101,7 @@ class TorchProject:
         *arguments: str | Path,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 300,
+        timeout: float = 900,
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line, in the project's folder unless another is given."""
         return _stager(arguments, cwd or self.root, {**self.env, **(env or {})}, timeout)
@@ -182,7 +182,7 @@ def torch_project(pip_settings: Mapping[str, str]) -> Iterator[TorchProject]:
     (base / "project" / "train.py").write_text(TRAIN)
     try:
         with _built_once(base):
-            done = _stager(("build", "--json"), base / "project", env, 900)
+            done = _stager(("build", "--json"), base / "project", env, 1800)
             assert done.returncode == 0, done.stderr
         made = json.loads(done.stdout)
         yield TorchProject(
