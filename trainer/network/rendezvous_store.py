@@ -27,8 +27,8 @@ MARGIN = 10.0
 
 _AT_ONCE = 1.0
 """Seconds in which further faults of the same step are collected before all ranks end."""
-_LINGER = 5.0
-"""Seconds that ranks stay after a fault, so that all can read it."""
+_LINGER = 20.0
+"""Seconds that ranks stay after a fault at most, so that all can read it: a node may be busy."""
 _PLACE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 NETWORK_HINT = (
     "look at the network between these nodes (cable, MTU, firewall), name the interface with "

@@ -217,8 +217,9 @@ def test_a_rank_that_does_not_come_is_named():
 
 LIMITED = """from dataclasses import replace
 import sys
-from trainer.network import all_reduce
+from trainer.network import all_reduce, rendezvous_store
 from trainer.__main__ import _leave, main
+rendezvous_store._LINGER = {linger}
 real = all_reduce.{step}
 all_reduce.{step} = lambda meeting, other: real(replace(meeting, timeout={seconds}), other)
 _leave(main())
@@ -241,10 +242,10 @@ main()
 """It answers nobody for as long as rank 0 is there."""
 
 
-def limited(folder, step, seconds):
-    """A program in which one step has so much time."""
+def limited(folder, step, seconds, linger=20.0):
+    """A program in which one step has so much time, and ranks stay so long after a fault."""
     program = folder / f"{step}.py"
-    program.write_text(LIMITED.format(step=step, seconds=seconds))
+    program.write_text(LIMITED.format(step=step, seconds=seconds, linger=linger))
     return str(program)
 
 
@@ -253,7 +254,7 @@ def test_a_node_that_hangs_is_named_with_its_partner(tmp_path):
     port = held_port()
     program = tmp_path / "hangs.py"
     program.write_text(HANGS)
-    patient = limited(tmp_path, "_measure_pairs", 2)
+    patient = limited(tmp_path, "_measure_pairs", 2, linger=1.0)
     ranks = [
         Rank(env=single(0, 2, port), program=patient),
         Rank(env=single(1, 2, port), program=str(program)),
