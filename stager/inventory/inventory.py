@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
+from bundle.format.layer import LayerError
 from bundle.format.layer_head import origin_of
 from bundle.format.layer_origin import Origin
 from bundle.format.manifest import Layer, Manifest
@@ -85,10 +86,12 @@ class InventoryPart:
 class Inventory:
     """Everything that a bundle is made of."""
 
+    bundle: Path
+    """The bundle."""
     manifest: Manifest
-    """The bundle's manifest."""
+    """Its manifest."""
     written: datetime.datetime
-    """When the bundle was written."""
+    """When it was written."""
     packages: tuple[InventoryPackage, ...]
     """The packages of the environment, sorted by name."""
     decompressor: InventoryPackage | None
@@ -115,11 +118,13 @@ def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
     sources = LockedSources(locks)
     with opened(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
-        origins = {layer.id: origin_of(bundle.head(layer)) for layer in manifest.layers}
+        with bundle.refusing(LayerError):
+            origins = {layer.id: origin_of(bundle.head(layer)) for layer in manifest.layers}
         packages = _packages(bundle, origins, sources)
         needed = {name for package in packages for name in package.requires}
         asked = set(manifest.packages)
         return Inventory(
+            bundle=chosen.path,
             manifest=manifest,
             written=_written(chosen.path),
             packages=packages,
