@@ -9,7 +9,9 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from .package_metadata import TEXT_LIMIT, PackageMetadata, clean
 
-_NO_LICENCE = ("", "unknown", "none", "n/a", "dual license", "license", "see license", "see license file")
+_NO_LICENCE = (
+    *("", "unknown", "none", "n/a", "license", "dual license", "see license", "see license file"),
+)
 """Texts in the field of a licence that name none, in lower case."""
 _SPDX = {
     "apache 2": "Apache-2.0",

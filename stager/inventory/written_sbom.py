@@ -23,7 +23,7 @@ class SbomResult:
     id: str
     """Its id."""
     packages: int
-    """Number of packages, the decompressor among them."""
+    """Number of packages in the environment."""
     assets: int
     """Number of models, data sets and other files or folders of data."""
     unknown_sources: tuple[str, ...]
@@ -61,7 +61,7 @@ def write_sbom(inventory: Inventory, output: Path, project: Path | None) -> Sbom
         file=output,
         bundle=inventory.bundle,
         id=inventory.manifest.id,
-        packages=len(inventory.packages) + (inventory.decompressor is not None),
+        packages=len(inventory.packages),
         assets=len(inventory.assets),
         unknown_sources=unknown_sources(inventory),
     )

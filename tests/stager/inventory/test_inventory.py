@@ -96,5 +96,5 @@ def test_a_layer_that_was_made_from_something_else_is_damage(tmp_path: Path) -> 
     def manifest(raw: Raw) -> None:
         raw["layers"][0] = json.loads(json.dumps(raw["layers"][0]).replace("alpha", "omega"))
 
-    with pytest.raises(BundleError, match="the layer of omega 1.0 was made from wheel alpha 1.0"):
+    with pytest.raises(BundleError, match=r"the layer of omega .* was made from wheel alpha"):
         of(forge(packed.path, tmp_path / "forged.pkgs.tar", manifest=manifest))
