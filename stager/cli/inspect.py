@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class InspectFlags:
     """What is shown of a bundle."""
 
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False
@@ -58,7 +58,7 @@ def inspect(
     bundle: Annotated[
         Path | None, typer.Argument(metavar="[BUNDLE]", help="Default: the project's newest.")
     ] = None,
-    view: View,
+    view: InspectFlags,
 ) -> None:
     """Show what is in a bundle."""
     view.check()
@@ -87,7 +87,7 @@ def _chosen(bundle: Path | None) -> tuple[ChosenBundle, Config | None]:
     return chosen, None
 
 
-def _show_layers(console: Reports, view: View, chosen: ChosenBundle) -> None:
+def _show_layers(console: Reports, view: InspectFlags, chosen: ChosenBundle) -> None:
     from ..pack.inspect import inspect as inspect_bundle
     from ..pack.inspect import inspect_files
 
@@ -100,7 +100,7 @@ def _show_layers(console: Reports, view: View, chosen: ChosenBundle) -> None:
 
 
 def _show_components(
-    console: Reports, view: View, chosen: ChosenBundle, config: Config | None
+    console: Reports, view: InspectFlags, chosen: ChosenBundle, config: Config | None
 ) -> None:
     from ..inventory.inventory import inventory
     from ..inventory.licence_list import licence_list
@@ -117,7 +117,9 @@ def _show_components(
         console.licences(result)
 
 
-def _show_sbom(console: Reports, view: View, found: Inventory, config: Config | None) -> None:
+def _show_sbom(
+    console: Reports, view: InspectFlags, found: Inventory, config: Config | None
+) -> None:
     from ..inventory.sbom import sbom
     from ..inventory.written_sbom import unknown_sources, write_sbom
 
