@@ -25,7 +25,7 @@ class ContentFile:
     size: int
     """Length in bytes."""
     sha256: str
-    """Digest of its bytes."""
+    """Digest of its bytes; empty if the index has none that could be true."""
 
 
 def asset_contents(
@@ -68,7 +68,15 @@ def _contents(
         _, found, name = path.partition(mark)
         entry = files.get(_followed(path, links)) if found else None
         if entry is not None:
-            yield ContentFile(path=name, size=entry.size, sha256=entry.sha256)
+            yield ContentFile(path=name, size=entry.size, sha256=as_digest(entry.sha256))
+
+
+def as_digest(text: str) -> str:
+    """Return a digest; empty if the text is none."""
+    try:
+        return Digest(text)
+    except ValueError:
+        return ""
 
 
 def _followed(path: str, links: Mapping[str, str]) -> str:

@@ -78,7 +78,8 @@ def _project(inventory: Inventory) -> Component:
         "bundle-id": manifest.id,
         "python": needs.python,
         "machine": needs.machine,
-        "libc": f"{needs.libc} {needs.libc_version}",
+        "libc": needs.libc,
+        "libc-version": "" if needs.libc_version == "0.0" else needs.libc_version,
     }
     for part in inventory.parts:
         if part.kind == "project":
@@ -94,7 +95,7 @@ def _project(inventory: Inventory) -> Component:
 
 def _package(package: InventoryPackage, role: str = "") -> Component:
     source = package.provenance
-    is_vcs = source.kind == "vcs" and source.url
+    qualifiers = {"vcs_url": source.url} if source.kind == "vcs" and source.url else {}
     properties = {
         "hashes": "of the wheel",
         "licence-field": package.licence.field,
@@ -108,12 +109,7 @@ def _package(package: InventoryPackage, role: str = "") -> Component:
         bom_ref=package.id,
         hashes=_hashes(package.sha256),
         licenses=_licenses(package.licence),
-        purl=PackageURL(
-            type="pypi",
-            name=package.name,
-            version=package.version,
-            qualifiers={"vcs_url": source.url} if is_vcs else None,
-        ),
+        purl=_purl("pypi", "", package.name, package.version, qualifiers),
         external_references=_references(source),
         properties=_properties(properties),
     )
@@ -144,10 +140,20 @@ def _asset(asset: InventoryAsset) -> Component:
     )
 
 
-def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL:
+def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
     """Return the package URL of a repository; a data set's has the path that it has on the hub."""
     folder = f"datasets/{owner}" if asset.type == "dataset" else owner
-    return PackageURL(type="huggingface", namespace=folder, name=name, version=asset.commit)
+    return _purl("huggingface", folder, name, asset.commit, {})
+
+
+def _purl(
+    kind: str, folder: str, name: str, version: str, qualifiers: Mapping[str, str]
+) -> PackageURL | None:
+    """Return a package URL; None for a name, in a hostile bundle, that none can have."""
+    try:
+        return PackageURL(kind, folder, name, version, dict(qualifiers))
+    except ValueError:
+        return None
 
 
 def _parts(inventory: Inventory) -> Iterator[Component]:
@@ -183,13 +189,13 @@ def _references(source: Provenance) -> list[ExternalReference]:
     reference = ExternalReference(
         type=_REFERENCES[source.kind],
         url=XsUri(source.url),
-        hashes=_hashes(source.sha256) if source.sha256 else (),
+        hashes=_hashes(source.sha256),
     )
     return [reference]
 
 
 def _hashes(sha256: str) -> list[HashType]:
-    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)]
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
 
 
 def _licenses(licence: Licence) -> list[License]:

@@ -122,7 +122,7 @@ def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
             origins = {layer.id: origin_of(bundle.head(layer)) for layer in manifest.layers}
         packages = _packages(bundle, origins, sources)
         needed = {name for package in packages for name in package.requires}
-        asked = set(manifest.packages)
+        asked = set(map(clean, manifest.packages))
         return Inventory(
             bundle=chosen.path,
             manifest=manifest,
@@ -168,7 +168,7 @@ def _packages(
             sha256=wheel,
             licence=licence_of(metadata[layer.name]),
             provenance=sources.of(layer.name, layer.version, wheel),
-            requires=needs[layer.name],
+            requires=tuple(map(clean, needs[layer.name])),
         )
         found.append(package)
     return tuple(sorted(found, key=lambda package: (package.name, package.version)))

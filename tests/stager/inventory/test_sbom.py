@@ -210,6 +210,30 @@ def test_hostile_metadata_is_text_and_bounded(tmp_path: Path) -> None:
     assert len(text) < 20_000
 
 
+def test_names_that_no_package_url_can_have(found: Inventory, tmp_path: Path) -> None:
+    """A hostile bundle may say anything; what is written is still a document."""
+    asset = InventoryAsset(
+        id="1" * 64,
+        type="model",
+        name="org/",
+        commit="x/../@?#",
+        tree="a" * 64,
+        licence=Licence(names=("(", "MIT"), field="card"),
+        files=(ContentFile(path="f", size=1, sha256=""),),
+    )
+    packages = (replace(found.packages[0], name="", version="", requires=()),)
+    changed = replace(found, packages=packages, direct=("",), assets=(asset,))
+    document = valid(sbom(changed))
+    assert [one["bom-ref"] for one in document["components"] if not one["name"]]
+    assert "purl" not in by_name(document)[""]
+
+    long = "a" * 210
+    wheels = [make_wheel(tmp_path, long, requires=["beta"]), make_wheel(tmp_path, "beta")]
+    wheels.append(make_wheel(tmp_path, "gamma", requires=[long]))
+    graph = needed(valid(sbom(bundled(tmp_path, wheels))))
+    assert graph["gamma"] == [f"{'a' * 197}..."]
+
+
 def test_without_the_library_the_extra_is_named(project: Project, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "w", "alpha")
     packed = make_bundle(Store(tmp_path / "s"), [wheel], decompressor=None)
