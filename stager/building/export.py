@@ -29,7 +29,7 @@ def refuse_in_project(output: Path, project: Path | None, suffix: str = SUFFIX) 
         return
     if output.absolute().is_relative_to(project):
         raise ConfigError(
-            f"--output {output} is in the project, so the next bundle would hold this one",
+            f"--output {output} is in the project, and would be a part of its next bundle",
             hint=f"let its name end in {suffix}, which no project ships, or name another folder",
         )
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 _PACKAGES = ("stager", "bundle", "trainer")
+_CARRIED_EXTRAS = ("hub", "sbom")
+"""Extras of stager that come along where they are installed here."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: stager\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -87,9 +89,11 @@ def _dependencies() -> list[str]:
     found = []
     for text in _distribution().requires or ():
         needed = Requirement(text)
-        if "extra" not in str(needed.marker or ""):
+        if needed.marker is None or "extra" not in str(needed.marker):
             found.append(text)
-        elif needed.name == "huggingface_hub" and _is_here(needed.name):
+            continue
+        carried = any(needed.marker.evaluate({"extra": extra}) for extra in _CARRIED_EXTRAS)
+        if carried and _is_here(needed.name):
             needed.marker = None
             found.append(str(needed))
     return found

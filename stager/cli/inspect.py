@@ -2,37 +2,132 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options.output import Json
+from .grouped import grouped
+from .options.output import Json, file_option
 from .program import app, boundary, make_reports
 from .settings_place import settings_place
 
+if TYPE_CHECKING:
+    from ..config.load import Config
+    from ..console.reports import Reports
+    from ..inventory.inventory import Inventory
+    from ..pack.existing import ChosenBundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectFlags:
+    """What is shown of a bundle."""
+
+    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False
+    licenses: Annotated[
+        bool, typer.Option("--licenses", help="List the licences of packages, models and data.")
+    ] = False
+    sbom: Annotated[
+        bool, typer.Option("--sbom", help="Print a bill of materials: JSON of CycloneDX 1.6.")
+    ] = False
+    output: Annotated[Path | None, file_option("The file for --sbom; default: print it.")] = None
+    json: Json = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other: a usage error."""
+        chosen = [name for name in ("files", "licenses", "sbom") if getattr(self, name)]
+        if len(chosen) > 1:
+            raise typer.BadParameter(
+                f"cannot be used with --{chosen[1]}", param_hint=f"--{chosen[0]}"
+            )
+        if self.output is not None and not self.sbom:
+            raise typer.BadParameter("is for --sbom only", param_hint="--output")
+        if self.json and self.sbom and self.output is None:
+            raise typer.BadParameter(
+                "cannot be used with --sbom without --output: that prints JSON of its own",
+                param_hint="--json",
+            )
+
 
 @app.command()
+@grouped
 def inspect(
+    *,
     bundle: Annotated[
         Path | None, typer.Argument(metavar="[BUNDLE]", help="Default: the project's newest.")
     ] = None,
-    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
-    json: Json = False,
+    view: InspectFlags,
 ) -> None:
     """Show what is in a bundle."""
+    view.check()
+    console = make_reports(as_json=view.json)
+    with boundary(console):
+        chosen, config = _chosen(bundle)
+        if view.licenses or view.sbom:
+            _show_components(console, view, chosen, config)
+        else:
+            _show_layers(console, view, chosen)
+
+
+def _chosen(bundle: Path | None) -> tuple[ChosenBundle, Config | None]:
+    """Return the bundle, and the settings of the project; None for those of no project."""
     from ..building.current_bundle import newest_bundle
     from ..config.load import load
+    from ..core.errors import ConfigError
     from ..pack.existing import ChosenBundle
+
+    if bundle is None:
+        config = load(settings_place())
+        return newest_bundle(config), config
+    chosen = ChosenBundle(path=bundle)
+    with suppress(ConfigError):
+        return chosen, load(settings_place())
+    return chosen, None
+
+
+def _show_layers(console: Reports, view: InspectFlags, chosen: ChosenBundle) -> None:
     from ..pack.inspect import inspect as inspect_bundle
     from ..pack.inspect import inspect_files
 
-    console = make_reports(as_json=json)
-    with boundary(console):
-        chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(settings_place()))
-        look = inspect_files if files else inspect_bundle
-        result = look(chosen.path, asked=chosen.id)
-        if json:
-            console.emit(result)
-        else:
-            console.inspected(result)
+    look = inspect_files if view.files else inspect_bundle
+    result = look(chosen.path, asked=chosen.id)
+    if view.json:
+        console.emit(result)
+    else:
+        console.inspected(result)
+
+
+def _show_components(
+    console: Reports, view: InspectFlags, chosen: ChosenBundle, config: Config | None
+) -> None:
+    from ..inventory.inventory import inventory
+    from ..inventory.licence_list import licence_list
+    from ..inventory.locks import locks_at_hand
+
+    found = inventory(chosen, locks_at_hand(chosen.path, config))
+    if view.sbom:
+        _show_sbom(console, view, found, config)
+        return
+    result = licence_list(found)
+    if view.json:
+        console.emit(result)
+    else:
+        console.licences(result)
+
+
+def _show_sbom(
+    console: Reports, view: InspectFlags, found: Inventory, config: Config | None
+) -> None:
+    from ..inventory.sbom import sbom
+    from ..inventory.written_sbom import unknown_sources, write_sbom
+
+    console.without_source(unknown_sources(found), len(found.packages))
+    if view.output is None:
+        console.text(sbom(found))
+        return
+    result = write_sbom(found, view.output.absolute(), config.project.path if config else None)
+    if view.json:
+        console.emit(result)
+    console.wrote_sbom(result)

@@ -12,6 +12,7 @@ from bundle.protocol.enumerations import TransferWay
 
 from ..core.printable import visible
 from .build_table import build_rows
+from .licences import licence_lines
 from .output import Output
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ..config.listing import ConfigResult
     from ..forecast.results import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
+    from ..inventory.licence_list import LicenceList
+    from ..inventory.written_sbom import SbomResult
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.changes import PackageChanges
@@ -119,6 +122,27 @@ class Reports(Output):
         self.data(f"  {'stager':8}{'manifest, node program, decompressor':40}{sized(rest):>9}")
         for file in result.listing if isinstance(result, InspectionWithFiles) else ():
             self.data(f"{file.sha256[:16]} {file.size:>12} {file.path}")
+
+    def licences(self, result: LicenceList) -> None:
+        """Show the result of ``stager inspect --licenses``."""
+        self.data_lines(list(licence_lines(result)))
+
+    def without_source(self, names: Sequence[str], packages: int) -> None:
+        """Say of how many packages a bill of materials does not tell the source."""
+        if names:
+            them = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+            self.say(
+                f"no lock beside the bundle or in this project says where {them} came from "
+                f"({len(names)} of {counted(packages, 'package')})"
+            )
+
+    def wrote_sbom(self, result: SbomResult) -> None:
+        """Show the result of ``stager inspect --sbom`` with a file."""
+        parts = [counted(result.packages, "package")]
+        if result.assets:
+            parts.append(counted(result.assets, "asset"))
+        self.say(f"{', '.join(parts)}: CycloneDX 1.6", "good")
+        self.data(str(result.file))
 
     def exported(self, result: ExportResult) -> None:
         """Show the result of ``stager export``."""

@@ -28,6 +28,7 @@ NEVER_SHIPPED = (
         "stager-support-*.tar.gz",
         "*.pkgs.tar",
         "*.carry.tar",
+        "*.cdx.json",
     ),  # our own, of an earlier job or build
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     # The project comes first on sys.path: what an editable install left behind would hide the

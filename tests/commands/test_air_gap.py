@@ -86,6 +86,11 @@ def test_from_nothing_to_a_job(
     assert installed.stdout == f"{inside.tool}\n"
     imported = inside.stager("import", file, "--id", exported["id"][:12])
     assert imported.returncode == 0, imported.stderr
+    # Its lock lies beside it, and the library that writes bills came along.
+    bill = inside.stager("inspect", "--sbom", imported.stdout.strip())
+    assert (bill.returncode, bill.stderr) == (0, ""), bill.stderr
+    names = {one["name"] for one in json.loads(bill.stdout)["components"]}
+    assert {"alpha", "beta", "trainer", "node.pyz"} <= names
     job = ("--allocation", "local", "--nodes", "2", "--id", exported["id"][:12])
     verified = inside.stager("verify", *job)
     assert verified.returncode == 0, verified.stderr

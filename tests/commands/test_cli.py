@@ -45,6 +45,7 @@ HEAVY = (
     "packaging",
     "installer",
     "piptools",
+    "cyclonedx",
     "stager.building.build",
     "bundle.environment.unpack",
 )

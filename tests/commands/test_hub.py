@@ -131,6 +131,21 @@ def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServe
     said = project.stager("inspect").stdout
     assert f"model org/tiny {MODEL.commit[:12]}" in said
     assert "no licence named" in said
+    licences = {
+        one["name"]: one for one in done(project, "inspect", "--licenses", "--json")["components"]
+    }
+    assert licences["org/tiny"]["licence"] == "Apache-2.0"
+    assert licences["org/sibling"]["licence"] == ""
+    bill = {one["name"]: one for one in done(project, "inspect", "--sbom")["components"]}
+    assert bill["tiny"]["purl"] == f"pkg:huggingface/org/tiny@{MODEL.commit}"
+    assert bill["news"]["purl"] == f"pkg:huggingface/datasets/org/news@{DATA.commit}"
+    for name, repository in (("tiny", MODEL), ("sibling", SIBLING), ("news", DATA)):
+        files = {one["name"]: one["hashes"][0]["content"] for one in bill[name]["components"]}
+        assert files == {path: hashlib.sha256(repository.files[path]).hexdigest() for path in files}
+    # The weights that two models share are stored with the first of them.
+    assert {"config.json", "model.safetensors"} == {
+        one["name"] for one in bill["sibling"]["components"]
+    }
 
     seen = in_environment(project)
     snapshot = f"models--org--sibling/snapshots/{SIBLING.commit}"

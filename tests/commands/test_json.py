@@ -73,9 +73,16 @@ def of_one_layer(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "listing": listing}
 
 
+def of_the_environment(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of ``inspect --licenses`` without what a newer Python does not need."""
+    components = [one for one in report["components"] if one["kind"] != "decompressor"]
+    return {**report, "components": components}
+
+
 def test_each_command_prints_the_json_that_scripts_know(
     project: Project, wheelhouse: Path, tmp_path: Path
 ) -> None:
+    make_wheel(wheelhouse, "alpha", requires=["beta>=1.1"], metadata_extra="License: MIT License")
     make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
     (project.root / "stager.toml").unlink()
     (project.root / "requirements.in").write_text("alpha\ntorch\n")
@@ -88,6 +95,9 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["lock"] = printed(project, "lock")
     reports["build"] = printed(project, "build", "--output", "copy.pkgs.tar")
     reports["inspect"] = of_one_layer(printed(project, "inspect", "--files"))
+    licences = printed(project, "inspect", "--licenses")
+    reports["inspect-licenses"] = of_the_environment(licences)
+    reports["inspect-sbom"] = printed(project, "inspect", "--sbom", "-o", "project.cdx.json")
     reports["estimate"] = printed(project, "estimate", "--nodes", "1,8")
     reports["verify"] = printed(project, "verify", *JOB)
     reports["run"] = printed(project, "run", *JOB, "--", "train.py")

@@ -50,6 +50,13 @@ def test_the_lock_and_the_bundle_hold_none(
     assert HUSH not in (project.root / "pylock.toml").read_text()
     kept = [path for path in project.store.root.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"hush" in path.read_bytes()]
+    bill = project.stager("inspect", "--sbom")
+    assert HUSH not in said(bill)
+    (alpha,) = (one for one in json.loads(bill.stdout)["components"] if one["name"] == "alpha")
+    (reference,) = alpha["externalReferences"]
+    place = index.url.removesuffix("/simple")
+    assert reference["url"] == f"{place}/files/{wheel_name(wheelhouse)}"
+    assert reference["hashes"] == alpha["hashes"]
 
 
 @pytest.mark.parametrize("resolver", ["uv", "pip-tools"])

@@ -40,6 +40,7 @@ ORDER = {
         "layers",
         "pack",
         "building",
+        "inventory",
         "slurm",
         "catalogue",
         "logs",

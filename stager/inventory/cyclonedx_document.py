@@ -1,0 +1,217 @@
+"""The inventory of a bundle as a CycloneDX document.
+
+The model and the JSON are those of ``cyclonedx-python-lib``, which is imported here alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+from cyclonedx.contrib.license.exceptions import InvalidSpdxLicenseException
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import (
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import License, LicenseAcknowledgement
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from .. import __version__
+from .inventory import Inventory, InventoryAsset, InventoryPackage, InventoryPart
+from .licences import Licence
+from .provenance import Provenance
+
+FILES_LIMIT = 1000
+"""Files of an asset that are listed; of more, only the number is."""
+_ASSET_TYPES = {
+    "model": ComponentType.MACHINE_LEARNING_MODEL,
+    "dataset": ComponentType.DATA,
+    "file": ComponentType.DATA,
+}
+_REFERENCES = {
+    "wheel": ExternalReferenceType.DISTRIBUTION,
+    "sdist": ExternalReferenceType.SOURCE_DISTRIBUTION,
+    "vcs": ExternalReferenceType.VCS,
+}
+"""The reference to where a package comes from, by the kind of its source."""
+_DECLARED = LicenseAcknowledgement.DECLARED
+
+
+def document(inventory: Inventory) -> str:
+    """Return the JSON of CycloneDX 1.6."""
+    manifest = inventory.manifest
+    packages = {package.name: _package(package) for package in inventory.packages}
+    others = [*map(_asset, inventory.assets), *_parts(inventory)]
+    project = _project(inventory)
+    tool = Component(type=ComponentType.APPLICATION, name="stager", version=__version__)
+    bom = Bom(
+        components=[*packages.values(), *others],
+        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"stager:bundle:{manifest.id}"),
+        metadata=BomMetaData(
+            tools=ToolRepository(components=[tool]),
+            component=project,
+            timestamp=inventory.written,
+        ),
+    )
+    bom.register_dependency(project, [*(packages[name] for name in inventory.direct), *others])
+    for package in inventory.packages:
+        needed = [packages[name] for name in package.requires]
+        bom.register_dependency(packages[package.name], needed)
+    text = str(JsonV1Dot6(bom).output_as_string(indent=2))
+    return text.replace("\x7f", "\\u007f") + "\n"
+
+
+def _project(inventory: Inventory) -> Component:
+    """Return what the document is about: the project with its environment, as one bundle."""
+    manifest = inventory.manifest
+    needs = manifest.requires
+    properties = {
+        "bundle-id": manifest.id,
+        "python": needs.python,
+        "machine": needs.machine,
+        "libc": needs.libc,
+        "libc-version": "" if needs.libc_version == "0.0" else needs.libc_version,
+    }
+    for part in inventory.parts:
+        if part.kind == "project":
+            properties["tree-sha256"] = part.sha256
+    return Component(
+        type=ComponentType.APPLICATION,
+        name=manifest.name,
+        version=manifest.id[:12],
+        bom_ref=manifest.id,
+        properties=_properties(properties),
+    )
+
+
+def _package(package: InventoryPackage, role: str = "") -> Component:
+    source = package.provenance
+    qualifiers = {"vcs_url": source.url} if source.kind == "vcs" and source.url else {}
+    properties = {
+        "hashes": "of the wheel",
+        "licence-field": package.licence.field,
+        "built-from": source.folder,
+        "role": role,
+    }
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=package.name,
+        version=package.version,
+        bom_ref=package.id,
+        hashes=_hashes(package.sha256),
+        licenses=_licenses(package.licence),
+        purl=_purl("pypi", "", package.name, package.version, qualifiers),
+        external_references=_references(source),
+        properties=_properties(properties),
+    )
+
+
+def _asset(asset: InventoryAsset) -> Component:
+    owner, _, name = asset.name.rpartition("/") if asset.commit else ("", "", asset.name)
+    listed = asset.files if len(asset.files) <= FILES_LIMIT else ()
+    files = [
+        Component(
+            type=ComponentType.FILE,
+            name=file.path,
+            bom_ref=f"{asset.id}/{number}",
+            hashes=_hashes(file.sha256),
+        )
+        for number, file in enumerate(listed)
+    ]
+    return Component(
+        type=_ASSET_TYPES[asset.type],
+        name=name,
+        group=owner or None,
+        version=asset.commit or None,
+        bom_ref=asset.id,
+        licenses=_licenses(asset.licence),
+        purl=_hub_url(asset, owner, name) if asset.commit else None,
+        components=files,
+        properties=_properties({"files": str(len(asset.files)), "tree-sha256": asset.tree}),
+    )
+
+
+def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
+    """Return the package URL of a repository; a data set's has the path that it has on the hub."""
+    folder = f"datasets/{owner}" if asset.type == "dataset" else owner
+    return _purl("huggingface", folder, name, asset.commit, {})
+
+
+def _purl(
+    kind: str, folder: str, name: str, version: str, qualifiers: Mapping[str, str]
+) -> PackageURL | None:
+    """Return a package URL; None for a name, in a hostile bundle, that none can have."""
+    try:
+        return PackageURL(kind, folder, name, version, dict(qualifiers))
+    except ValueError:
+        return None
+
+
+def _parts(inventory: Inventory) -> Iterator[Component]:
+    """Yield what stager adds to a bundle."""
+    for part in inventory.parts:
+        if part.kind == "trainer":
+            yield _part(part, ComponentType.LIBRARY, _properties({"tree-sha256": part.sha256}))
+        elif part.kind == "program":
+            yield _part(part, ComponentType.APPLICATION, [], _hashes(part.sha256))
+    if inventory.decompressor is not None:
+        yield _package(inventory.decompressor, role="decompressor")
+
+
+def _part(
+    part: InventoryPart,
+    kind: ComponentType,
+    properties: Sequence[Property],
+    hashes: Sequence[HashType] = (),
+) -> Component:
+    return Component(
+        type=kind,
+        group="stager",
+        name=part.name,
+        bom_ref=part.id,
+        hashes=hashes,
+        properties=properties,
+    )
+
+
+def _references(source: Provenance) -> list[ExternalReference]:
+    if not source.url:
+        return []
+    reference = ExternalReference(
+        type=_REFERENCES[source.kind],
+        url=XsUri(source.url),
+        hashes=_hashes(source.sha256),
+    )
+    return [reference]
+
+
+def _hashes(sha256: str) -> list[HashType]:
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
+
+
+def _licenses(licence: Licence) -> list[License]:
+    """Return licences; an expression of more than one may not stand beside another licence."""
+    make = LicenseFactory()
+    if len(licence.names) == 1:
+        return [make.make_from_string(licence.names[0], license_acknowledgement=_DECLARED)]
+    found: list[License] = []
+    for name in licence.names:
+        try:
+            found.append(make.make_with_id(name, acknowledgement=_DECLARED))
+        except InvalidSpdxLicenseException:
+            found.append(make.make_with_name(name, acknowledgement=_DECLARED))
+    return found
+
+
+def _properties(values: Mapping[str, str]) -> list[Property]:
+    """Return our own properties, those that have a value."""
+    return [Property(name=f"stager:{name}", value=value) for name, value in values.items() if value]

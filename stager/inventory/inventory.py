@@ -1,0 +1,246 @@
+"""The inventory of a bundle: every component, its version, digest, licence and source."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.format.archive import BundleFile
+from bundle.format.layer import LayerError
+from bundle.format.layer_head import origin_of
+from bundle.format.layer_origin import Origin
+from bundle.format.manifest import Layer, Manifest
+from bundle.protocol.digest import Digest
+
+from ..core.errors import ConfigError
+from ..core.values import Target
+from ..pack.existing import ChosenBundle, opened
+from .asset_contents import ContentFile, asset_contents
+from .dependencies import dependencies
+from .licences import Licence, licence_of, licence_of_card
+from .package_metadata import PackageMetadata, clean, metadata_of, metadata_of_wheel
+from .provenance import LockedSources, Provenance
+
+_EPOCH = "SOURCE_DATE_EPOCH"
+"""The variable that fixes the time in what is generated (reproducible-builds.org)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryPackage:
+    """A package in a bundle."""
+
+    id: str
+    """The id of its layer, or the digest of a wheel that is stored as it is."""
+    name: str
+    """Its normalised name."""
+    version: str
+    """Its version."""
+    sha256: str
+    """Digest of the wheel that it was installed from."""
+    licence: Licence
+    """Its licence."""
+    provenance: Provenance
+    """Its source."""
+    requires: tuple[str, ...] = ()
+    """Names of packages in the bundle that it needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryAsset:
+    """A model, a data set, or files of the project's user."""
+
+    id: str
+    """The id of its layer."""
+    type: str
+    """``model``, ``dataset`` or ``file``."""
+    name: str
+    """The repository of the hub, or the name of the files."""
+    commit: str
+    """The commit that it was taken at; empty for files."""
+    tree: str
+    """Digest of paths and contents together."""
+    licence: Licence
+    """The licence that its card names."""
+    files: tuple[ContentFile, ...]
+    """Its files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryPart:
+    """A part of stager, or the project's own files."""
+
+    id: str
+    """The id of its layer, or its digest."""
+    kind: str
+    """``project``, ``trainer`` or ``program``."""
+    name: str
+    """Its name."""
+    sha256: str
+    """Digest of the file; for a layer, of paths and contents together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Everything that a bundle is made of."""
+
+    bundle: Path
+    """The bundle."""
+    manifest: Manifest
+    """Its manifest."""
+    written: datetime.datetime
+    """When it was written."""
+    packages: tuple[InventoryPackage, ...]
+    """The packages of the environment, sorted by name."""
+    decompressor: InventoryPackage | None
+    """The package that decompresses the layers on a node; None if none is needed."""
+    direct: tuple[str, ...]
+    """Names of packages that the project asks for, or that no other package needs."""
+    assets: tuple[InventoryAsset, ...]
+    """Models, data sets and other files, in the order of the bundle."""
+    parts: tuple[InventoryPart, ...]
+    """The project and what stager adds."""
+
+
+def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
+    """Return the inventory of a bundle.
+
+    Args:
+        chosen: the bundle.
+        locks: locks that may say where its packages came from, those that count most first.
+
+    Raises:
+        BundleError: it cannot be read, is damaged, or is another one.
+        ConfigError: ``$SOURCE_DATE_EPOCH`` is not a time.
+    """
+    sources = LockedSources(locks)
+    with opened(chosen.path, chosen.id) as bundle:
+        manifest = bundle.manifest
+        with bundle.refusing(LayerError):
+            origins = {layer.id: origin_of(bundle.head(layer)) for layer in manifest.layers}
+        packages = _packages(bundle, origins, sources)
+        needed = {name for package in packages for name in package.requires}
+        asked = set(map(clean, manifest.packages))
+        return Inventory(
+            bundle=chosen.path,
+            manifest=manifest,
+            written=_written(chosen.path),
+            packages=packages,
+            decompressor=_decompressor(bundle, sources),
+            direct=tuple(p.name for p in packages if p.name in asked or p.name not in needed),
+            assets=tuple(_assets(bundle, origins)),
+            parts=tuple(_parts(manifest, origins)),
+        )
+
+
+def _written(path: Path) -> datetime.datetime:
+    """Return when a bundle was written, unless a variable says which time counts.
+
+    A bundle holds no time, so that equal inputs make equal bytes; its file has one.
+    """
+    text = os.environ.get(_EPOCH) or int(path.stat().st_mtime)
+    try:
+        return datetime.datetime.fromtimestamp(int(text), datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"{_EPOCH} is {text!r}, which is not a time",
+            hint="set it to seconds since 1970, or unset it",
+        ) from None
+
+
+def _packages(
+    bundle: BundleFile, origins: Mapping[Digest, Origin], sources: LockedSources
+) -> tuple[InventoryPackage, ...]:
+    layers = [layer for layer in bundle.manifest.layers if layer.kind == "wheel"]
+    metadata = {layer.name: metadata_of(bundle, layer) for layer in layers}
+    needs = dependencies(
+        {name: one.requires for name, one in metadata.items()}, _environment(bundle.manifest)
+    )
+    found = []
+    for layer in layers:
+        wheel = str(origins[layer.id].content)
+        package = InventoryPackage(
+            id=layer.id,
+            name=clean(layer.name),
+            version=clean(layer.version),
+            sha256=wheel,
+            licence=licence_of(metadata[layer.name]),
+            provenance=sources.of(layer.name, layer.version, wheel),
+            requires=tuple(map(clean, needs[layer.name])),
+        )
+        found.append(package)
+    return tuple(sorted(found, key=lambda package: (package.name, package.version)))
+
+
+def _environment(manifest: Manifest) -> Mapping[str, str]:
+    """Return the values of environment markers on the target, the same on each machine."""
+    needs = manifest.requires
+    libc = "manylinux_2_17" if needs.libc == "glibc" else "musllinux_1_1"
+    target = Target(python=needs.python, platform=f"{libc}_{needs.machine}")
+    values = {name: str(value) for name, value in target.environment().items()}
+    return {**values, "python_full_version": f"{needs.python}.0"}
+
+
+def _decompressor(bundle: BundleFile, sources: LockedSources) -> InventoryPackage | None:
+    part = bundle.manifest.decompressor
+    if part is None:
+        return None
+    metadata = metadata_of_wheel(bundle.part(part))
+    name, version = _identity(part.name, metadata)
+    return InventoryPackage(
+        id=part.sha256,
+        name=name,
+        version=version,
+        sha256=part.sha256,
+        licence=licence_of(metadata),
+        provenance=sources.of(name, version, part.sha256),
+    )
+
+
+def _identity(file: str, metadata: PackageMetadata) -> tuple[str, str]:
+    """Return name and version of a wheel, by its file's name if it does not say them."""
+    name, version, *_ = [*clean(file).removesuffix(".whl").split("-"), ""]
+    return metadata.name or name, metadata.version or version
+
+
+def _assets(bundle: BundleFile, origins: Mapping[Digest, Origin]) -> Iterator[InventoryAsset]:
+    layers = [layer for layer in bundle.manifest.layers if layer.kind == "asset"]
+    said = {layer.id: _said_by_hub(origins[layer.id]) for layer in layers}
+    contents = asset_contents(bundle, {key: hub.get("commit", "") for key, hub in said.items()})
+    for layer in layers:
+        yield _asset(layer, origins[layer.id], said[layer.id], contents[layer.id])
+
+
+def _said_by_hub(origin: Origin) -> Mapping[str, str]:
+    """Return what a repository of a hub says about itself; nothing for other assets."""
+    said = origin.options.get("hub")
+    if not isinstance(said, dict):
+        return {}
+    return {str(name): clean(str(value)) for name, value in said.items()}
+
+
+def _asset(
+    layer: Layer, origin: Origin, said: Mapping[str, str], files: tuple[ContentFile, ...]
+) -> InventoryAsset:
+    type_ = said.get("type", "")
+    return InventoryAsset(
+        id=layer.id,
+        type=type_ if type_ in ("model", "dataset") else "file",
+        name=said.get("name", "") or clean(layer.name),
+        commit=said.get("commit", ""),
+        tree=origin.content,
+        licence=licence_of_card(said.get("licence", "")),
+        files=files,
+    )
+
+
+def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[InventoryPart]:
+    """Yield the project, the trainer, and the program that runs on a node."""
+    for layer in manifest.layers:
+        if layer.kind in ("project", "trainer"):
+            tree = origins[layer.id].content
+            yield InventoryPart(id=layer.id, kind=layer.kind, name=clean(layer.name), sha256=tree)
+    node = manifest.node
+    yield InventoryPart(id=node.sha256, kind="program", name=node.name, sha256=node.sha256)

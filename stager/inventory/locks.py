@@ -1,0 +1,32 @@
+"""The locks that may say where the packages of a bundle came from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..building.current_bundle import LOCK_NAME
+from ..building.export import SUFFIX
+from ..config import script
+from ..config.load import Config
+from ..pack.existing import LOCK_SUFFIX
+
+_LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
+"""Names of locks (PEP 751)."""
+
+
+def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
+    """Return where locks may be: beside the bundle, as an import leaves it, and in the project.
+
+    Args:
+        bundle: the bundle.
+        config: the project's settings; None outside of a project.
+    """
+    beside = bundle.with_name(bundle.name.removesuffix(SUFFIX) + LOCK_SUFFIX)
+    if config is None:
+        return (beside,)
+    names = [LOCK_NAME, "pylock.stager.toml"]
+    if script.is_script(config):
+        names.insert(0, f"pylock.{script.name_of(config.source)}.toml")
+    names += [text for text in config.environment.requirements if _LOCK.fullmatch(Path(text).name)]
+    return (beside, *(config.root / name for name in names))

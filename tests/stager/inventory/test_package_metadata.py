@@ -1,0 +1,171 @@
+"""METADATA read out of bundles: from the right frames, bounded, and whatever it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.format.archive import BundleFile
+from bundle.protocol.digest import Digest
+from stager.core.errors import BundleError
+from stager.core.printable import in_one_line
+from stager.core.store import Store
+from stager.inventory.package_metadata import (
+    HEADERS_LIMIT,
+    TEXT_LIMIT,
+    PackageMetadata,
+    clean,
+    metadata_of,
+    metadata_of_wheel,
+    parse_metadata,
+)
+from stager.pack.existing import opened
+from tests.support.building import frames_of
+from tests.support.bundles import Raw, forge, make_bundle
+from tests.support.wheelhouse import make_wheel
+
+EXTRA = """\
+License-Expression: MIT
+License: The MIT License
+Classifier: Programming Language :: Python
+Classifier: License :: OSI Approved :: MIT License
+"""
+EXPECTED = PackageMetadata(
+    name="alpha",
+    version="1.0",
+    expression="MIT",
+    licence="The MIT License",
+    classifiers=("License :: OSI Approved :: MIT License",),
+    requires=("beta>=1", "gamma; extra == 'x'"),
+)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    needs = ["beta>=1", "gamma; extra == 'x'"]
+    return make_wheel(tmp_path, "alpha", requires=needs, metadata_extra=EXTRA)
+
+
+def read(bundle: Path) -> PackageMetadata:
+    with opened(bundle) as file:
+        (layer,) = file.manifest.layers
+        return metadata_of(file, layer)
+
+
+def test_the_fields_are_those_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
+    assert read(packed.path) == EXPECTED
+    assert metadata_of_wheel(wheel.read_bytes()) == EXPECTED
+
+
+def test_it_is_found_behind_many_bytes_and_over_the_ends_of_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the frames that hold it are read."""
+    files = {"aa_blob.bin": bytes(17 << 20), "alpha.py": ""}
+    needs = ["beta>=1", "gamma; extra == 'x'"]
+    large = make_wheel(tmp_path, "alpha", requires=needs, metadata_extra=EXTRA, files=files)
+    store = Store(tmp_path / "store")
+    packed = make_bundle(store, [large], decompressor=None)
+    (layer,) = packed.manifest.layers
+    plain = b"".join(frames_of(store.layer(layer.id)))
+    assert len(frames_of(store.layer(layer.id))) > 1
+    asked: list[int] = []
+    real = BundleFile.frame
+
+    def counted(self: BundleFile, offset: int, size: int, sha256: str) -> bytes:
+        asked.append(offset)
+        return real(self, offset, size, sha256)
+
+    monkeypatch.setattr(BundleFile, "frame", counted)
+    assert read(packed.path) == EXPECTED
+    assert len(asked) == 1
+
+    small = make_bundle(
+        Store(tmp_path / "other"),
+        [make_wheel(tmp_path / "s", "alpha", requires=needs, metadata_extra=EXTRA)],
+        decompressor=None,
+    )
+    asked.clear()
+    assert read(forge(small.path, tmp_path / "split.pkgs.tar", **split(small.path, 50))) == EXPECTED
+    assert len(asked) > 3
+    assert len(plain) > 17 << 20
+
+
+def split(bundle: Path, size: int) -> dict[str, object]:
+    """Cut the one frame of a bundle into many with a few bytes of the tar each."""
+    with BundleFile(str(bundle)) as file:
+        (layer,) = file.manifest.layers
+        start = file.frames_start(layer)
+        data = file.read(start, layer.size - layer.head_size)
+    plain = zstandard.ZstdDecompressor().decompress(data)
+    pieces = [plain[at : at + size] for at in range(0, len(plain), size)]
+    packed = [zstandard.ZstdCompressor().compress(piece) for piece in pieces]
+    described = [
+        [len(one), len(piece), Digest.of(one)] for one, piece in zip(packed, pieces, strict=True)
+    ]
+
+    def frames(found: list[bytes]) -> None:
+        found[:] = [b"".join(packed)]
+
+    def index(raw: Raw) -> None:
+        raw["frames"] = described
+
+    return {"frames": frames, "index": index}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (zstandard.ZstdCompressor().compress(b"short"), "does not hold as much as promised"),
+        (b"no zstd at all", "a frame cannot be decompressed"),
+    ],
+)
+def test_a_frame_that_does_not_fit_the_index_is_damage(
+    wheel: Path, tmp_path: Path, content: bytes, said: str
+) -> None:
+    packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
+
+    def frames(found: list[bytes]) -> None:
+        found[:] = [content]
+
+    forged = forge(packed.path, tmp_path / "forged.pkgs.tar", frames=frames)
+    with pytest.raises(BundleError, match=said):
+        read(forged)
+
+
+def test_only_the_beginning_of_a_long_file_counts(tmp_path: Path) -> None:
+    long = "License: MIT\n" + "X-Filler: " + "x" * HEADERS_LIMIT + "\nClassifier: License :: Late\n"
+    wheel = make_wheel(tmp_path, "alpha", metadata_extra=long)
+    packed = make_bundle(Store(tmp_path / "store"), [wheel], decompressor=None)
+    assert (read(packed.path).licence, read(packed.path).classifiers) == ("MIT", ())
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x05\x06", b"no zip", b"PK\x03\x04" + bytes(50)])
+def test_a_decompressor_that_is_no_wheel_has_no_metadata(data: bytes) -> None:
+    assert metadata_of_wheel(data) == PackageMetadata()
+
+
+def test_what_a_terminal_would_obey_is_written_out() -> None:
+    data = "Name: a\x1b]0;title\x07\nVersion: 1\u202e0\nLicense-Expression: \x9b2JMIT\n"
+    found = parse_metadata(data.encode())
+    assert found.name == r"a\x1b]0;title\x07"
+    assert found.version == r"1\u202e0"
+    assert "\x9b" not in found.expression
+    assert clean("a\tb \n c\u2028d") == "a b c d"
+    assert len(clean("\x1b" * 10_000)) == TEXT_LIMIT
+    assert clean("x" * 10_000).endswith("xxx...")
+
+
+@given(
+    st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"License: {text}".encode())
+)
+def test_any_bytes_are_metadata(data: bytes) -> None:
+    found = parse_metadata(data)
+    for text in (found.name, found.version, found.expression, *found.classifiers):
+        assert in_one_line(text) == text
+        assert len(text) <= TEXT_LIMIT
