@@ -227,7 +227,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NO_ANSWER_FOLLOWED: Wording(
         _NO_ANSWER,
-        "srun ended it, as {first} had failed",
+        "it was ended, as {first} had failed",
         _SEE_LOG,
         FailureClass.NODE_FAILURE,
         meaning="nothing is wrong with this node; see the other one",

@@ -58,6 +58,7 @@ class DriverChannel:
 
     Attributes:
         heard: True once some task has said something.
+        stopped: True once it had to be stopped: what its nodes would have said is not known.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class DriverChannel:
         Raises:
             ProcessError: it cannot be started.
         """
-        self.heard = False
+        self.heard = self.stopped = False
         self._process = processes.start(
             argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
         )
@@ -224,6 +225,7 @@ class DriverChannel:
         self._send()
         self._pump_until(until, on_line, lambda: self.ended)
         if self._process.poll() is None:
+            self.stopped = True
             processes.stop(self._process, _AFTER_SECONDS)
         self._pump_until(time.monotonic() + _AFTER_SECONDS, on_line, lambda: self.ended)
         for stream in self._listening():  # somebody else holds it open: there is no more to come

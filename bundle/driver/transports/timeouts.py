@@ -19,7 +19,7 @@ from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
 from . import slurm_faults
 from .driver_channel import DriverChannel
-from .step_faults import StepErrors
+from .step_faults import StepErrors, StepFault
 from .transport import Ended, Event, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
@@ -224,6 +224,9 @@ def endings(
         unreachable: the problems of nodes that cannot be used themselves.
     """
     general = reader.general_fault(step.code, step.errors)
+    first = next(iter(step.faults), "")
+    if step.stopped and first:  # the others were to end with that node, and took too long
+        general = StepFault(ProblemCode.NO_ANSWER_FOLLOWED, {"first": first}, general.status)
     endings = {}
     for node in requests:
         fault = step.faults.get(node, general)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -9,8 +10,11 @@ from contextlib import suppress
 
 import pytest
 
-from bundle.driver.transports import driver_channel
+from bundle.channel.fanout_host import REPORT
+from bundle.driver.transports import driver_channel, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
+from bundle.driver.transports.timeouts import endings
+from bundle.protocol.problem import ProblemCode
 from bundle.system import descendants, processes
 from tests.support.processes import living
 
@@ -133,6 +137,25 @@ def test_one_that_ignores_all_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
         assert time.monotonic() - began < 120
         assert (step.ended, step.code) == (True, -9)
     assert living("sleep(603)") == []
+
+
+def test_nodes_that_a_stopped_step_said_nothing_of_follow_the_one_it_named() -> None:
+    """What they would have said is not known, so no fault is theirs where another one has one."""
+    end = {"host": "n3", "status": 255, "begun": True, "slow": False, "said": ["it broke"]}
+    code = (
+        "import sys, time\n"
+        + f"print({REPORT + json.dumps(end)!r}, file=sys.stderr, flush=True)\n"
+        + FRAME.format("'heard'")
+        + "time.sleep(604)\n"
+    )
+    heard, asked = Heard(), {"n2": {}, "n3": {}}
+    with DriverChannel([sys.executable, "-c", code], os.environ, b"", ssh_faults) as step:
+        heard.until(step, 1)
+        step.finish(heard, 0.5)
+        ended = endings(asked, step, ssh_faults, ())
+    assert ended["n3"].problem == ProblemCode.SSH_CONNECTION_LOST
+    assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
+    assert ended["n2"].values == {"first": "n3"}
 
 
 def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,7 @@ def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int 
 
 # --- what it says --------------------------------------------------------------------------------
 
-FOLLOWS = "srun ended it, as node02 had failed"
+FOLLOWS = "it was ended, as node02 had failed"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_one_is_to_blame_and_the_others_follow(
     assert worded(fault[0], found[fault[0]]).why == fault[1]
     for node in others:
         assert found[node].problem is ProblemCode.NO_ANSWER_FOLLOWED
-        assert worded(node, found[node]).why == f"srun ended it, as {fault[0]} had failed"
+        assert worded(node, found[node]).why == f"it was ended, as {fault[0]} had failed"
 
 
 def worded(node: str, fault: StepFault) -> Problem:
