@@ -79,7 +79,7 @@ class SshHosts:
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a command on a host, beside ssh; return what it prints."""
         done = subprocess.run(
-            [*self.entering(node), *argv], capture_output=True, text=True, check=False, timeout=120
+            [*self.entering(node), *argv], capture_output=True, text=True, check=False, timeout=300
         )
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
         return done.stdout
