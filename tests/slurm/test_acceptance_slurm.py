@@ -93,7 +93,7 @@ def test_the_printed_script_does_the_same(
     options = here.argv("script", "--nproc-per-node", "2", "--", *training(data_dir), *SHORT)
     options.remove("--json")
     printed = subprocess.run(
-        options, cwd=work, env=here.env, capture_output=True, text=True, timeout=300, check=False
+        options, cwd=work, env=here.env, capture_output=True, text=True, timeout=900, check=False
     )
     assert printed.returncode == 0, printed.stderr
     (work / "job.sbatch").write_text(printed.stdout)

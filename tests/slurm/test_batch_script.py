@@ -33,7 +33,7 @@ def submit(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.stdout, done.stderr
     return done.stdout.strip().partition(";")[0], done.returncode
@@ -162,7 +162,7 @@ def test_secrets_are_not_in_the_job(cluster: Cluster, shared: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=300,
+            timeout=900,
         )
         inside = (shared / "env").read_text().splitlines()
         assert "MINE=1" in inside

@@ -230,7 +230,7 @@ def test_a_lost_node_takes_its_processes_with_it_and_comes_back(cluster: Cluster
             assert cluster.slurmd(node) is None
             assert [line for line in living(mark) if not line.startswith("srun ")] == []
             # Its exit code is 0 all the same, in 22.05 at least.
-            assert f"Node failure on {node}" in srun.communicate(timeout=300)[1]
+            assert f"Node failure on {node}" in srun.communicate(timeout=900)[1]
         finally:
             srun.kill()
     script("up", "--name", cluster.name)
@@ -262,7 +262,7 @@ def test_down_leaves_nothing(name: str, end: str, tmp_path: Path) -> None:
         own = make_cluster(name, "--nodes", "2", "--cpus", "2", "--hide", str(hidden))
         assert own.on("node01", ["ls", str(hidden)]).stdout == ""
         assert os.listdir(hidden) == ["inner"]
-        job = subprocess.Popen(["srun", "-N2", "-c2", "sleep", "600"], env=os.environ | own.env)
+        job = subprocess.Popen(["srun", "-N2", "-c2", "sleep", "3600"], env=os.environ | own.env)
         assert until(lambda: own.state("node02") == "allocated")
         traces = Traces(name, kept)
         if end == "all killed":
@@ -271,7 +271,7 @@ def test_down_leaves_nothing(name: str, end: str, tmp_path: Path) -> None:
             job.kill()
         down = script("down", "--name", name)
         assert ("cancelling jobs" in down.stderr) == (end == "with a job")
-        assert job.wait(timeout=300) != 0
+        assert job.wait(timeout=900) != 0
         traces.assert_gone()
     assert machine(name) == before
     assert "is down" in script("down", "--name", name).stderr
@@ -317,7 +317,7 @@ def test_an_up_that_fails_says_why_and_cleans_up(
 
 
 def test_down_after_an_up_that_was_killed(name: str) -> None:
-    env = stand_in(Path("/var/tmp") / f"stager-{name}", "slurmd", "sleep 600")
+    env = stand_in(Path("/var/tmp") / f"stager-{name}", "slurmd", "sleep 3600")
     before = machine(name)
     with subprocess.Popen(
         [str(SCRIPT), "up", "--name", name], env=os.environ | env, stderr=subprocess.PIPE

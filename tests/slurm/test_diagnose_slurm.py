@@ -245,7 +245,7 @@ def test_somebody_elses_exec_bit(scene: Scene) -> None:
 def test_somebody_elses_step_that_is_blocked(scene: Scene) -> None:
     """An earlier step of theirs holds all CPUs, and is ended when the next one cannot begin."""
     script = f"""
-        srun --ntasks-per-node=4 sleep 600 &
+        srun --ntasks-per-node=4 sleep 3600 &
         until squeue --steps --noheader --format=%i --jobs=$SLURM_JOB_ID | grep -q '\\.0$'; do
             sleep 0.2
         done

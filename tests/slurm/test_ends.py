@@ -17,7 +17,7 @@ from tests.support.slurm_torch import SlurmTorch
 pytestmark = pytest.mark.slow
 
 BOUND = 300.0
-"""Seconds in which everything must have ended: half of what the ranks would sleep."""
+"""Seconds in which everything must have ended: the ranks would sleep many times as long."""
 TRIES = 20
 """How often a moment is looked for that may be over before it is seen."""
 SLEEP = ("run", "--nodes", "3", "--", "train.py", "all=sleep")

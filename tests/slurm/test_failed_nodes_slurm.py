@@ -157,7 +157,7 @@ def test_in_an_allocation_that_stands_there_is_only_a_warning(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert f"  {ONCE}" in done.stderr.splitlines()

@@ -48,7 +48,7 @@ if sys.argv[1:2] == ["large"]:
     (out / f"large{rank}").write_bytes(os.urandom(3 << 20))
 print("[LAST]", rank, flush=True)
 if sys.argv[-1:] == ["sleep"]:
-    time.sleep(600)
+    time.sleep(3600)
 meet(int(rank), int(size))
 if sys.argv[1:] == ["fail"] and rank == "3":
     raise ValueError("rank three is unhappy")

@@ -102,7 +102,7 @@ def test_an_allocation_that_stands_is_used(cluster: Cluster, slurm_project: Proj
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -219,7 +219,7 @@ def test_an_ending_from_outside(
         else:
             os.killpg(started.pid, number)
         time.sleep(0.3)
-    out, err = started.communicate(timeout=300)
+    out, err = started.communicate(timeout=900)
     answered = number != signal.SIGKILL
     assert started.returncode == (130 if answered else -number), err
     if answered:
@@ -239,7 +239,7 @@ def test_giving_up_while_the_job_waits(cluster: Cluster, slurm_project: Project)
         started = start(slurm_project, "verify", "--nodes", "1")
         assert until(lambda: " PD " in queued(cluster))
         os.killpg(started.pid, signal.SIGINT)
-        _, err = started.communicate(timeout=300)
+        _, err = started.communicate(timeout=900)
         assert started.returncode == 130
         assert "interrupted; nothing is left running" in err
         assert " PD " not in queued(cluster)
@@ -249,7 +249,7 @@ def test_scancel_is_a_failure_with_a_cause(cluster: Cluster, slurm_project: Proj
     started = begin(slurm_project, "run", "--nodes", "2", "--", "train.py", "sleep")
     number = queued(cluster).split()[0]
     cluster.run(["scancel", number])
-    out, err = started.communicate(timeout=300)
+    out, err = started.communicate(timeout=900)
     report = json.loads(out)
     assert (started.returncode, report["ended_by"]) == (3, "cancelled"), err
     assert "was cancelled from outside" in report["first_failure"]["cause"]
@@ -261,7 +261,7 @@ def test_an_interrupted_wait_leaves_the_batch_job(cluster: Cluster, slurm_projec
     started = begin(slurm_project, "run", "--batch", "--wait", "--", "train.py", "sleep")
     number = queued(cluster).split()[0]
     os.killpg(started.pid, signal.SIGINT)
-    _, err = started.communicate(timeout=300)
+    _, err = started.communicate(timeout=900)
     assert started.returncode == 130
     assert f"job {number} keeps running; scancel {number} ends it" in err
     assert queued(cluster).split()[0] == number
@@ -307,5 +307,5 @@ def begin(project: Project, action: str, *arguments: str) -> subprocess.Popen[st
 
     if not until(at_work):
         started.terminate()
-        pytest.fail(f"the ranks did not begin: {started.communicate(timeout=300)}")
+        pytest.fail(f"the ranks did not begin: {started.communicate(timeout=900)}")
     return started

@@ -73,7 +73,7 @@ class Cluster:
         """What points Slurm's commands at it."""
         return {"SLURM_CONF": str(self.state_dir / "slurm.conf")}
 
-    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 300) -> Done:
+    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 900) -> Done:
         """Run a command on the login side, one of Slurm's for example."""
         done = subprocess.run(
             list(argv),
@@ -93,7 +93,7 @@ class Cluster:
         return ["nsenter", f"--target={init}", "-m", "-u", "-i", "-n", "-p", "--"]
 
     def on(
-        self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 300
+        self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 900
     ) -> Done:
         """Run a command on the node, beside Slurm: a test's way to break things there.
 
@@ -114,7 +114,7 @@ class Cluster:
         """As ``sinfo`` has it: ``idle``, ``mixed``, ``down*`` ..."""
         return self._states().get(node, "unknown")
 
-    def wait_state(self, node: str, *states: str, seconds: float = 300) -> None:
+    def wait_state(self, node: str, *states: str, seconds: float = 900) -> None:
         """Wait until the node is in one of the states, or fail the test."""
         if not until(lambda: self.state(node) in states, seconds, pause=0.3):
             pytest.fail(f"{node} is {self.state(node)} after {seconds} s, not one of {states}")

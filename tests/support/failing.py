@@ -101,7 +101,7 @@ def does_not_come():
 
 
 def sleeps():
-    time.sleep(600)
+    time.sleep(3600)
 
 
 rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))

@@ -43,7 +43,7 @@ if "BEGUN" in os.environ:  # so that none fails or ends before all have begun
     while len(os.listdir(begun)) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.05)
 if what == "sleep":
-    time.sleep(600)
+    time.sleep(3600)
 elif what == "linger":
     time.sleep(3)
 elif what == "raise":
@@ -53,11 +53,11 @@ elif what == "kill":
 elif what == "term":  # by itself; nobody else wants it
     os.kill(os.getpid(), signal.SIGTERM)
 elif what == "hang":
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    threading.Thread(target=time.sleep, args=(3600,)).start()
 elif what == "atexit":
-    atexit.register(time.sleep, 600)
+    atexit.register(time.sleep, 3600)
 elif what == "deaf":
-    end = time.monotonic() + 600
+    end = time.monotonic() + 3600
     while time.monotonic() < end and "enough" not in os.listdir(os.environ["BEGUN"]):
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)  # as who must wait for it does, after a while
@@ -111,7 +111,7 @@ class Bench:
             start_new_session=True,
         )
 
-    def finish(self, started: subprocess.Popen[str], seconds: float = 300) -> Said:
+    def finish(self, started: subprocess.Popen[str], seconds: float = 900) -> Said:
         """Wait for the end of it."""
         try:
             out, err = started.communicate(timeout=seconds)
@@ -121,7 +121,7 @@ class Bench:
         assert "Traceback" not in err.replace("  | Traceback", ""), err
         return Said(code=started.returncode, report=json.loads(out) if out else {}, talk=err)
 
-    def stager(self, action: str, *arguments: str, seconds: float = 300) -> Said:
+    def stager(self, action: str, *arguments: str, seconds: float = 900) -> Said:
         """Run ``stager`` to its end."""
         return self.finish(self.start(action, *arguments), seconds)
 
@@ -155,7 +155,7 @@ class Bench:
         """Wait until so many ranks have begun."""
         if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks):
             os.killpg(started.pid, signal.SIGINT)
-            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=300)}")
+            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=900)}")
 
     def place(self, node: str) -> Path:
         """A node's root, seen from here."""
@@ -209,7 +209,7 @@ class Bench:
                 ]
         return found
 
-    def assert_clean(self, seconds: float = 300, *, killed: bool = False) -> None:
+    def assert_clean(self, seconds: float = 900, *, killed: bool = False) -> None:
         """Nothing stays, after a while at the latest; see :meth:`left`."""
         if not until(lambda: not self.left(killed=killed), seconds, pause=0.3):
             pytest.fail(f"this is left after {seconds} s: {self.left(killed=killed)}")
@@ -242,13 +242,13 @@ exec {shutil.which(self.command)} "$@"
 """)
         script.chmod(0o755)
 
-    def reached(self, started: subprocess.Popen[str], seconds: float = 300) -> str:
+    def reached(self, started: subprocess.Popen[str], seconds: float = 900) -> str:
         """Wait until the command is held back; returns the job's number."""
         there = self.folder / "there"
         if not until(lambda: there.exists() or started.poll() is not None, seconds):
             os.killpg(started.pid, signal.SIGINT)
         if not there.exists():
-            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=300)}")
+            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=900)}")
         return there.read_text().strip()
 
     def open(self) -> None:
