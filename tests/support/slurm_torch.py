@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.cluster import Cluster
 from tests.support.torch_project import STAGER, TorchProject
 
-PATIENCE = 1200.0
+PATIENCE = 1000.0
 """Seconds after which a job is taken to hang; on a busy machine it takes minutes."""
 
 
