@@ -90,9 +90,10 @@ SlurmdParameters=config_overrides
 # is, for this machine may be busy. A node that comes back is used again at once.
 SlurmdTimeout=10
 ReturnToService=2
-# The time from SIGTERM to SIGKILL.
-KillWait=10
-UnkillableStepTimeout=60
+# The time from SIGTERM to SIGKILL: Slurm's own, which the grace period of ranks is made for.
+KillWait=30
+# A node on which a process has not ended after this time is drained.
+UnkillableStepTimeout=180
 # An salloc or srun that was killed gives its nodes back, after twice that at most.
 InactiveLimit=60
 JobRequeue=1
@@ -185,7 +186,17 @@ start_node() {
     start_daemon "$node"
 }
 
-start_daemon() { if [ "$kind" = ssh ]; then start_sshd "$1"; else start_slurmd "$1"; fi; }
+# It is waited for, as "stop" must find it: what starts a daemon ends before that has its name.
+start_daemon() {
+    local program=sshd
+    if [ "$kind" = slurm ]; then program=slurmd; fi
+    "start_$program" "$1"
+    wait_for "$patience" runs "${program}_of" "$1" ||
+        give_up "$program has ended on $1" "$state/$1/$program.log" "$state/up.log"
+}
+
+# shellcheck disable=SC2329
+runs() { [ -n "$("$@")" ]; }
 
 # connect NODE PID: give the node its only interface, without a route to anything but its subnet.
 connect() {
@@ -245,7 +256,7 @@ try_network() {
     last=$(nodes | tail -n 1)
     address=$(address_of "$last")
     for node in $(nodes); do
-        wait_for 30 connects "$node" "$address" ||
+        wait_for "$patience" connects "$node" "$address" ||
             fail "cluster $name: $node cannot connect to $last at $address, port 6818" \
                 'a firewall of this machine may filter what crosses bridges; Docker sets one up' \
                 'let this bridge pass, it keeps its name, and start the cluster again:' \

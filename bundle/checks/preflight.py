@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..environment import damage, hard_links
@@ -209,12 +209,22 @@ def _reading_rate(job: Job) -> float | None:
         with BundleFile(job.bundle, job.bundle_id) as bundle:
             size = os.path.getsize(job.bundle)
             count = min(SAMPLE, max(1, size // _SAMPLES))
-            started = time.monotonic()
+            taken = []
             for number in range(_SAMPLES):
+                begun = time.monotonic()
                 bundle.read((size - count) * number // _SAMPLES, count)
-            return _SAMPLES * count / max(time.monotonic() - started, 1e-6)
+                taken.append(time.monotonic() - begun)
+            return count / typical(taken)
     except (NodeError, OSError):
         return None
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """Return the median of what some reads have taken, and more than nothing.
+
+    That this process had to wait for a processor during some of them says nothing of the files.
+    """
+    return max(sorted(seconds)[(len(seconds) - 1) // 2], 1e-6)
 
 
 def sweep(root: str, now: float) -> None:

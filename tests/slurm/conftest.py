@@ -33,7 +33,7 @@ print("token:", os.environ.get("HF_TOKEN"), "mine:", os.environ.get("MINE"), flu
 if sys.argv[1:] == ["fail"] and rank == "1":
     raise ValueError("rank one is unhappy")
 if sys.argv[1:] == ["sleep"]:
-    time.sleep(600)
+    time.sleep(3600)
 """
 """A program whose ranks name themselves, and fail or sleep when told to."""
 

@@ -63,7 +63,7 @@ def test_a_place_that_cannot_be_written(bench: Bench) -> None:
     try:
         said = bench.finish(started)
     finally:
-        bench.cluster.on("node02", ["umount", place])
+        bench.cluster.on("node02", ["umount", "--lazy", place])
     (bench.place("node02") / "incoming" / f"job-{number}.0").rmdir()  # the agent could not
     assert_named(
         said, "node02", "Read-only file system", "the free space and the permissions there"
@@ -99,7 +99,7 @@ def test_a_node_lost_before_the_launch(bench: Bench) -> None:
 def test_a_node_lost_before_the_broadcast(bench: Bench) -> None:
     with before_sbcast(bench) as (started, _):
         bench.cluster.lose("node03")
-    said = bench.finish(started, 120)
+    said = bench.finish(started)
     assert_named(said, "node03", "--exclude=node03")
     bench.assert_clean()
 

@@ -43,7 +43,7 @@ def older(torch_project: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(torch_project.root, root)
     pinned = SETTINGS.replace(json.dumps(REQUIREMENTS), json.dumps([*REQUIREMENTS, OLDER]))
     (root / "stager.toml").write_text(pinned)
-    done = torch_project.stager("build", "--json", "--no-prove", cwd=root, timeout=300)
+    done = torch_project.stager("build", "--json", "--no-prove", cwd=root, timeout=900)
     assert done.returncode == 0, done.stderr
     return Path(json.loads(done.stdout)["bundle"])
 
@@ -178,7 +178,7 @@ def test_a_plan_and_why(
         cwd=slurm_project.root,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

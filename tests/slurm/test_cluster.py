@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,18 @@ from tests.support.processes import living, until
 
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 CONNECT = """
-import socket, sys, time
-start = time.monotonic()
+import errno, socket, sys
 try:
-    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20).close()
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60).close()
     print("connected")
 except OSError as error:
-    print(error.errno, round(time.monotonic() - start))
+    print(errno.errorcode.get(error.errno, error))
 """
+OTHERS_PLACES = ("/var/tmp/", "/tmp/", "/run/netns", "/run/sshd")
+"""Where tests that run beside these make and mount things."""
+OTHERS_LINKS = ("sc", "ar")
+"""How the names of interfaces and of network namespaces begin that such tests make: those of other
+clusters, and those of tests/trainer/network."""
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def name() -> Iterator[str]:
 
 
 def links() -> set[str]:
-    """Interfaces on the login side, other clusters' aside: those may come and go meanwhile."""
+    """Interfaces on the login side."""
     found = json.loads(subprocess.check_output(["ip", "-j", "link"], text=True))
     return {link["ifname"] for link in found}
 
@@ -75,15 +80,20 @@ def inhabited() -> set[str]:
 
 
 class Traces:
-    """What a cluster that stands has on this machine, to be looked for when it is gone."""
+    """What a cluster that stands has on this machine, to be looked for when it is gone.
 
-    def __init__(self, name: str) -> None:
+    Its namespaces are held open meanwhile: else what somebody else makes may get their numbers.
+    """
+
+    def __init__(self, name: str, kept: ExitStack) -> None:
         self.state = STATES / name
         self.bridge = bridge_of(name)
         self.namespaces = set()
         for node in (self.state / "nodes").read_text().split():
             init = (self.state / node / "init").read_text().strip()
-            self.namespaces |= {os.readlink(f"/proc/{init}/ns/{kind}") for kind in ("net", "mnt")}
+            for path in (f"/proc/{init}/ns/net", f"/proc/{init}/ns/mnt"):
+                kept.callback(os.close, os.open(path, os.O_RDONLY))
+                self.namespaces.add(os.readlink(path))
         assert self.namespaces <= inhabited()
         assert self.bridge in links()
 
@@ -94,15 +104,24 @@ class Traces:
         assert not self.namespaces & inhabited()
 
 
-def machine() -> dict[str, object]:
-    """What no cluster may change outside of its own."""
+def machine(name: str) -> dict[str, object]:
+    """What a cluster may not change outside of its own.
+
+    Of what tests that run beside these may make, only what has the cluster's name counts.
+    """
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    namespaces = subprocess.check_output(["ip", "netns"], text=True).splitlines()
+    others = {STATES.name, *(Path(place).name for place in OTHERS_PLACES)}
     return {
-        "mounts": Path("/proc/self/mounts").read_text(),
+        "mounts": [
+            line for line in mounts if name in line or not line.split()[1].startswith(OTHERS_PLACES)
+        ],
         "hosts": Path("/etc/hosts").read_text(),
-        "namespaces": subprocess.check_output(["ip", "netns"], text=True),
+        "links": sorted(link for link in links() if not link.startswith(OTHERS_LINKS)),
+        "namespaces": [line for line in namespaces if not line.startswith(OTHERS_LINKS[1:])],
         "default route": subprocess.check_output(["ip", "route", "show", "default"], text=True),
         "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
-        "run": sorted(entry for entry in os.listdir("/run") if entry != STATES.name),
+        "run": sorted(entry for entry in os.listdir("/run") if entry not in others),
         "slurm": sorted(os.listdir("/etc/slurm")) if Path("/etc/slurm").exists() else [],
     }
 
@@ -140,13 +159,15 @@ def test_nodes_are_apart(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.on(first, ["hostname"]).stdout.strip() == first
     assert sorted(cluster.on(first, ["ls", "/sys/class/net"]).stdout.split()) == ["eth0", "lo"]
     assert cluster.on(first, ["cat", "/proc/1/comm"]).stdout.strip() == "bash"
-    assert "slurmctld" not in cluster.on(first, ["sh", "-c", "cat /proc/*/comm"]).stdout
-    seen = {
+    seen = cluster.on(first, ["sh", "-c", "cat /proc/*/comm"], check=False).stdout  # some end
+    assert "slurmd" in seen
+    assert "slurmctld" not in seen
+    apart = {
         (kind, cluster.on(node, ["readlink", f"/proc/1/ns/{kind}"]).stdout)
         for node in cluster.nodes
         for kind in NAMESPACES
     }
-    assert len(seen) == len(NAMESPACES) * 3
+    assert len(apart) == len(NAMESPACES) * 3
 
 
 def test_nodes_are_offline_and_the_login_side_is_not(cluster: Cluster) -> None:
@@ -166,7 +187,7 @@ def test_nodes_are_offline_and_the_login_side_is_not(cluster: Cluster) -> None:
         return cluster.on(first, argv).stdout.strip()
 
     for address in outside:
-        assert connect(address, 443) == "101 0", address  # ENETUNREACH, at once
+        assert connect(address, 443) == "ENETUNREACH", address  # nothing is sent and waited for
     routes = cluster.on(first, ["ip", "route"]).stdout.splitlines()
     assert [route.split()[0] for route in routes] == [f"{subnet}.0/24"]
     assert cluster.on(first, ["ip", "-6", "route", "show", "default"]).stdout == ""
@@ -198,7 +219,7 @@ def test_a_dead_slurmd_is_noticed_and_comes_back(cluster: Cluster) -> None:
 
 def test_a_lost_node_takes_its_processes_with_it_and_comes_back(cluster: Cluster) -> None:
     node = cluster.nodes[2]
-    mark = "86413.5"  # seconds; nobody else sleeps just so long
+    mark = f"86413.{os.getpid()}"  # seconds; nobody else sleeps just so long
     argv = ["srun", f"--nodelist={node}", "sleep", mark]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as srun:
         try:
@@ -209,7 +230,7 @@ def test_a_lost_node_takes_its_processes_with_it_and_comes_back(cluster: Cluster
             assert cluster.slurmd(node) is None
             assert [line for line in living(mark) if not line.startswith("srun ")] == []
             # Its exit code is 0 all the same, in 22.05 at least.
-            assert f"Node failure on {node}" in srun.communicate(timeout=300)[1]
+            assert f"Node failure on {node}" in srun.communicate(timeout=900)[1]
         finally:
             srun.kill()
     script("up", "--name", cluster.name)
@@ -233,27 +254,26 @@ def test_up_twice_is_harmless_and_other_options_are_refused(cluster: Cluster) ->
 
 @pytest.mark.parametrize("end", ["with a job", "all killed"])
 def test_down_leaves_nothing(name: str, end: str, tmp_path: Path) -> None:
-    before = machine()
+    before = machine(name)
     hidden = Path("/var/tmp") / f"hidden-{name}"
     (hidden / "inner").mkdir(parents=True)
-    try:
+    with ExitStack() as kept:
+        kept.callback(shutil.rmtree, hidden)
         own = make_cluster(name, "--nodes", "2", "--cpus", "2", "--hide", str(hidden))
         assert own.on("node01", ["ls", str(hidden)]).stdout == ""
         assert os.listdir(hidden) == ["inner"]
-        job = subprocess.Popen(["srun", "-N2", "-c2", "sleep", "600"], env=os.environ | own.env)
+        job = subprocess.Popen(["srun", "-N2", "-c2", "sleep", "3600"], env=os.environ | own.env)
         assert until(lambda: own.state("node02") == "allocated")
-        traces = Traces(name)
+        traces = Traces(name, kept)
         if end == "all killed":
             for program in (b"slurmctld", b"slurmd", b"munged", b"unshare"):
                 kill_all(program, own.state_dir)
             job.kill()
         down = script("down", "--name", name)
         assert ("cancelling jobs" in down.stderr) == (end == "with a job")
-        assert job.wait(timeout=300) != 0
-    finally:
-        shutil.rmtree(hidden)
-    traces.assert_gone()
-    assert machine() == before
+        assert job.wait(timeout=900) != 0
+        traces.assert_gone()
+    assert machine(name) == before
     assert "is down" in script("down", "--name", name).stderr
 
 
@@ -264,7 +284,8 @@ def kill_all(program: bytes, state: Path) -> None:
         except OSError:
             continue
         if line.startswith(program + b"\0") and os.fsencode(state) in line:
-            os.kill(int(process.name), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def stand_in(folder: Path, program: str, shell: str) -> dict[str, str]:
@@ -282,7 +303,7 @@ def stand_in(folder: Path, program: str, shell: str) -> dict[str, str]:
 def test_an_up_that_fails_says_why_and_cleans_up(
     name: str, program: str, said: str, tmp_path: Path
 ) -> None:
-    before = machine(), {link for link in links() if not link.startswith("sc")}
+    before = machine(name)
     env = stand_in(
         Path("/var/tmp") / f"stager-{name}", program, "echo 'no such luck'; [ \"$1\" = -V ]"
     )
@@ -292,12 +313,12 @@ def test_an_up_that_fails_says_why_and_cleans_up(
     assert "no such luck" in failed.stderr
     assert not (STATES / name).exists()
     assert living(STATES / name) == []
-    assert (machine(), {link for link in links() if not link.startswith("sc")}) == before
+    assert machine(name) == before
 
 
 def test_down_after_an_up_that_was_killed(name: str) -> None:
-    env = stand_in(Path("/var/tmp") / f"stager-{name}", "slurmd", "sleep 600")
-    before = machine()
+    env = stand_in(Path("/var/tmp") / f"stager-{name}", "slurmd", "sleep 3600")
+    before = machine(name)
     with subprocess.Popen(
         [str(SCRIPT), "up", "--name", name], env=os.environ | env, stderr=subprocess.PIPE
     ) as up:
@@ -308,9 +329,10 @@ def test_down_after_an_up_that_was_killed(name: str) -> None:
     assert living(STATES / name)
     script("down", "--name", name)
     assert not (STATES / name).exists()
-    assert living(STATES / name) == []
+    # A child that the killed one had just begun may still find out that the node is gone.
+    assert until(lambda: not living(STATES / name)), living(STATES / name)
     assert not {link for link in links() if link.startswith(bridge)}
-    assert machine() == before
+    assert machine(name) == before
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ setuptools.setup()
 def call(project: Project, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the project's folder."""
     return subprocess.run(
-        argv, cwd=project.root, capture_output=True, text=True, check=False, timeout=300
+        argv, cwd=project.root, capture_output=True, text=True, check=False, timeout=900
     )
 
 

@@ -225,7 +225,8 @@ def test_somebody_elses_world_size(scene: Scene, size: int, expected: Told) -> N
     """Three ranks: the head waits for one more, or the last one is one too many."""
     # Ranks that have met stay: one that ends would be aborted now and then, with its group open.
     words = "2=meets all=does_not_come" if size < 3 else "all=meets"
-    script = SRUN.replace("WORLD_SIZE=3", f"WORLD_SIZE={size}").replace("WORDS", words)
+    meeting = f"WORLD_SIZE={size} RANKS=3 PATIENCE=10"
+    script = SRUN.replace("WORLD_SIZE=3", meeting).replace("WORDS", words)
     if size > 3:  # the others give up a second earlier, and it would be ended before it said why
         script = script.replace("--kill-on-bad-exit=1", "--kill-on-bad-exit=0")
     assert told(scene.theirs(script)["first_failure"]) == expected
@@ -244,8 +245,10 @@ def test_somebody_elses_exec_bit(scene: Scene) -> None:
 def test_somebody_elses_step_that_is_blocked(scene: Scene) -> None:
     """An earlier step of theirs holds all CPUs, and is ended when the next one cannot begin."""
     script = f"""
-        srun --ntasks-per-node=4 sleep 600 &
-        sleep 1
+        srun --ntasks-per-node=4 sleep 3600 &
+        until squeue --steps --noheader --format=%i --jobs=$SLURM_JOB_ID | grep -q '\\.0$'; do
+            sleep 0.2
+        done
         srun --immediate=1 --ntasks-per-node=1 --output=$1/{LOGS} hostname
         kill %1
     """

@@ -90,9 +90,7 @@ def test_a_batch_job_that_nobody_waits_for_is_read_later_and_once(
         code, submitted, said = stager(fresh, "verify", "--nodes", "3", "--batch")
         assert code == 0, said
         number = submitted["job_id"]
-        assert until(
-            lambda: not cluster.run(["squeue", "-h", "-j", number], check=False).stdout, 120
-        )
+        assert until(lambda: cluster.ended(number))
         for _ in range(2):
             assert remembered(fresh) == {"node02": 1}
         assert list((fresh.store.root / "pending-jobs").iterdir()) == []
@@ -159,7 +157,7 @@ def test_in_an_allocation_that_stands_there_is_only_a_warning(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert f"  {ONCE}" in done.stderr.splitlines()

@@ -9,7 +9,6 @@ import re
 import resource
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +29,24 @@ TRAINING = (
 )  # fmt: skip
 """About 1500 short steps: long enough to be hurt in the middle."""
 PICTURES = ("--data", "data", "--epochs", "1", "--out", "out")
+HOLDING = """\
+import pathlib, runpy, sys, time
+from torch.optim import optimizer
+
+done = 0
+
+def hold(*_):
+    global done
+    done += 1
+    while done == 120 and not pathlib.Path("hurt").exists():
+        time.sleep(0.05)
+
+optimizer.register_optimizer_step_post_hook(hold)
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module as ``-m`` does. In the middle of its training a rank waits until another one has
+been hurt, so that a busy machine does not train to the end before that."""
 AGAIN = "[environment]\nrequirements = []\n[launch]\nmax-restarts = 2\n"
 RESUMED = re.compile(r"resuming from \S+, after (\d+) steps? \((\d+) steps? to do again\)")
 SAVE_EVERY = 25
@@ -47,7 +64,7 @@ def steps(work: Path) -> int:
 
 def at_step(job: SlurmTorch, step: int, started: subprocess.Popen[str]) -> None:
     """Wait until the training is so far."""
-    assert until(lambda: steps(job.work) >= step or started.poll() is not None, 120)
+    assert until(lambda: steps(job.work) >= step or started.poll() is not None, 600)
     assert started.poll() is None, started.communicate()
 
 
@@ -56,9 +73,17 @@ def bench_of(job: SlurmTorch) -> Bench:
     return Bench(cluster=job.cluster, root=job.work, logs=job.work / "logs", env={})
 
 
+def begin(job: SlurmTorch, *options: str) -> subprocess.Popen[str]:
+    """Start a training that is started again where it fails, and waits in the middle."""
+    (job.work / "stager.toml").write_text(AGAIN)
+    (job.work / "holding.py").write_text(HOLDING)
+    argv = ("run", *options, "--nproc-per-node", "1", "--", "holding.py", *TRAINING)
+    return job.start(*argv)
+
+
 def finished(job: SlurmTorch, started: subprocess.Popen[str]) -> dict[str, object]:
     """The report of a job that goes on to its end in spite of all."""
-    out, said = started.communicate(timeout=240)
+    out, said = started.communicate(timeout=900)
     assert started.returncode == 0, said
     metrics = json.loads((job.work / "out" / "metrics.json").read_text())
     assert metrics["accuracy"] > 0.95
@@ -94,13 +119,13 @@ def starved(pid: int) -> None:
 @pytest.mark.parametrize(("hurt", "node"), [(killed, "node02"), (starved, "node01")])
 def test_a_rank_that_dies(slurm_torch: SlurmTorch, hurt: Callable[[int], None], node: str) -> None:
     job = slurm_torch
-    (job.work / "stager.toml").write_text(AGAIN)
-    started = job.start("run", "--nproc-per-node", "1", "--", *TRAINING)
+    started = begin(job)
     at_step(job, 100, started)
     bench = bench_of(job)
     before = steps(job.work)
     (rank,) = ranks(bench, node)
     hurt(rank)
+    (job.work / "hurt").touch()
     report = finished(job, started)
     assert report["metrics"]["world_size"] == 3
     after, lost = resumed(bench.lines())
@@ -128,7 +153,7 @@ def test_ranks_that_slurm_starts_train_too(
     (job.work / "data").mkdir()
     data(job.work / "data")
     started = job.start("run", "--launcher", "srun", "--nproc-per-node", "2", "--", *command)
-    out, said = started.communicate(timeout=240)
+    out, said = started.communicate(timeout=900)
     assert started.returncode == 0, said
     report = json.loads(out)
     assert set(report["task_codes"].values()) == {0}
@@ -144,12 +169,12 @@ def test_ranks_that_slurm_starts_train_too(
 def test_a_node_that_is_lost_leaves_the_others_at_work(slurm_torch: SlurmTorch) -> None:
     """Two or three nodes; the third goes in the middle, and two take over its rows."""
     job = slurm_torch
-    (job.work / "stager.toml").write_text(AGAIN)
-    started = job.start("run", "--nodes", "2:3", "--nproc-per-node", "1", "--", *TRAINING)
+    started = begin(job, "--nodes", "2:3")
     at_step(job, 100, started)
     bench = bench_of(job)
     assert "[RANK 2] WORLD_SIZE=3" in bench.lines()
     bench.cluster.lose("node03")
+    (job.work / "hurt").touch()
     report = finished(job, started)
     assert report["metrics"]["world_size"] == 2
     _, lost = resumed(bench.lines())
@@ -178,23 +203,18 @@ def in_the_queue(job: SlurmTorch) -> Iterator[tuple[str, Callable[[], str]]]:
     def said() -> str:
         return "".join(p.read_text() for p in (job.work / "logs").glob(f"*.{number}.*out"))
 
-    def state() -> str:
-        return job.cluster.run(["squeue", "--noheader", "--format=%T", f"--job={number}"]).stdout
-
     try:
-        assert until(lambda: steps(job.work) >= 100, 120), said()
+        assert until(lambda: steps(job.work) >= 100, 600), said()
         yield number, said
     finally:
         job.cluster.run(["scancel", number], check=False)
-        assert until(lambda: not state().strip(), 120)
+        assert until(lambda: job.cluster.ended(number))
 
 
 def goes_on(job: SlurmTorch, number: str, said: Callable[[], str]) -> None:
     """It has been stopped and is queued again: it goes on where it was."""
     (stopped,) = set(re.findall(r"stopped after step (\d+)", said()))
-    time.sleep(3)  # slurmd refuses a credential of the second in which the last one ended
-    job.cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
-    assert until(lambda: RESUMED.search(said()) is not None, 180), said()
+    assert job.cluster.hurry(number, lambda: RESUMED.search(said()) is not None), said()
     assert resumed(said().splitlines()) == (int(stopped), 0)
 
 
@@ -204,7 +224,7 @@ def test_a_time_limit_that_comes_near(slurm_torch: SlurmTorch) -> None:
     with in_the_queue(job) as (number, said):
         # As Slurm does ahead of the limit, some time within a minute of when it was asked to.
         job.cluster.run(["scancel", "--batch", "--signal=USR1", number])
-        assert until(lambda: "back into the queue (restart 1)" in said(), 120), said()
+        assert until(lambda: "back into the queue (restart 1)" in said()), said()
         goes_on(job, number, said)
 
 
@@ -214,5 +234,5 @@ def test_a_job_whose_nodes_another_one_takes(slurm_torch: SlurmTorch) -> None:
     with an_urgent_partition(job.cluster, "REQUEUE") as partition, in_the_queue(job) as told:
         number, said = told
         job.cluster.run(["srun", f"--partition={partition}", "--exclusive", "--nodes=3", "true"])
-        assert until(lambda: '"ended_by": "preempted"' in said(), 120), said()
+        assert until(lambda: '"ended_by": "preempted"' in said()), said()
         goes_on(job, number, said)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +31,8 @@ def named(said: Said) -> tuple[str, int | None, int | None, str]:
 
 
 def interrupted(bench: Bench, started: subprocess.Popen[str]) -> Said:
-    time.sleep(1)  # what is in the log is shown a moment later
     os.killpg(started.pid, signal.SIGINT)
+    Path(bench.env["BEGUN"], "enough").touch()
     said = bench.finish(started)
     assert said.code == 130, said.talk
     return said
@@ -51,7 +51,7 @@ def test_ctrl_c_at_a_rank_that_does_not_end(bench: Bench) -> None:
     """It is named while the job runs, and afterwards."""
     bench.env[SECONDS] = "1"
     started = bench.start("run", "--nodes", "3", "--", "train.py", "1=hang", "all=sleep")
-    assert until(lambda: bench.events("lingering") or started.poll() is not None, 120)
+    assert until(lambda: bench.events("lingering") or started.poll() is not None)
     said = interrupted(bench, started)
     assert named(said) == ("node02", 1, None, "hang"), said.talk
     assert "node02 rank 1: its program has ended, but its process goes on" in said.talk
@@ -62,12 +62,13 @@ def test_ctrl_c_at_a_rank_that_does_not_end(bench: Bench) -> None:
 
 def test_ctrl_c_after_a_failure(bench: Bench) -> None:
     """The driver gives the others some seconds to end by themselves, and somebody will not wait."""
+    bench.env["STAGER_LAUNCH_GRACE_SECONDS"] = "300"  # until "enough" is there
     started = bench.start("run", "--nodes", "3", "--", "train.py", "2=raise", "all=deaf")
 
     def failed() -> bool:
         return any(not answer["ok"] for answer in bench.events("launch"))
 
-    assert until(lambda: failed() or started.poll() is not None, 120)
+    assert until(lambda: failed() or started.poll() is not None)
     said = interrupted(bench, started)
     assert named(said) == ("node03", 2, 1, "python-error"), said.talk
     assert said.report["consequences"] == []

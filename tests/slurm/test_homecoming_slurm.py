@@ -48,7 +48,7 @@ if sys.argv[1:2] == ["large"]:
     (out / f"large{rank}").write_bytes(os.urandom(3 << 20))
 print("[LAST]", rank, flush=True)
 if sys.argv[-1:] == ["sleep"]:
-    time.sleep(600)
+    time.sleep(3600)
 meet(int(rank), int(size))
 if sys.argv[1:] == ["fail"] and rank == "3":
     raise ValueError("rank three is unhappy")
@@ -172,7 +172,7 @@ def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) 
     veiled.stop_controller()
     try:
         os.killpg(started.pid, signal.SIGINT)
-        said = bench.finish(started, 150)
+        said = bench.finish(started)
     finally:
         veiled.start_controller()
     assert said.code == 130, said.talk
@@ -188,13 +188,13 @@ def test_ctrl_c_again_while_results_come_home(veiled: Cluster, at_home: Project)
     argv = ("--nodes", "3", "--bundle", str(newest(at_home)), "--", "train.py", "large", "sleep")
     started = bench.start("run", *argv)
     bench.at_work(started, 6)
-    script("limit", "2mbit", "--name", veiled.name)  # 6 MB take half a minute
+    script("limit", "1mbit", "--name", veiled.name)  # 6 MB take a minute
     try:
         os.killpg(started.pid, signal.SIGINT)
         coming = at_home.root.glob  # a part of the first large file
-        assert until(lambda: any(coming(".stager-results.*/**/large0")), 120)
+        assert until(lambda: any(coming(".stager-results.*/**/large0")))
         os.killpg(started.pid, signal.SIGINT)
-        said = bench.finish(started, 120)
+        said = bench.finish(started)
     finally:
         script("limit", "none", "--name", veiled.name)
     assert said.code == 130, said.talk
@@ -222,7 +222,7 @@ def test_no_room_at_home(veiled: Cluster, at_home: Project) -> None:
         code, report, said = run(small, *options, "--", "train.py", "large")
         assert sorted(path.name for path in tiny.iterdir()) == ["stager.toml", "train.py"]
     finally:
-        subprocess.run(["umount", str(tiny)], check=True)
+        subprocess.run(["umount", "--lazy", str(tiny)], check=True)
     assert code == 0, said  # the ranks did what they were to do
     [collected] = report["collected"]
     [problem] = collected["problems"]

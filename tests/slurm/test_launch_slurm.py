@@ -28,7 +28,7 @@ if first and rank == 3:
     failed.touch()
     raise ValueError("the first time is hard")
 if first:
-    time.sleep(300)  # in a collective these would fail as well, and use up their nodes' restarts
+    time.sleep(3600)  # in a collective these would fail as well, and use up their nodes' restarts
 print(f"[RANK {rank}] WORLD_SIZE={size}", flush=True)
 dist.barrier()
 dist.destroy_process_group()

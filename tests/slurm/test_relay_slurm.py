@@ -140,9 +140,12 @@ def test_a_node_that_does_not_begin_keeps_the_others_from_nothing(
     staged(slurm_project, *options)
     renew(slurm_project)
     hurt = cluster.nodes[1]
-    holding = [*cluster.entering(hurt), "flock", "--exclusive", "/tmp/stager-0/.lock", "cat"]
-    with subprocess.Popen(holding, stdin=subprocess.PIPE) as holder:
+    lock = ["flock", "--exclusive", "/tmp/stager-0/.lock", "sh", "-c", "echo held; exec cat"]
+    holding = [*cluster.entering(hurt), *lock]
+    with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
             report, events, said = staged(slurm_project, *options)
         finally:
             holder.communicate()

@@ -122,7 +122,7 @@ def test_a_damaged_copy_of_the_bundle(cluster: Cluster, fresh: Project, stage: s
     try:
         code, report, said = verify(fresh, "--stage", stage)
     finally:
-        cluster.on("node03", ["umount", str(bundle)])
+        cluster.on("node03", ["umount", "--lazy", str(bundle)])
     assert code == 3, said
     assert list(bad(report)) == ["node03"]
     assert "damaged" in bad(report)["node03"]
@@ -144,11 +144,13 @@ def test_a_node_that_is_down(cluster: Cluster, fresh: Project) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as started:
-        assert until(granted.exists, 120)
-        cluster.lose("node02")
-        cluster.wait_state("node02", "down*", "down", seconds=60)
-        go.touch()
-        out, said = started.communicate(timeout=200)
+        try:
+            assert until(granted.exists)
+            cluster.lose("node02")
+            cluster.wait_state("node02", "down*", "down")
+        finally:
+            go.touch()
+        out, said = started.communicate(timeout=600)
     assert started.returncode == 3, said
     assert list(bad(json.loads(out))) == ["node02"]
     assert "--exclude=node02" in said

@@ -25,7 +25,7 @@ if secret:
         if entry.exists() and secret.encode() in entry.read_bytes():
             print("token is seen in", entry, flush=True)
 if sys.argv[1:] == ["sleep"]:
-    time.sleep(600)
+    time.sleep(3600)
 if rank == "0":
     pathlib.Path("out").mkdir(exist_ok=True)
     pathlib.Path("out/world.txt").write_text(world)

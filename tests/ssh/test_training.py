@@ -100,7 +100,7 @@ def test_a_host_that_is_lost_while_it_trains(training: Training) -> None:
         return started.poll() is not None or any("step 10/" in text for text in logs)
 
     try:
-        assert until(learns, 300)
+        assert until(learns, 900)
         assert started.poll() is None, hosts.end(started).talk
         hosts.lose("node03")
         done = hosts.end(started)

@@ -58,7 +58,7 @@ for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
     signal.signal(getattr(signal, name), end)
 print("driver", here, flush=True)
 if "DRIVER_WAITS" in os.environ:
-    time.sleep(600)
+    time.sleep(3600)
 sys.exit(int(os.environ.get("DRIVER_CODE", "0")))
 """
 

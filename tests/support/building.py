@@ -94,7 +94,7 @@ class Project:
         return build(load(self.root), chosen, recorder or Recorder())
 
     def stager(
-        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 900
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line in the project's folder."""
         return subprocess.run(

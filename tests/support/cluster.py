@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def script(
-    *arguments: str, check: bool = True, env: Mapping[str, str] | None = None, timeout: float = 300
+    *arguments: str, check: bool = True, env: Mapping[str, str] | None = None, timeout: float = 900
 ) -> Done:
     """Run scripts/cluster.
 
@@ -72,7 +73,7 @@ class Cluster:
         """What points Slurm's commands at it."""
         return {"SLURM_CONF": str(self.state_dir / "slurm.conf")}
 
-    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 300) -> Done:
+    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 900) -> Done:
         """Run a command on the login side, one of Slurm's for example."""
         done = subprocess.run(
             list(argv),
@@ -92,7 +93,7 @@ class Cluster:
         return ["nsenter", f"--target={init}", "-m", "-u", "-i", "-n", "-p", "--"]
 
     def on(
-        self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 300
+        self, node: str, argv: Sequence[str], *, check: bool = True, timeout: float = 900
     ) -> Done:
         """Run a command on the node, beside Slurm: a test's way to break things there.
 
@@ -113,7 +114,7 @@ class Cluster:
         """As ``sinfo`` has it: ``idle``, ``mixed``, ``down*`` ..."""
         return self._states().get(node, "unknown")
 
-    def wait_state(self, node: str, *states: str, seconds: float = 300) -> None:
+    def wait_state(self, node: str, *states: str, seconds: float = 900) -> None:
         """Wait until the node is in one of the states, or fail the test."""
         if not until(lambda: self.state(node) in states, seconds, pause=0.3):
             pytest.fail(f"{node} is {self.state(node)} after {seconds} s, not one of {states}")
@@ -139,7 +140,7 @@ class Cluster:
         number = self.controller()
         assert number is not None
         os.kill(number, signal.SIGTERM)
-        assert until(lambda: self.controller() is None, 120)
+        assert until(lambda: self.controller() is None)
 
     def start_controller(self) -> None:
         """Start it again as ``scripts/cluster up`` does, which also runs a job of its own."""
@@ -155,6 +156,28 @@ class Cluster:
                 check=True,
             )
 
+    def ended(self, job: str) -> bool:
+        """Whether a job has left the queue; that Slurm does not answer is no end."""
+        done = self.run(["squeue", "--noheader", f"--job={job}"], check=False)
+        if done.returncode:
+            return "Invalid job id" in done.stderr
+        return not done.stdout.strip()
+
+    def hurry(self, job: str, again: Callable[[], bool], seconds: float = 600) -> bool:
+        """Start a job again that is back in the queue; whether ``again`` has come true then.
+
+        Slurm waits two minutes before it does, counted from the job's last end. Not within the
+        second of that end, though: slurmd would take the new run's credential for one that was
+        revoked, and Slurm would hold the job.
+        """
+
+        def started() -> bool:
+            time.sleep(3)
+            self.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+            return until(again, 60)
+
+        return until(started, seconds)
+
     def settle(self) -> None:
         """End the jobs that are left; bring back what was stopped or lost."""
         if self.run(["squeue", "--noheader"]).stdout.strip():
@@ -163,7 +186,7 @@ class Cluster:
         states, alive = self._states(), all(self.slurmd(node) for node in self.nodes)
         if not alive or any(states.get(node) not in _HEALTHY for node in self.nodes):
             script("up", "--name", self.name)
-        until(lambda: set(self._states().values()) == {"idle"}, 120)
+        until(lambda: set(self._states().values()) == {"idle"})
 
     def _states(self) -> dict[str, str]:
         """A node's state in Slurm by its name; empty while the controller does not answer.

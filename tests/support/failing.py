@@ -7,7 +7,6 @@ import os
 import subprocess
 import sysconfig
 import textwrap
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,12 +72,23 @@ def fills_the_disk():
             handle.write(bytes(1 << 20))
 
 
+def gather():
+    # What comes then happens to all of them at the same time.
+    place = "begun." + os.environ["SLURM_JOB_ID"]
+    os.makedirs(place, exist_ok=True)
+    open(place + "/" + rank, "w").close()
+    while len(os.listdir(place)) < int(os.environ.get("RANKS", os.environ["WORLD_SIZE"])):
+        time.sleep(0.05)
+
+
 def meets(late=False):
     import datetime, torch, torch.distributed as dist
-    patience = datetime.timedelta(seconds=float(os.environ.get("PATIENCE", 10)))
+    gather()
+    patience = datetime.timedelta(seconds=float(os.environ.get("PATIENCE", 300)))
     dist.init_process_group("gloo", timeout=patience)
     rank = torch.tensor(float(dist.get_rank()))
     dist.all_reduce(rank)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=10))
     print("sum of ranks:", rank.item(), flush=True)
     if late:
         print("reading the validation set", flush=True)
@@ -91,7 +101,7 @@ def does_not_come():
 
 
 def sleeps():
-    time.sleep(600)
+    time.sleep(3600)
 
 
 rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
@@ -148,7 +158,7 @@ class Scene:
 
     def finish(self, started: subprocess.Popen[str]) -> Said:
         """Wait for the end of it; ranks may have said anything, tracebacks among it."""
-        out, err = started.communicate(timeout=90)
+        out, err = started.communicate(timeout=600)
         return Said(code=started.returncode, report=json.loads(out), talk=err)
 
     def run(self, *words: str, options: Sequence[str] = ()) -> Said:
@@ -183,8 +193,7 @@ class Scene:
         argv = ["sbatch", "--parsable", "--nodes=3", f"--chdir={root}", "--job-name=theirs"]
         argv += [f"--output={logs}/slurm-%j.out", *options, str(job), str(logs)]
         number = self.cluster.run(argv).stdout.strip()
-        queue = ["squeue", "--noheader", f"--job={number}"]
-        if not until(lambda: not self.cluster.run(queue, check=False).stdout.strip(), 90):
+        if not until(lambda: self.cluster.ended(number), 600):
             pytest.fail(f"it goes on: {[path.read_text() for path in logs.iterdir()]}")
         return self.later(logs)
 
@@ -240,9 +249,7 @@ def little_memory() -> Iterator[Path]:
         limit.write_text(str(64 << 20))
         yield place
     finally:
-        end = time.monotonic() + 5
-        while (place / "cgroup.procs").read_text() and time.monotonic() < end:
-            time.sleep(0.1)
+        until(lambda: not (place / "cgroup.procs").read_text())
         place.rmdir()
 
 

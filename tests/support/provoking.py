@@ -29,30 +29,38 @@ LARGE = 150 << 20
 """Bytes of the large project's assets."""
 
 PROGRAM = """\
-import atexit, os, signal, sys, threading, time
+import atexit, os, pathlib, signal, sys, threading, time
 rank, asked = int(os.environ["RANK"]), dict(word.split("=") for word in sys.argv[1:])
 where = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", "MASTER_ADDR"))
-print(f"[RANK {rank}] {where}", flush=True)
 what = asked.get(str(rank), asked.get("all", ""))
+if what == "deaf":  # to a polite request
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(f"[RANK {rank}] {where}", flush=True)
+if "BEGUN" in os.environ:  # so that none fails or ends before all have begun
+    begun = pathlib.Path(os.environ["BEGUN"], os.environ["SLURM_JOB_ID"])
+    begun.mkdir(parents=True, exist_ok=True)
+    (begun / str(rank)).touch()
+    while len(os.listdir(begun)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.05)
 if what == "sleep":
-    time.sleep(600)
+    time.sleep(3600)
 elif what == "linger":
     time.sleep(3)
 elif what == "raise":
-    time.sleep(0.5)
     raise ValueError("this rank is unhappy")
 elif what == "kill":
-    time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 elif what == "term":  # by itself; nobody else wants it
     os.kill(os.getpid(), signal.SIGTERM)
 elif what == "hang":
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    threading.Thread(target=time.sleep, args=(3600,)).start()
 elif what == "atexit":
-    atexit.register(time.sleep, 600)
-elif what == "deaf":  # to a polite request
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(600)
+    atexit.register(time.sleep, 3600)
+elif what == "deaf":
+    end = time.monotonic() + 3600
+    while time.monotonic() < end and "enough" not in os.listdir(os.environ["BEGUN"]):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)  # as who must wait for it does, after a while
 """
 """``train.py``: each rank does as it is told, by ``0=raise 1=sleep`` or ``all=sleep``."""
 
@@ -103,7 +111,7 @@ class Bench:
             start_new_session=True,
         )
 
-    def finish(self, started: subprocess.Popen[str], seconds: float = 300) -> Said:
+    def finish(self, started: subprocess.Popen[str], seconds: float = 900) -> Said:
         """Wait for the end of it."""
         try:
             out, err = started.communicate(timeout=seconds)
@@ -113,7 +121,7 @@ class Bench:
         assert "Traceback" not in err.replace("  | Traceback", ""), err
         return Said(code=started.returncode, report=json.loads(out) if out else {}, talk=err)
 
-    def stager(self, action: str, *arguments: str, seconds: float = 300) -> Said:
+    def stager(self, action: str, *arguments: str, seconds: float = 900) -> Said:
         """Run ``stager`` to its end."""
         return self.finish(self.start(action, *arguments), seconds)
 
@@ -145,9 +153,9 @@ class Bench:
 
     def at_work(self, started: subprocess.Popen[str], ranks: int) -> None:
         """Wait until so many ranks have begun."""
-        if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks, 120):
+        if not until(lambda: sum("[RANK" in line for line in self.lines()) >= ranks):
             os.killpg(started.pid, signal.SIGINT)
-            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=300)}")
+            pytest.fail(f"the ranks did not begin: {started.communicate(timeout=900)}")
 
     def place(self, node: str) -> Path:
         """A node's root, seen from here."""
@@ -170,6 +178,12 @@ class Bench:
                     if line and not line.startswith(own) and "node-init" not in line:
                         found[int(entry.name)] = line
         return found
+
+    def program(self, node: str, word: str) -> int:
+        """The process on a node whose command line has a word, and not a child that it forked."""
+        found = [number for number, line in self.processes(node).items() if word in line]
+        (first,) = [number for number in found if _parent(number) not in found]
+        return first
 
     def queued(self) -> str:
         """The jobs that Slurm has."""
@@ -195,7 +209,7 @@ class Bench:
                 ]
         return found
 
-    def assert_clean(self, seconds: float = 300, *, killed: bool = False) -> None:
+    def assert_clean(self, seconds: float = 900, *, killed: bool = False) -> None:
         """Nothing stays, after a while at the latest; see :meth:`left`."""
         if not until(lambda: not self.left(killed=killed), seconds, pause=0.3):
             pytest.fail(f"this is left after {seconds} s: {self.left(killed=killed)}")
@@ -228,13 +242,13 @@ exec {shutil.which(self.command)} "$@"
 """)
         script.chmod(0o755)
 
-    def reached(self, started: subprocess.Popen[str], seconds: float = 300) -> str:
+    def reached(self, started: subprocess.Popen[str], seconds: float = 900) -> str:
         """Wait until the command is held back; returns the job's number."""
         there = self.folder / "there"
         if not until(lambda: there.exists() or started.poll() is not None, seconds):
             os.killpg(started.pid, signal.SIGINT)
         if not there.exists():
-            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=300)}")
+            pytest.fail(f"{self.command} was not started: {started.communicate(timeout=900)}")
         return there.read_text().strip()
 
     def open(self) -> None:
@@ -298,6 +312,15 @@ def instead(cluster: Cluster, node: str, changed: Mapping[str, Path]) -> Iterato
             cluster.on(node, ["umount", "--lazy", path], check=False)
 
 
+def _parent(number: int) -> int:
+    """The parent of a process; 0 if it has ended meanwhile."""
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 def _whole(environment: Path) -> bool:
     """Whether an environment has all that is written last."""
     return (environment / "pyvenv.cfg").exists() and (
@@ -335,5 +358,5 @@ def _bench(cluster: Cluster, root: Path, shared: Path) -> Bench:
     logs.mkdir()
     # The fixture for all tests names a place that only the login side has.
     os.environ.pop("STAGER_NODE_ROOT", None)
-    env = {"OFFLINE_ROOT": str(root.parent / "offline")}
+    env = {"OFFLINE_ROOT": str(root.parent / "offline"), "BEGUN": str(shared / "begun")}
     return Bench(cluster=cluster, root=root, logs=logs, env=env)

@@ -50,7 +50,7 @@ class SshHosts:
         """What makes ``ssh`` read the configuration of these hosts."""
         return {**os.environ, "PATH": f"{self.state_dir / 'bin'}:{os.environ['PATH']}"}
 
-    def stager(self, *arguments: str, folder: Path, timeout: float = 300) -> Ended:
+    def stager(self, *arguments: str, folder: Path, timeout: float = 900) -> Ended:
         """Run the command line in a folder."""
         started = self.start(*arguments, folder=folder)
         return self.end(started, timeout)
@@ -67,7 +67,7 @@ class SshHosts:
             start_new_session=True,
         )
 
-    def end(self, started: subprocess.Popen[str], timeout: float = 300) -> Ended:
+    def end(self, started: subprocess.Popen[str], timeout: float = 900) -> Ended:
         """Wait for its end."""
         try:
             out, err = started.communicate(timeout=timeout)
@@ -79,7 +79,7 @@ class SshHosts:
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a command on a host, beside ssh; return what it prints."""
         done = subprocess.run(
-            [*self.entering(node), *argv], capture_output=True, text=True, check=False, timeout=120
+            [*self.entering(node), *argv], capture_output=True, text=True, check=False, timeout=900
         )
         assert not check or done.returncode == 0, (argv, done.stdout, done.stderr)
         return done.stdout

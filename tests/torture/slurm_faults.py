@@ -125,11 +125,11 @@ def _restart_munge(target: Target) -> Undo:
     """End munged, and start another one after a while; no credential can be had between."""
     pid, argv = _munged(target.cluster)
     os.kill(pid, target.rng.choice((signal.SIGTERM, signal.SIGKILL)))
-    until(lambda: not Path("/proc", str(pid)).exists(), 10)
+    until(lambda: not Path("/proc", str(pid)).exists())
     try:
         target.pause(0.1, 12)
     finally:
-        subprocess.run([*_AS_MUNGE, *argv], check=True, capture_output=True, timeout=30)
+        subprocess.run([*_AS_MUNGE, *argv], check=True, capture_output=True, timeout=120)
     return nothing
 
 
@@ -182,7 +182,7 @@ def _time_limit(target: Target) -> Undo:
         asked = ["squeue", "--noheader", "--states=RUNNING", "--format=%A"]
         return target.cluster.run(asked).stdout.split()
 
-    until(lambda: bool(jobs()) or target.process.poll() is not None, 30)
+    until(lambda: bool(jobs()) or target.process.poll() is not None)
     end = f"EndTime=now+{target.rng.randint(1, 5)}"
     for job in jobs():
         target.cluster.run(["scontrol", "update", f"JobId={job}", end], check=False)

@@ -54,7 +54,7 @@ def _again(round_: Round, cluster: Cluster, env: dict[str, str]) -> str:
     done = cluster.run(["scontrol", "requeue", job], check=False)
     times = 0 if done.returncode else 1
     round_.did(f"scontrol requeue: {done.stderr.strip() or 'done'}")
-    ended = until(lambda: _ended(cluster, job), 240)
+    ended = until(lambda: _ended(cluster, job), 600)
     facts = _facts(cluster, job)
     log = _log(round_, job)
     told = f"{json.dumps(facts, indent=1)}\n{log}"

@@ -357,3 +357,12 @@ def test_the_line_of_a_node_that_said_little(root: NodeRootProblem | None) -> No
     host = None if root is None else replace(host_facts(), node_root=root)
     answer = PreflightAnswer(node="hpc07", host=host)
     assert preflight_line(answer) == "hpc07 proj=missing pkgs=missing"
+
+
+@pytest.mark.parametrize(
+    ("taken", "seconds"),
+    [([0.5] * 4, 0.5), ([0.5, 20.0, 0.25, 20.0], 0.5), ([0.0] * 4, 1e-6)],
+    ids=["even", "without a processor for a while", "a coarse clock"],
+)
+def test_waiting_for_a_processor_makes_no_file_slow(taken: list[float], seconds: float) -> None:
+    assert preflight.typical(taken) == seconds

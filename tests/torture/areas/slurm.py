@@ -190,9 +190,9 @@ def _jobs(cluster: Cluster, *options: str) -> list[str]:
 
 def nothing_left(round_: Round, cluster: Cluster) -> None:
     """Hold that no allocation and no process of the job is left, anywhere."""
-    require(until(lambda: not _jobs(cluster), 60), "no allocation is left", _jobs(cluster))
+    require(until(lambda: not _jobs(cluster)), "no allocation is left", _jobs(cluster))
     place = str(round_.folder)
-    require(until(lambda: not living(place), 30), "no process is left", living(place))
+    require(until(lambda: not living(place)), "no process is left", living(place))
     half = [path for path in round_.logs.rglob("*") if path.name.endswith((".partial", ".tmp"))]
     require(not half, "no half-written file is left", half)
 
