@@ -200,8 +200,8 @@ class AgentChannel:
         while True:
             chunk = os.read(0, 1 << 16)
             if not chunk:
+                self._interrupt()  # before it could take the end for a command, and answer
                 self._lines.put("")
-                self._interrupt()
                 return
             for line in lines.feed(chunk):
                 self._take(line.decode(errors="replace"))

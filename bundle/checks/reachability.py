@@ -97,6 +97,10 @@ def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> 
                 seconds = time.monotonic() - started
                 peer.sendall(f"stager {job_id} {node}\n".encode())
                 reply = _line(peer)
+            if not reply and time.monotonic() + _PAUSE < until:
+                # The head hangs up on a peer that it has waited for; this node may have stood still.
+                time.sleep(_PAUSE)
+                continue
         except OSError as exc:
             if time.monotonic() + _PAUSE < until:
                 time.sleep(_PAUSE)
@@ -120,7 +124,10 @@ def _greet(peer: socket.socket, job_id: str, patience: float) -> str:
     peer.settimeout(patience)
     words = _line(peer).split(" ", 2)
     peer.sendall(f"stager {job_id}\n".encode())
-    peer.recv(1)  # it hangs up first, so that its side and not this port waits out TIME_WAIT
+    # It hangs up first, so that its side and not this port waits out TIME_WAIT. One that stands
+    # still before it does has come all the same.
+    with contextlib.suppress(OSError):
+        peer.recv(1)
     return words[2] if len(words) == 3 and words[:2] == ["stager", job_id] else ""
 
 

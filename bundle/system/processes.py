@@ -31,6 +31,8 @@ TAIL_LINES = 15
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 10.0
+_KILL_LOOKS = 20
+"""Looks at what is to be killed, at least: a machine that stood still has killed nobody yet."""
 _SERIAL_NUMBERS = itertools.count()
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
@@ -335,8 +337,10 @@ def _end(process: subprocess.Popen[bytes], mark: str, grace: float) -> None:
     term_until = time.monotonic() + grace
     kill_until = term_until + _KILL_SECONDS  # a process in uninterruptible sleep cannot be killed
     terminated: set[int] = set()
-    while time.monotonic() < kill_until:
+    looks = 0
+    while time.monotonic() < kill_until or looks < _KILL_LOOKS:
         killing = time.monotonic() >= term_until
+        looks += killing
         leader_ended = process.poll() is not None
         if leader_ended or killing:
             # A child that becomes an orphan during the search may be missed once.
@@ -367,7 +371,7 @@ def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
 def _drain(process: subprocess.Popen[bytes]) -> str:
     """Return what a stopped process had written, without waiting for pipes that others hold."""
     try:
-        out, err = process.communicate(timeout=1)
+        out, err = process.communicate(timeout=5)
     except subprocess.TimeoutExpired:
         return ""
     text: str = (err.strip() or out).decode(errors="replace")

@@ -48,8 +48,12 @@ def _failures(places: dict[int, tuple[str, int]]) -> dict[int, str]:
     with selectors.DefaultSelector() as selector:
         for place, connection in open_ones.items():
             selector.register(connection, selectors.EVENT_WRITE, place)
-        while open_ones and time.monotonic() < until:
-            for key, _ in selector.select(max(0.0, until - time.monotonic())):
+        while open_ones:
+            # A node that stood still looks once more: what stands by then has been reached.
+            ready = selector.select(max(0.0, until - time.monotonic()))
+            if not ready:
+                break
+            for key, _ in ready:
                 connection = open_ones.pop(key.data)
                 selector.unregister(connection)
                 code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 import socket
 
 _MOST = 64
@@ -23,3 +24,19 @@ def held_port() -> int:
     while len(_held) > _MOST:
         _held.popleft().close()
     return int(held.getsockname()[1])
+
+
+_BELOW = range(20_000, 28_000)
+"""Below those that the kernel gives to connections and to whoever asks for any port: it would give
+a port that is free again to another test, which may run beside this one."""
+
+
+def unused_port(address: str = "127.0.0.1") -> int:
+    """Return a port that nothing listens on, for a program that cannot share it."""
+    for port in random.sample(_BELOW, len(_BELOW)):
+        try:
+            with socket.create_server((address, port)):
+                return port
+        except OSError:
+            continue
+    raise AssertionError(f"all of {_BELOW} are taken at {address}")

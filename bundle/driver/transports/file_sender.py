@@ -155,7 +155,7 @@ def _all_ready(run: PhaseRun, deadline: float) -> bool:
     An agent that says nothing is given up some time after the last one was ready.
     """
     step, answers = run.step, run.answers
-    ready, until = -1, deadline
+    ready, until, late = -1, deadline, False
     while not step.ended:
         over = answers.answered.keys() | run.lost_nodes()
         if answers.ready | over >= answers.nodes:
@@ -163,9 +163,10 @@ def _all_ready(run: PhaseRun, deadline: float) -> bool:
         if ready != len(answers.ready):
             ready = len(answers.ready)
             until = min(deadline, time.monotonic() + run.patience(first=not ready))
-        if time.monotonic() > until:
+        elif late:  # and none has become ready while this process itself stood still
             for node in sorted(answers.nodes - answers.ready - over):
                 run.lose_silent(node, run.patience(first=not ready))
+        late = time.monotonic() > until
         step.pump(answers.take)
         run.lose_hung()
     return False

@@ -52,11 +52,14 @@ def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
     """
     awaited = _Awaited(run, run.answers.nodes)
     until = min(deadline, time.monotonic() + _FIRST_SECONDS)
-    while awaited.nodes and not run.step.ended and time.monotonic() < until:
+    while awaited.nodes and not run.step.ended:
+        late = time.monotonic() >= until
         heard = awaited.news()
         if heard:
             awaited.nodes.difference_update(heard)
             until = min(deadline, time.monotonic() + _patience(run))
+        elif late:  # and nothing has come while this process itself stood still
+            break
     return set() if run.step.ended else awaited.nodes
 
 

@@ -27,7 +27,8 @@ def child() -> Iterator[int]:
 
 def test_a_stopped_child_is_named_with_its_command(child: int) -> None:
     os.kill(child, signal.SIGSTOP)
-    until(lambda: any(task.pid == child and task.hangs for task in own_tasks()))
+    # It is shown as stopped a moment before it is shown where.
+    until(lambda: any(task.pid == child and "state T in " in str(task) for task in own_tasks()))
     tasks = {task.pid: task for task in own_tasks()}  # other tests may have left children
     assert tasks[os.getpid()].state == "R"  # it has just looked
     assert f"(pid {child}, stopped, state T in " in str(tasks[child])

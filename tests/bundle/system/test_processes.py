@@ -50,49 +50,51 @@ def python(code: str, *args: str) -> list[str]:
 
 def test_run_returns_what_was_written(tmp_path: Path) -> None:
     argv = ["/bin/sh", "-c", 'cat; pwd; echo "$A-$HOME" >&2']
-    done = processes.run(argv, timeout=20, env={"A": "é"}, cwd=str(tmp_path), input="in\n")
+    done = processes.run(argv, timeout=300, env={"A": "é"}, cwd=str(tmp_path), input="in\n")
     assert done == processes.CompletedCommand(tuple(argv), 0, f"in\n{tmp_path}\n", "é-\n")
 
 
 def test_run_has_an_empty_standard_input() -> None:
-    assert processes.run(["cat"], timeout=20).stdout == ""
+    assert processes.run(["cat"], timeout=300).stdout == ""
 
 
 def test_run_logs_the_command_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="bundle.system.processes")
     with pytest.raises(processes.ProcessError):
-        processes.run(["/no/such program"], timeout=20)
+        processes.run(["/no/such program"], timeout=300)
     assert caplog.messages == ["start: '/no/such program'"]
 
 
 def test_a_failure_carries_argv_code_and_the_last_lines() -> None:
     argv = ["/bin/sh", "-c", "seq 100 >&2; exit 3"]
     with pytest.raises(processes.ProcessError, match="exit status 3") as caught:
-        processes.run(argv, timeout=20)
+        processes.run(argv, timeout=300)
     assert caught.value.argv == tuple(argv)
     assert caught.value.code == 3
     assert caught.value.tail == tuple(str(n) for n in range(86, 101))
-    assert processes.run(argv, timeout=20, check=False).returncode == 3
+    assert processes.run(argv, timeout=300, check=False).returncode == 3
 
 
 def test_a_signal_is_named() -> None:
     with pytest.raises(processes.ProcessError, match="ended by SIGSEGV"):
-        processes.run(["/bin/sh", "-c", "kill -SEGV $$"], timeout=20)
+        processes.run(["/bin/sh", "-c", "kill -SEGV $$"], timeout=300)
 
 
 def test_a_program_that_is_not_there() -> None:
     with pytest.raises(processes.ProcessError, match="No such file") as caught:
-        processes.run(["/no/such/program"], timeout=20)
+        processes.run(["/no/such/program"], timeout=300)
     assert caught.value.code is None
 
 
 def test_a_timeout_ends_grandchildren_that_hold_the_pipes(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"trap '' TERM; setsid sleep 300 & echo $! > {note}; echo at work >&2; sleep 300"
-    started = time.monotonic()
-    with pytest.raises(processes.ProcessError, match=r"took more than 1 s") as caught:
-        processes.run(["/bin/sh", "-c", code], timeout=1)
-    assert time.monotonic() - started < 120
+    for seconds in (1, 20, 200):  # as long as it takes until the program is at work
+        with pytest.raises(processes.ProcessError) as caught:
+            processes.run(["/bin/sh", "-c", code], timeout=seconds)
+        assert caught.value.reason == f"took more than {seconds} s"
+        if caught.value.tail:
+            break
     assert caught.value.tail == ("at work",)
     assert not alive(int(note.read_text()))
 
@@ -105,7 +107,7 @@ def test_stop_lets_a_process_end_by_itself(tmp_path: Path) -> None:
     code = f"trap 'exit 7' TERM; echo y > {note}; while :; do sleep 0.05; done"
     started = processes.start(["/bin/sh", "-c", code])
     wait_for(note)
-    assert processes.stop(started, grace=20) == 7
+    assert processes.stop(started, grace=300) == 7
 
 
 def test_stop_kills_what_does_not_heed(tmp_path: Path) -> None:
@@ -116,6 +118,19 @@ def test_stop_kills_what_does_not_heed(tmp_path: Path) -> None:
     before = time.monotonic()
     assert processes.stop(started, grace=0.5) == -signal.SIGKILL
     assert 0.5 <= time.monotonic() - before < 120
+    assert not alive(child)
+
+
+def test_stop_kills_although_the_machine_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as it would have waited for the end of what it kills."""
+    monkeypatch.setattr(processes, "_KILL_SECONDS", -1.0)
+    note = tmp_path / "pid"
+    code = f"trap '' TERM; sleep 300 & echo $! > {note}; wait; sleep 300"
+    started = processes.start(["/bin/sh", "-c", code])
+    child = int(wait_for(note))
+    assert processes.stop(started, grace=0) == -signal.SIGKILL
     assert not alive(child)
 
 
@@ -255,9 +270,9 @@ def test_stop_ends_what_left_the_session_and_dropped_its_variables(
         "if not forked: time.sleep(300)\n"
         "one.wait()\n"
         "begun = time.monotonic()\n"
-        "processes.stop(one, 60 if " + str(heeds) + " else 0.2)\n"
+        "processes.stop(one, 600 if " + str(heeds) + " else 0.2)\n"
         f"left = int(Path({str(note)!r}).read_text())\n"
-        "print(time.monotonic() - begun < 30, Path(f'/proc/{left}').exists(), end=' ')\n"
+        "print(time.monotonic() - begun < 300, Path(f'/proc/{left}').exists(), end=' ')\n"
         "print(other.poll(), os.waitpid(forked, os.WNOHANG))\n"
         "processes.stop(other, 5); os.kill(forked, 9)",
         *started,

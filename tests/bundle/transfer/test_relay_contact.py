@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,12 +24,12 @@ def listening(count: int) -> Iterator[list[tuple[str, int]]]:
         yield [one.getsockname() for one in sockets]
 
 
-def closed_port() -> tuple[str, int]:
-    """An address at which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address: tuple[str, int] = free.getsockname()
-    return address
+@contextlib.contextmanager
+def closed_port() -> Iterator[tuple[str, int]]:
+    """An address at which nobody listens, and nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()
 
 
 def parents(position: int, nodes: int) -> set[int]:
@@ -43,9 +45,9 @@ def test_those_that_listen_are_reached() -> None:
 
 
 def test_those_that_do_not_are_named_with_the_reason() -> None:
-    with listening(8) as places:
+    with listening(8) as places, closed_port() as closed:
         below = next(place for place in range(1, 8) if 4 in parents(place, 7))
-        places[4] = closed_port()
+        places[4] = closed
         assert unreachable(at_addresses(places, below)) == {4: "connection refused"}
 
 
@@ -64,6 +66,26 @@ def test_silence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         places[above] = full.getsockname()
         failures = unreachable(at_addresses(places, below))
     assert failures == {above: "no answer within 0.3 s"}
+
+
+def test_what_stands_is_seen_by_a_node_that_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its time is over when it first looks at the connections that it has begun."""
+    times = iter([100.0])
+
+    def stand_still() -> float:
+        for begun in times:
+            return begun
+        for listener in wanted:
+            assert select.select([listener], [], [], 300)[0]
+        return 200.0
+
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen("127.0.0.1")) for _ in range(8)]
+        wanted = [sockets[place] for place in parents(1, 7)]
+        assert wanted
+        clock = SimpleNamespace(monotonic=stand_still)
+        monkeypatch.setattr(relay_contact, "time", clock)
+        assert unreachable(at_addresses([one.getsockname() for one in sockets], 1)) == {}
 
 
 def test_an_address_that_leads_nowhere() -> None:
