@@ -22,4 +22,4 @@ def _no_line_is_late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(state, "Display", make)
     yield
     for display in made:
-        assert display.drain(60)
+        assert display.drain(300)

@@ -151,7 +151,7 @@ def state_program(work: str) -> str:
     """A program that prints the events of a job."""
     return (
         f"import sys; sys.path.insert(0, {REPO!r})\n"
-        "import time\n"
+        "import os, time\n"
         "from dataclasses import replace\n"
         "from bundle.driver.logs import Logs\n"
         "from bundle.driver.state import State\n"
@@ -160,8 +160,7 @@ def state_program(work: str) -> str:
         "signals.end_on_signals()\n"
         "job = replace(PLAIN, log_dir=sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
-        "state.note('begun')\n"
-        f"try:\n    {work}\n"
+        f"try:\n    state.note('begun')\n    {work}\n"
         "except signals.Stopped:\n"
         "    signals.ignore_signals()\n"
         "    state.note('ended')\n"
@@ -199,15 +198,18 @@ def test_a_reader_that_has_gone_ends_the_job(tmp_path: Path) -> None:
 
     A signal that comes just before a wait begins is seen at its end.
     """
+    gone = tmp_path / "gone"
     waiting = "[time.sleep(0.1) for _ in range(6000)]"
-    code = state_program(f"time.sleep(0.5); state.note('more'); {waiting}")
+    until_gone = f"while not os.path.exists({str(gone)!r}): time.sleep(0.01)"
+    code = state_program(f"{until_gone}\n    state.note('more'); {waiting}")
     argv = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert b"begun" in running.stdout.readline()
         running.stdout.close()
+        gone.touch()
         assert running.stderr is not None
         assert running.stderr.read() == b""
-        assert running.wait(timeout=120) == 0
+        assert running.wait(timeout=300) == 0
     kept = (tmp_path / "events.4711.jsonl").read_text()
     assert json.loads(kept.splitlines()[-1])["text"] == "ended"

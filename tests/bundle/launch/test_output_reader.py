@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from bundle.launch.output_reader import Outputs
 from bundle.launch.recent_output import KEPT, RecentOutput
 from bundle.protocol.problem import NodeError
 from bundle.system import signals
-from tests.support.processes import living
+from tests.support.processes import living, until
 
 REPO = Path(__file__).resolve().parents[3]
 Said = tuple["int | None", bytes]
@@ -332,14 +333,15 @@ def test_being_told_to_end_while_a_rank_writes(tmp_path: Path) -> None:
     assert living("sleep(602)") == []
 
 
-@pytest.mark.parametrize(("grace", "saved"), [(30, True), (0.2, False)])
+@pytest.mark.parametrize(("grace", "saved"), [(300, True), (0.2, False)])
 def test_how_long_ranks_may_save(grace: float, saved: bool, tmp_path: Path) -> None:
     """One that has not ended by then is killed."""
     done = tmp_path / "saved"
     program = (
         "import pathlib, signal, time\n"
         "def save(*_):\n"
-        f"    time.sleep(2); pathlib.Path({str(done)!r}).touch(); raise SystemExit\n"
+        f"    time.sleep({2 if saved else 600}); pathlib.Path({str(done)!r}).touch()\n"
+        "    raise SystemExit\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print(1, flush=True)\n"
         "time.sleep(603)"
@@ -376,15 +378,26 @@ def test_ranks_that_have_ended_while_their_launcher_waits(
     def stop(*_: object) -> None:
         raise signals.Stopped
 
+    def end(outputs: Outputs) -> None:
+        known = outputs.monitor.ranks
+        until(lambda: len(known) == 2 and outputs.monitor.finished_well() == len(ended), 300)
+        if len(ended) == 2:
+            until(lambda: told == ["over"], 300)
+        else:
+            time.sleep(1)  # nothing may be told however long it takes
+        os.kill(os.getpid(), signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(2)
     try:
         ranks = [range(1), range(1, 2)]
         with contextlib.closing(Outputs(str(tmp_path / "output"), ranks, 1)) as outputs:
             outputs.on_finished = lambda: told.append("over")
+            ending = threading.Thread(target=end, args=(outputs,))
+            ending.start()
             code, _ = output_reader.run_launcher(
                 argv, os.environ, str(tmp_path), outputs, lambda rank, data: None
             )
+            ending.join()
     finally:
         signal.signal(signal.SIGALRM, before)
     assert code == status
@@ -409,6 +422,8 @@ if not noisy:
         with open("written", "w") as count:
             count.write(str(written))
     os._exit(0)
+while not os.path.exists("written"):  # now it heeds the signal
+    time.sleep(0.01)
 pipe = rank(1)
 for number in range(100):
     os.write(pipe, b"%d\\n" % number)

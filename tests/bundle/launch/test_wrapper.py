@@ -393,7 +393,7 @@ SPAWNING = """
         queue = context.Queue()
         process = context.Process(target=work, args=(queue, [Sample(2), Sample(3)]))
         process.start()
-        print(queue.get(timeout=30))
+        print(queue.get(timeout=300))
         process.join()
         with context.Pool(2) as pool:
             print([sample.value for sample in pool.map(square, [Sample(4), Sample(5)])])

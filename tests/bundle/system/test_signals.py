@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,19 +25,36 @@ END = (
 )
 
 
-def told(work: str, *numbers: str, before: str = "signals.end_on_signals()\n") -> tuple[int, str]:
-    """Status and output of a program that works and gets signals meanwhile."""
+def told(
+    work: str, *numbers: str, before: str = "signals.end_on_signals()\n", ready: str = "begun"
+) -> tuple[int, str]:
+    """Status and output of a program that works and gets signals meanwhile.
+
+    Args:
+        work: defines the function ``work``.
+        numbers: the signals; the first is sent when the program is ready, the others once it has
+            said a line more. It gets a line itself when all are sent.
+        before: what it does first.
+        ready: the line that it says when it is ready.
+    """
     code = f"{BEGIN}{before}{work}{END}"
-    argv = [sys.executable, "-c", code]
-    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    running = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+    assert running.stdin is not None
     assert running.stdout is not None
-    assert running.stdout.readline() == "begun\n"
-    for number in numbers:
-        time.sleep(0.2)
+    out = ""
+    while out != f"{ready}\n":
+        assert (out := running.stdout.readline())
+    out = ""
+    for place, number in enumerate(numbers):
+        if place == 1:
+            out += running.stdout.readline()
         running.send_signal(signal.Signals[f"SIG{number}"])
+    with suppress(BrokenPipeError), running.stdin:  # it need not read it
+        running.stdin.write("all are sent\n")
     # Not communicate(): what came together with the first line is in the stream's buffer.
     with running.stdout:
-        out = running.stdout.read()
+        out += running.stdout.read()
     return running.wait(timeout=300), out
 
 
@@ -54,13 +71,19 @@ def test_a_second_one_does_not_disturb_the_tidying_up() -> None:
         "import contextlib\n"
         "@contextlib.contextmanager\n"
         "def tidy():\n"
-        "    try: yield\n"
-        "    finally: time.sleep(1); print('tidied', flush=True)\n"
+        "    try:\n"
+        "        print('within', flush=True)\n"
+        "        yield\n"
+        "    finally:\n"
+        "        print('tidies', flush=True)\n"
+        "        sys.stdin.readline()  # until the others have come\n"
+        "        print('tidied', flush=True)\n"
         "plain = work\n"
         "def work():\n"
         "    with tidy(): plain()\n"
     )
-    assert told(work, "TERM", "TERM", "INT") == (0, "tidied\nstopped\n")
+    said = told(work, "TERM", "TERM", "INT", ready="within")
+    assert said == (0, "tidies\ntidied\nstopped\n")
 
 
 FORKING = """
@@ -104,7 +127,7 @@ def test_a_forked_child_ends_by_the_signal_itself() -> None:
 def test_a_hangup_that_was_ignored_stays_so() -> None:
     """As under ``nohup``."""
     before = "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignals.end_on_signals()\n"
-    work = "def work(): time.sleep(1); print('done', flush=True)\n"
+    work = "def work(): sys.stdin.readline(); print('done', flush=True)\n"
     assert told(work, "HUP", before=before) == (0, "done\n")
 
 
@@ -118,9 +141,7 @@ def test_what_python_drops_is_raised_again() -> None:
         "    del held\n"
         "    time.sleep(240)\n"
     )
-    started = time.monotonic()
     assert told(work) == (0, "stopped\n")
-    assert time.monotonic() - started < 120
 
 
 def test_it_is_not_raised_again_once_the_end_has_come() -> None:
@@ -131,9 +152,13 @@ def test_it_is_not_raised_again_once_the_end_has_come() -> None:
         "    held = Held()\n"
         "    del held\n"
         "    signals.ignore_signals()\n"
-        "    time.sleep(0.5); print('quiet', flush=True)\n"
+        "    print(signal.getitimer(signal.ITIMER_REAL)[0] > 0)  # it was to be raised again\n"
+        "    signal.raise_signal(signal.SIGALRM)  # that moment has come\n"
+        "    print('quiet', flush=True)\n"
     )
-    assert told(work) == (0, "quiet\n")
+    # Not in the usual moment: on a busy machine it would be over before the signals are ignored.
+    before = "signals._AGAIN_SECONDS = 3600\nsignals.end_on_signals()\n"
+    assert told(work, before=before) == (0, "True\nquiet\n")
 
 
 def test_other_exceptions_that_are_dropped_are_shown() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,14 +40,22 @@ def cut(tmp_path: Path) -> bytes:
 
 @pytest.fixture
 def hanging(cut: bytes) -> Iterator[IO[bytes]]:
-    """The output of a program that stops writing, and does not end."""
+    """The output of a program that has stopped writing, and does not end."""
     argv = [sys.executable, "-c", WRITER + "time.sleep(600)"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        stdin = cast("IO[bytes]", program.stdin)
+        stdin, stdout = cast("IO[bytes]", program.stdin), cast("IO[bytes]", program.stdout)
+        fcntl.fcntl(stdout, 1031, 2 * len(cut))  # F_SETPIPE_SZ, which Python 3.9 has no name for
         stdin.write(cut)
         stdin.close()
-        yield cast("IO[bytes]", program.stdout)
+        assert until(lambda: waiting(stdout) == len(cut))
+        yield stdout
         program.kill()
+
+
+def waiting(pipe: IO[bytes]) -> int:
+    """Return the number of bytes that can be read from a pipe."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(count)
 
 
 def assert_kept(received: Received, tmp_path: Path, why: str) -> None:
@@ -74,8 +85,10 @@ def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path
         os.kill(os.getpid(), signal.SIGTERM)
 
     with fetched(hanging) as output:
-        threading.Thread(target=interrupt).start()
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
         received = receive(output.buffered(), str(tmp_path / "run"), ("out",))
+        interrupting.join()  # a signal behind the block would end this process
         assert output.given_up
     assert_kept(received, tmp_path, "it cannot be read: stager was told to end")
     assert signal.getsignal(signal.SIGINT) == before

@@ -43,8 +43,8 @@ def test_without_switches_the_order_is_that_of_the_list() -> None:
 def test_the_source_listens_in_the_range_that_a_firewall_leaves_open() -> None:
     with contextlib.closing(listen(None)) as one:
         taken = one.getsockname()[1]
-        with contextlib.closing(listen(range(taken, taken + 3))) as other:
-            assert other.getsockname()[1] in (taken + 1, taken + 2)
+        with contextlib.closing(listen(range(taken, taken + 20))) as other:
+            assert other.getsockname()[1] in range(taken + 1, taken + 20)
 
 
 def test_a_range_in_which_all_ports_are_taken() -> None:
@@ -60,7 +60,7 @@ def test_nodes_may_come_by_either_protocol(address: str) -> None:
         pytest.skip("this machine has no IPv6")
     with contextlib.closing(listen(None)) as source:
         port = source.getsockname()[1]
-        socket.create_connection((address, port), timeout=10).close()
+        socket.create_connection((address, port), timeout=300).close()
 
 
 # --- what it reads -------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from bundle.channel import agent_channel
 from bundle.driver.transports import relay_wait
 from bundle.driver.transports.phase_answers import PhaseAnswers
 from bundle.driver.transports.phase_run import SECONDS, PhaseRun
@@ -41,19 +45,67 @@ def remarks(events: list[Event]) -> list[str]:
     return [event.text for event in events if isinstance(event, Remark)]
 
 
+class Clock:
+    """The time of a wait, in the place of the module ``time``: a test puts it forward.
+
+    It passes only where nothing has come for a second, and what is to have come by then has. So a
+    program that gets no processor for a while is late for nothing.
+    """
+
+    def __init__(self, run: PhaseRun, seconds: float, due: Callable[[Sequence[str]], bool]) -> None:
+        """Begin.
+
+        Args:
+            run: the step.
+            seconds: what passes at a time.
+            due: returns whether time may pass, from what the driver has told the nodes so far.
+        """
+        self.now = time.monotonic()
+        self.told: list[str] = []
+        """What the driver has told the nodes so far."""
+        pump, tell = run.step.pump, run.step.tell
+
+        def tell_and_note(line: str) -> None:
+            self.told.append(line)
+            tell(line)
+
+        def pump_and_pass(take: Callable[[str, str], None], wait: float = 1.0) -> None:
+            came: list[str] = []
+
+            def note(source: str, line: str) -> None:
+                came.append(json.loads(line)["event"])
+                take(source, line)
+
+            pump(note, wait)
+            if set(came) <= {"unpacking"} and due(self.told):
+                self.now += seconds
+
+        run.step.pump = pump_and_pass  # type: ignore[method-assign]
+        run.step.tell = tell_and_note  # type: ignore[method-assign]
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def all_ready(run: PhaseRun, *nodes: str) -> Callable[[Sequence[str]], bool]:
+    """Whether these nodes, which listen, have all said so, and the relay is yet to begin."""
+    return lambda told: not told and run.answers.ready >= set(nodes)
+
+
 def test_an_agent_that_does_not_listen_keeps_nobody_waiting(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others get their file; it is named for its silence, and has no other turn."""
-    monkeypatch.setattr(relay_wait, "_NEXT_SECONDS", 2.0)
     events: list[Event] = []
     with relay_run({"node01": WELL, "node02": MUTE, "node03": WELL}, events) as run:
+        clock = Clock(run, 25.0, all_ready(run, "node01", "node03"))
+        monkeypatch.setattr(relay_wait, "time", clock)
         failed, _ = send(transfer, run)
         assert failed == {}
         assert run.answers.relayed.keys() == {"node01", "node03"}
         lost = {node: ended.problem for node, ended in run.watch.lost.items()}
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
-    said = "node02 is lost: nothing has come from it for 2 s, and it was waited for"
+    said = "node02 is lost: nothing has come from it for 20 s, and it was waited for"
     assert remarks(events) == [said]
 
 
@@ -61,10 +113,12 @@ def test_reports_of_nodes_that_listen_make_nobody_wait_longer(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They report that they unpack, more often than it takes to give up the one that is missing."""
-    monkeypatch.setattr(relay_wait, "_NEXT_SECONDS", 2.0)
-    monkeypatch.setitem(SECONDS, "unpack", 60.0)  # else a test that fails takes an hour
     with relay_run({"node01": REPORTING, "node02": MUTE}) as run:
+        clock = Clock(run, 1.0, all_ready(run, "node01"))
+        monkeypatch.setattr(relay_wait, "time", clock)
+        began = clock.now
         failed, _ = send(transfer, run)
+        assert clock.now < began + 100  # it is the phase that would have an hour
         assert run.answers.relayed.keys() == {"node01"}
         assert failed == {}
         assert run.watch.lost.keys() == {"node02"}
@@ -74,18 +128,19 @@ def test_an_agent_that_listens_too_late_has_another_turn(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow is not silent: the driver sends it the file in another way."""
-    monkeypatch.setattr(relay_wait, "_NEXT_SECONDS", 2.0)
     with relay_run({"node01": LATE, "node02": WELL}) as run:
+        clock = Clock(run, 25.0, all_ready(run, "node02"))
+        monkeypatch.setattr(relay_wait, "time", clock)
         failed, _ = send(transfer, run)
         assert run.watch.lost == {}
-    assert failed == {"node01": "it began to listen more than 2 s after the others"}
+    assert failed == {"node01": "it began to listen more than 20 s after the others"}
 
 
 def test_where_no_agent_listens_all_are_lost(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_wait, "_FIRST_SECONDS", 2.0)
     with relay_run({"node01": MUTE, "node02": MUTE}) as run:
+        monkeypatch.setattr(relay_wait, "time", Clock(run, 200.0, all_ready(run)))
         assert send(transfer, run)[0] == {}
         assert run.watch.lost.keys() == {"node01", "node02"}
 
@@ -94,21 +149,39 @@ def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its network may be gone, its agent stopped: nothing tells but its silence, when asked."""
-    monkeypatch.setattr(relay_wait, "_REPORT_SECONDS", 3.0)
-    kinds = {"node01": FALLS_SILENT, "node02": SLOW, "node03": WELL, "node04": KILLED}
+    kinds = {"node01": FALLS_SILENT, "node02": KILLED, "node03": SLOW, "node04": WELL}
+    answered: list[str] = []
     with relay_run(kinds) as run:
+        heard = run.answers.heard
+
+        def note_answers() -> list[str]:
+            nodes = heard()
+            if agent_channel.REPORT in clock.told:
+                answered.extend(node for node in nodes if node == "node03")
+            return nodes
+
+        def due(told: Sequence[str]) -> bool:
+            # The slow one answers each question, behind what the others say.
+            questions = told.count(agent_channel.REPORT)
+            return "node04" in run.answers.relayed and len(answered) == questions
+
+        clock = Clock(run, 35.0, due)
+        monkeypatch.setattr(run.answers, "heard", note_answers)
+        monkeypatch.setattr(relay_wait, "time", clock)
         failed, _ = send(transfer, run)
         assert failed == {}
-        assert run.answers.relayed.keys() == {"node02", "node03"}
+        assert run.answers.relayed.keys() == {"node03", "node04"}
         assert run.watch.lost.keys() == {"node01"}
-        assert run.step.faults.keys() == {"node04"}  # what srun says is more than its silence
+        assert run.step.faults.keys() == {"node02"}  # what srun says is more than its silence
+    assert clock.told.count(agent_channel.REPORT) == len(answered) == 5
 
 
 def test_what_is_not_done_in_time_has_another_turn(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SECONDS, "unpack", 4.0)
     with relay_run({"node01": FALLS_SILENT, "node02": WELL}) as run:
+        clock = Clock(run, SECONDS["unpack"] + 10, lambda told: "node02" in run.answers.relayed)
+        monkeypatch.setattr(relay_wait, "time", clock)
         failed, _ = send(transfer, run)
     assert failed == {"node01": "it was not done in time"}
 
@@ -140,13 +213,13 @@ class Step:
         take(f"{node}:0", json.dumps({"v": 1, "node": node, **event}))
 
 
-def looks_per_node(count: int) -> float:
+def looks_per_node(number: int) -> float:
     """How often the name of each of so many nodes is looked up in the two waits together."""
-    nodes = tuple(Name(f"node{number:04}") for number in range(count))
+    nodes = tuple(Name(f"node{place:04}") for place in range(number))
     lines: list[tuple[str, dict[str, Any]]] = []
     lines += [(str(node), {"event": "ready", "address": "::1", "port": 1}) for node in nodes]
     for node in nodes:
-        beyond = [("node0000", "no answer")] if node < nodes[count // 2] else []
+        beyond = [("node0000", "no answer")] if node < nodes[number // 2] else []
         lines.append((str(node), {"event": "out-of-reach", "nodes": beyond}))
         lines.append((str(node), {"event": "relayed", "seconds": 1.0}))
     requests = cast("Requests", dict.fromkeys(nodes))
@@ -157,7 +230,20 @@ def looks_per_node(count: int) -> float:
     LOOKS.clear()
     assert relay_wait.await_listeners(run, float("inf")) == set()
     assert relay_wait.RelayWait(run, nodes, str).failures(float("inf")) == {}
-    return LOOKS["all"] / count
+    return LOOKS["all"] / number
+
+
+def test_what_came_while_the_driver_stood_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its time is over when it first looks: nobody is late for that."""
+    nodes = ("node01", "node02")
+    lines = [(node, {"event": "ready", "address": "::1", "port": 1}) for node in nodes]
+    requests = cast("Requests", dict.fromkeys(nodes))
+    watch = Watch("unpack", nodes, print)
+    answers = PhaseAnswers(requests, 1, watch.take, "unpack")
+    run = PhaseRun(cast("Any", Step(lines)), answers, watch)
+    hours = count(0.0, 3600.0)
+    monkeypatch.setattr(relay_wait, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    assert relay_wait.await_listeners(run, float("inf")) == set()
 
 
 def test_the_work_grows_with_what_is_new_alone() -> None:
