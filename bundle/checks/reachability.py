@@ -98,7 +98,7 @@ def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> 
                 peer.sendall(f"stager {job_id} {node}\n".encode())
                 reply = _line(peer)
             if not reply and time.monotonic() + _PAUSE < until:
-                # The head hangs up on a peer that it has waited for; this node may have stood still.
+                # The head hangs up on a peer whose line is late: this node may have stood still.
                 time.sleep(_PAUSE)
                 continue
         except OSError as exc:

@@ -102,7 +102,7 @@ def ask_source(
     """
     reason, unreached = "the transfer is over", 0
     until = time.monotonic() + ASK_SECONDS
-    while not over.is_set() and time.monotonic() < until and unreached < _UNREACHED_ASKS:
+    while not over.is_set() and unreached < _UNREACHED_ASKS:
         try:
             return _ask(source, token, node)
         except _NoAnswer as exc:
@@ -112,6 +112,8 @@ def ask_source(
             unreached += 1
             if unreached == 1:
                 on_unreached(reason)
+        if time.monotonic() >= until:  # not before the first question: this node may stand still
+            break
         over.wait(_PAUSE_SECONDS * (0.5 + _spread(node)))
     raise SourceUnreachable(reason)
 

@@ -83,11 +83,11 @@ def test_who_does_not_come_is_named_and_strangers_do_not_count(
         with pytest.raises(NodeError, match="another program listens there"):
             stranger.result()
         for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000):
-            with socket.create_connection(("127.0.0.1", port)) as peer:
-                with suppress(ConnectionError):
-                    peer.sendall(nonsense)
-                    peer.shutdown(socket.SHUT_WR)
-                    peer.recv(100)  # it has been looked at
+            peer = socket.create_connection(("127.0.0.1", port))
+            with peer, suppress(ConnectionError):
+                peer.sendall(nonsense)
+                peer.shutdown(socket.SHUT_WR)
+                peer.recv(100)  # it has been looked at
         clock.ahead = 3600.0
         socket.create_connection(("127.0.0.1", port)).close()  # wakes the head: its time is over
         assert head.result() == ["n3", "n4"]

@@ -16,6 +16,7 @@ from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
 from tests.support.jobs import ask, job_for
+from tests.support.ports import unused_port
 
 
 def verify(program: Path, job: Job) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
@@ -105,9 +106,10 @@ def test_an_agent_that_is_the_head_waits_for_the_others(
 ) -> None:
     """Alone it waits for nobody; and what it finds is no failure of its own."""
     job = job_for(single, tmp_path, nodes=("local1",))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        head = list(free.getsockname()[:2])
-    asked = {"head": head, "names": {"localhost": [], "no-such.invalid": []}}
+    asked = {
+        "head": ["127.0.0.1", unused_port()],
+        "names": {"localhost": [], "no-such.invalid": []},
+    }
     code, events = ask(program, "deep", job, root=str(tmp_path / "nowhere"), python="", **asked)
     clock, answer = events
     assert (code, clock["event"], answer["event"], answer["ok"]) == (0, "clock", "deep", True)

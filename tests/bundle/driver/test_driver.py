@@ -19,6 +19,7 @@ from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.bundles import forge
+from tests.support.gated_program import gated
 from tests.support.jobs import job_for
 from tests.support.namespaces import REPO, entering
 from tests.support.processes import living, until
@@ -166,11 +167,13 @@ def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_p
     """Whoever clears bundles away asks for the lock that the driver holds."""
     from stager.pack.existing import clear_away
 
-    job = job_for(many, tmp_path)
-    started = subprocess.Popen(driver(program, job), stdout=subprocess.PIPE, text=True)
+    gate = tmp_path / "gate"
+    argv = driver(gated(program, tmp_path, gate), job_for(many, tmp_path))
+    started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     started.stdout.readline()
     assert clear_away(many.path) is False
+    gate.touch()
     started.communicate(timeout=300)
     assert started.returncode == 0
     assert many.path.exists()
@@ -210,7 +213,7 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
         "sys.exit(driver.drive(job))\n"
     )
     argv = [sys.executable, "-c", code, str(file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, cwd=REPO)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, cwd=REPO)
     assert (done.returncode, done.stderr) == (130, "")
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["event"], result["interrupted"]) == ("result", True)
@@ -220,13 +223,13 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
 def test_a_signal_ends_the_job_and_its_agents(
     many: Packed, program: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
+    program = gated(program, tmp_path, tmp_path / "no gate")
     argv = driver(program, job_for(many, tmp_path))
     started = subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert started.stdout is not None
-    begun = (line for line in started.stdout if '"phase": "unpack"' in line)
-    assert next(begun, "")
+    nodes = Path(os.environ["STAGER_NODE_ROOT"])
+    assert until(lambda: len(list(nodes.glob("*/nodes/*/*/incoming/*/env"))) == 2)
     started.send_signal(number)
     out, err = started.communicate(timeout=300)
     assert (started.returncode, err) == (130, "")
@@ -240,11 +243,14 @@ def test_a_signal_ends_the_job_and_its_agents(
 def test_a_job_whose_listener_goes_away_ends_quietly(
     many: Packed, program: Path, tmp_path: Path
 ) -> None:
+    gate = tmp_path / "gate"
+    program = gated(program, tmp_path, gate)
     argv = driver(program, job_for(many, tmp_path))
     started = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout is not None
     started.stdout.readline()
     started.stdout.close()
+    gate.touch()
     _, err = started.communicate(timeout=300)
     assert (started.returncode, err) == (130, "")
     assert until(lambda: not living(program), 120)

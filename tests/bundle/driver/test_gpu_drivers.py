@@ -75,7 +75,7 @@ def test_nothing_is_sent_where_the_driver_is_too_old(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     events = [json.loads(line) for line in done.stdout.splitlines()]
     log = (tmp_path / "logs" / "preflight.4711.txt").read_text()

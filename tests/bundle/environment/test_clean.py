@@ -121,10 +121,10 @@ def test_bytes_of_shared_files_count_once_they_are_free(
 
 def test_one_that_a_process_holds_is_kept(program: Path, single: Packed, base: Path) -> None:
     place = unpack(program, single, base)
-    argv = [sys.executable, "-I", "-S", program, "exec", single.path, base, "--", "sleep", "60"]
+    argv = [sys.executable, "-I", "-S", program, "exec", single.path, base, "--", "sleep", "600"]
     with running(argv) as user:
         line = Path(f"/proc/{user.pid}/cmdline")
-        assert until(lambda: line.read_bytes() == b"sleep\x0060\x00")
+        assert until(lambda: line.read_bytes() == b"sleep\x00600\x00")
         for dry_run in (True, False):
             done = clean(str(base / OWN), [], dry_run)
             assert (done.removed, done.kept) == ((), ((place.name, "in use"),))
@@ -136,7 +136,7 @@ def test_one_whose_python_runs_without_the_lock_is_kept(
     program: Path, single: Packed, base: Path
 ) -> None:
     place = unpack(program, single, base)
-    argv = [place / "bin" / "python", "-c", "import time; time.sleep(60)"]
+    argv = [place / "bin" / "python", "-c", "import time; time.sleep(600)"]
     with running(argv) as user:
         done = clean(str(base / OWN), [], False)
         assert done.kept == ((place.name, f"process {user.pid} uses it"),)
@@ -146,18 +146,25 @@ def test_one_whose_python_runs_without_the_lock_is_kept(
 def test_killed_in_the_middle_it_leaves_no_half_environment(
     program: Path, many: Packed, base: Path
 ) -> None:
+    """By itself: from outside the moment would be too early, or too late."""
     place, root = unpack(program, many, base), base / OWN
     code = f"""
-import sys; sys.path.insert(0, {str(REPO)!r})
+import os, signal, sys; sys.path.insert(0, {str(REPO)!r})
 from bundle.environment.clean import clean
+removed = []
+def count(event, arguments):
+    if event == "os.remove":
+        removed.append(1)
+        if len(removed) == 500:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
 clean({str(root)!r}, [], False)
 """
-    with running([sys.executable, "-c", code]) as cleaning:
-        while place.exists():
-            time.sleep(0.0005)
-        cleaning.send_signal(signal.SIGKILL)
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    assert not place.exists()
     left = os.listdir(root / "incoming")
-    assert len(left) == 1, "the moment was too late"
+    assert len(left) == 1
     assert left[0].startswith(f"{many.manifest.id}.")
     assert os.listdir(root / "envs") == []
     again = clean(str(root), [], False)
@@ -217,7 +224,7 @@ def test_left_overs_go_once_nobody_needs_them(root: Path) -> None:
         assert os.listdir(root / "locks") == [f"{busy}.lock"]
         with (root / "incoming" / "job-17.tar").open() as reader:
             fcntl.flock(reader, fcntl.LOCK_SH)
-            with running(["sleep", "60"], cwd=root / "jobs" / "18.0") as user:
+            with running(["sleep", "600"], cwd=root / "jobs" / "18.0") as user:
                 later = clean(str(root), [], False, now=time.time() + LATER)
     assert later.left_overs == (("jobs/17.0", 1000),)
     assert dict(later.kept) == {

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -172,14 +171,12 @@ def test_a_job_is_launched_by_it_or_without_it_alike(packed: Packed, tmp_path: P
         if name == "broken":
             for root in Path(os.environ["STAGER_NODE_ROOT"]).glob("*/nodes/*/*"):
                 (root / "broken").touch()
-        started = time.time()
         events = driven(program, packed, tmp_path / name)
         begun = [event for event in events if event["event"] == "started"]
         assert {event["node"] for event in begun} == {"local1", "local2"}
         assert all(event["argv"][1:3] == ["-m", "torch.distributed.run"] for event in begun)
         assert all(event["phase"] == "launch" for event in begun)
         told.append(events[-1])
-        assert time.time() - started < 60
     first, again, broken = told
     assert first["exit_codes"] == again["exit_codes"] == {"local1": 7, "local2": 7}
     assert set(broken["exit_codes"].values()) == {1}

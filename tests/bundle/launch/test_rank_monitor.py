@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +72,12 @@ elif what == "garbage":
 
 @pytest.fixture
 def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job's directory on a node, with the wrapper in it."""
+    """A job's directory on a node, with the wrapper in it.
+
+    In its ranks no process goes on for too long, and none does for this node unless a test says so:
+    a process that gets no processor for a while takes long to end.
+    """
+    monkeypatch.setenv(SECONDS, "3600")
     shutil.copy(FAR_SIDE / "wrapper.py", tmp_path / "run_wrapper.py")
     shutil.copy(FAR_SIDE / "watch.py", tmp_path / "_stager_watch.py")
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -87,21 +92,40 @@ def pipes(job_dir: Path) -> Iterator[Outputs]:
         yield outputs
 
 
-def watched(job_dir: Path, *words: str) -> tuple[int, RankMonitor, list[Rank]]:
-    """Run a rank for each word to the end: the launcher's status, and who went on for too long."""
+def watched(
+    job_dir: Path,
+    *words: str,
+    seconds: float = 3600,
+    meanwhile: Callable[[RankMonitor], None] | None = None,
+    **variables: str,
+) -> tuple[int, RankMonitor, list[Rank]]:
+    """Run a rank for each word to the end: the launcher's status, and who went on for too long.
+
+    Args:
+        job_dir: the job's directory.
+        words: what each rank does.
+        seconds: the time after which somebody has gone on for too long; nobody else has later.
+        meanwhile: what is done while the ranks run.
+        variables: those of the ranks.
+    """
     told: list[Rank] = []
 
     def note(rank: Rank) -> None:
         told.append(rank)
+        outputs.monitor._seconds = 3600
         (job_dir / "told").touch()
 
-    variables = {**os.environ, "STAGER_JOB_DIR": str(job_dir), "STAGER_NODE": "n1"}
+    variables = {**os.environ, "STAGER_JOB_DIR": str(job_dir), "STAGER_NODE": "n1", **variables}
     argv = [sys.executable, "-c", LAUNCHER, str(job_dir / "run_wrapper.py"), *words]
     with pipes(job_dir) as outputs:
         outputs.monitor.on_lingering = note
+        outputs.monitor._seconds = seconds
+        acting = threading.Thread(target=meanwhile or (lambda _: None), args=(outputs.monitor,))
+        acting.start()
         status, recent = output_reader.run_launcher(
             argv, variables, str(job_dir), outputs, lambda rank, lines: None
         )
+        acting.join()
         (job_dir / "said").write_text("\n".join(recent.tail))
         return status, outputs.monitor, told
 
@@ -119,11 +143,8 @@ def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
     assert sorted(one.rank for _, one in monitor.departed({1: None, 2: None})) == [0, 3]
 
 
-def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SECONDS, "0.2")
-    status, monitor, told = watched(job_dir, "thread")
+def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(job_dir: Path) -> None:
+    status, monitor, told = watched(job_dir, "thread", **{SECONDS: "0.2"})
     assert status == 0
     assert [(one.rank, one.lingers) for one in told] == [(0, ("thread saver",))]
     assert (
@@ -133,11 +154,8 @@ def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(
     assert monitor.lingering() == []  # it has ended since
 
 
-def test_a_rank_that_goes_on_after_the_others_is_named(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SECONDS, "0.2")
-    _, _, told = watched(job_dir, "nothing", "wait")
+def test_a_rank_that_goes_on_after_the_others_is_named(job_dir: Path) -> None:
+    _, _, told = watched(job_dir, "nothing", "wait", seconds=0.2)
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(1, (), None)]
 
 
@@ -165,13 +183,10 @@ def with_groups(job_dir: Path) -> None:
     (package / "__init__.py").write_text("from .distributed_c10d import *\n")
 
 
-def test_a_rank_that_leaves_its_group_and_goes_on_is_named(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_leaves_its_group_and_goes_on_is_named(job_dir: Path) -> None:
     """The other rank of its node has never been in one, and may wait for it."""
     with_groups(job_dir)
-    monkeypatch.setenv(SECONDS, "0.3")
-    status, monitor, told = watched(job_dir, "groups", "wait")
+    status, monitor, told = watched(job_dir, "groups", "wait", seconds=0.3)
     assert status == 0, (job_dir / "said").read_text()
     assert [(one.rank, one.lingers, one.finished) for one in told] == [(0, (), None)]
     assert told[0].left is not None
@@ -183,11 +198,27 @@ def test_ranks_that_have_all_left_their_group_are_not_named(
     job_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_groups(job_dir)
-    monkeypatch.setenv(SECONDS, "0.3")
-    threading.Timer(2, (job_dir / "told").touch).start()
-    status, monitor, told = watched(job_dir, "groups", "groups")
+    looks: list[float] = []
+    look = RankMonitor._look_for_lingering
+
+    def look_and_note(monitor: RankMonitor) -> None:
+        look(monitor)
+        looks.append(monitor._seconds)
+
+    def judge(monitor: RankMonitor) -> None:
+        """Let the time be over at which one would be named, and for no longer than that."""
+        ranks = monitor.ranks
+        until(lambda: [rank.left is not None for rank in list(ranks.values())] == [True, True])
+        monitor._seconds = -1.0
+        until(lambda: looks.count(-1.0) >= 3)
+        monitor._seconds = 3600
+        (job_dir / "told").touch()
+
+    monkeypatch.setattr(RankMonitor, "_look_for_lingering", look_and_note)
+    status, monitor, told = watched(job_dir, "groups", "groups", meanwhile=judge)
     assert (status, told) == (0, [])
     assert [one.left is not None for one in monitor.ranks.values()] == [True, True]
+    assert looks.count(-1.0) >= 3
 
 
 def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
@@ -198,11 +229,8 @@ def test_a_rank_that_has_joined_a_group_again_is_in_it(job_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "expected"), [("nothing", 0), ("raise", 1), ("garbage", 0)])
-def test_nobody_waits_for_the_watch(
-    job_dir: Path, word: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_the_watch(job_dir: Path, word: str, expected: int) -> None:
     """It would say something in an hour; and what a program writes there harms nobody."""
-    monkeypatch.setenv(SECONDS, "3600")
     begun = time.monotonic()
     status, monitor, _ = watched(job_dir, word)
     assert time.monotonic() - begun < 600

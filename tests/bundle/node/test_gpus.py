@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +19,12 @@ MIG_LISTING = f"""GPU 0: {A100} (UUID: GPU-1)
   MIG 3g.20gb     Device  0: (UUID: MIG-1)
   MIG 2g.10gb     Device  1: (UUID: MIG-2)
 GPU 1: {A100} (UUID: GPU-2)"""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program that gets no processor for a while answer all the same."""
+    monkeypatch.setattr(gpus, "_SECONDS", 300.0)
 
 
 def found(folder: Path, kernel: Path = Path("/nowhere"), **env: str) -> GpuFacts | None:
@@ -58,11 +63,9 @@ def test_nobody_waits_for_a_driver_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpus, "_SECONDS", 0.2)
-    nvidia_smi(tmp_path, "", body="exec sleep 300")
+    nvidia_smi(tmp_path, "", body="exec sleep 900")
     kernel = proc(tmp_path / "proc", "570.26")
-    before = time.monotonic()
-    facts = found(tmp_path, kernel)
-    assert time.monotonic() - before < 100
+    facts = found(tmp_path, kernel)  # the test would last as long as the program
     assert facts == GpuFacts("570.26", fault="nvidia-smi gave no answer in 0.2 s")
 
 

@@ -42,9 +42,10 @@ def told(
     running = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
     assert running.stdin is not None
     assert running.stdout is not None
-    out = ""
-    while out != f"{ready}\n":
-        assert (out := running.stdout.readline())
+    said = [running.stdout.readline()]
+    while said[-1] != f"{ready}\n":
+        assert said[-1], said
+        said.append(running.stdout.readline())
     out = ""
     for place, number in enumerate(numbers):
         if place == 1:

