@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.namespaces import entering
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -68,6 +70,19 @@ def test_whoever_is_left_ends_with_the_script(front: int, room: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(int((trace / "pid").read_text()), 0)
     assert list(room.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_no_failure_of_the_whole(room: Path) -> None:
+    """Somebody may hold it, or still write there, although every program has ended well."""
+    hold = "mkdir $beside/held; mount -t tmpfs none $beside/held\n"
+    done = subprocess.run(
+        [*entering("-m", ":"), *script(f"{hold}start_beside one true\nwait_beside", room)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, "busy" in done.stderr) == (0, True), done.stderr
 
 
 def test_the_old_way_is_what_this_guards_against() -> None:
