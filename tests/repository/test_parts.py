@@ -31,6 +31,23 @@ def test_race():
     assert known
 """
 """Fails the first time alone."""
+NAMED = """\
+import os
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("name", NAMES)
+def test_race(name):
+    mark = Path(__file__).with_suffix(f".{len(name)}")
+    known = mark.exists()
+    mark.touch()
+    assert known
+"""
+NAMED_ANEW = NAMED.replace("NAMES", "[str(os.getpid())]")
+"""The same under another name each time."""
+ODD = NAMED.replace("NAMES", repr(['a"b c', "d::e", "f\ng"]))
+ONCE = RACE.replace("assert known", "assert not known")
+"""Fails when it is run again."""
 MANY = "".join(f"def test_{number}(): assert 0\n" for number in range(6))
 
 
@@ -40,6 +57,8 @@ MANY = "".join(f"def test_{number}(): assert 0\n" for number in range(6))
         (GOOD, GOOD, 0, []),
         (RACE, GOOD, 0, ["test_race", "they passed alone: a race, to be mended"]),
         (GOOD, RACE, 0, ["test_race", "they passed alone: a race, to be mended"]),
+        (NAMED_ANEW, ONCE, 0, ["test_race", "they passed alone: a race, to be mended"]),
+        (ODD, ONCE, 0, ["d::e", "they passed alone: a race, to be mended"]),
         (RACE, BAD, 1, ["test_race", "test_bad", "they passed alone"]),
         (BAD, GOOD, 1, ["test_bad"]),
         (MANY, GOOD, 1, []),

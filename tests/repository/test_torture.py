@@ -57,10 +57,11 @@ def test_every_area_says_what_it_promises_and_is_described() -> None:
     ],
 )
 def test_a_broken_promise_is_told(attempt: object, promise: str, tmp_path: Path) -> None:
-    seconds = 1 if attempt is hangs else 300
+    seconds, left = 1 if attempt is hangs else 300, 1 if attempt is leaves else 300
     code = (
         "import json; from pathlib import Path; from tests.support import torture_rounds as t; "
         "from tests.torture import isolation; isolation.adopt_orphans(); "
+        f"isolation._LEFT_SECONDS = {left}; "
         f"r = t.round_of(Path({str(tmp_path)!r})); "
         f"print(json.dumps(isolation.play(t.{attempt.__name__}, r, seconds={seconds}, own=False)))"  # type: ignore[attr-defined]
     )

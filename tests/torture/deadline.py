@@ -8,6 +8,8 @@ from pathlib import Path
 
 _LOAD = Path("/proc/loadavg")
 _PROCESSORS = os.cpu_count() or 1
+_MOST_SECONDS = 1.0
+"""What passes between two looks counts no longer: where this process stood still, so did others."""
 
 
 class Deadline:
@@ -25,7 +27,8 @@ class Deadline:
     def passed(self) -> bool:
         """Return whether the time is over; to be asked often, for the load changes."""
         now = time.monotonic()
-        self._left -= (now - self._seen) * min(1.0, _PROCESSORS / _runnable())
+        passed = min(now - self._seen, _MOST_SECONDS)
+        self._left -= passed * min(1.0, _PROCESSORS / _runnable())
         self._seen = now
         return self._left <= 0
 

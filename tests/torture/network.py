@@ -18,7 +18,7 @@ _CLONE_NEWNET = 0x40000000
 _NAMESPACE = "/proc/self/ns/net"
 _NOBODY = "02:00:00:00:00:01"
 """A hardware address that no host has: what is sent there is lost."""
-_SECONDS = 30
+_SECONDS = 300
 
 
 class Network:

@@ -77,7 +77,9 @@ def test_a_node_gets_its_own_places(source: tuple[str, int]) -> None:
         assert asked(source, f"node{position}") == (own, "", [])
 
 
-@pytest.mark.parametrize(("node", "token"), [("node9", TOKEN), ("node1", bytes(32))])
+@pytest.mark.parametrize(
+    ("node", "token"), [("node9", TOKEN), ("node1", bytes(32))], ids=["no node", "no token"]
+)
 def test_who_is_no_node_of_the_transfer_learns_nothing(
     source: tuple[str, int], monkeypatch: pytest.MonkeyPatch, node: str, token: bytes
 ) -> None:

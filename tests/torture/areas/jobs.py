@@ -136,7 +136,7 @@ def _program(round_: Round, *argv: str, given: str) -> str:
     node_program(round_.world.bundle.path, round_.folder)
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(program), *argv],
-        input=given, capture_output=True, text=True, check=False, timeout=45,
+        input=given, capture_output=True, text=True, check=False, timeout=600,
         env=environment(round_), cwd=_place(round_),
     )  # fmt: skip
     said = f"node.pyz {' '.join(argv)}\nexit {done.returncode}\n"

@@ -128,7 +128,7 @@ def _by_process(round_: Round, path: Path, lie: Lie) -> str:
     argv = [sys.executable, "-I", "-S", str(program), "unpack", str(path), str(round_.nodes)]
     argv += ["--python", BASE_PYTHON]
     done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, timeout=50, env=environment(round_)
+        argv, capture_output=True, text=True, check=False, timeout=600, env=environment(round_)
     )
     said = f"exit {done.returncode}\n{done.stdout}{done.stderr}"
     require("Traceback" not in done.stderr, "no traceback", said)
