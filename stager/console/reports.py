@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..layers.prune import Pruned
     from ..lock.changes import PackageChanges
     from ..pack.inspect import Inspection
+    from ..trust.sign import SignResult
 
 _WAYS: Mapping[TransferWay, str] = {
     TransferWay.AUTO: "at most {bytes} would be sent",
@@ -143,6 +144,11 @@ class Reports(Output):
             parts.append(counted(result.assets, "asset"))
         self.say(f"{', '.join(parts)}: CycloneDX 1.6", "good")
         self.data(str(result.file))
+
+    def signed(self, result: SignResult) -> None:
+        """Show the result of ``stager sign``."""
+        self.say(f"signed {result.bundle.name} with {result.key}", "good")
+        self.data(str(result.signature))
 
     def exported(self, result: ExportResult) -> None:
         """Show the result of ``stager export``."""

@@ -27,6 +27,7 @@ from ..logs.events import parse_line, records
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
+from ..trust.check import trust_in
 from .outcome import Outcome
 
 OnEvent = Callable[[Record], None]
@@ -223,8 +224,10 @@ def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> Non
         command: what to become.
 
     Raises:
+        BundleError: the bundle has not the signature that the settings require.
         StagerError: it cannot be started.
     """
+    trust_in(config, bundle.path, bundle.id)
     store = Store(offline_root(config))
     program = node_program(bundle.path, store, bundle.id)
     hint = getattr(sys, "_base_executable", sys.executable)

@@ -101,6 +101,10 @@ class StepStarter:
 
     def _phases(self, command: str) -> set[str]:
         """Return the phases that agents with this command may be asked for."""
+        signature = {"signature"} if self._job.trust is not None else set()
+        return {*signature, *self._phases_of(command)}
+
+    def _phases_of(self, command: str) -> set[str]:
         relays = self._job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
         relay = {"relay"} if relays and self._job.stage is not Stage.NEVER else set()
         processes = self._job.launch.launcher is Launcher.PROCESSES

@@ -1,0 +1,189 @@
+"""Deciding whether a bundle has the signature that ``[trust]`` asks for.
+
+Only the id of the bundle is looked at: who uses the bundle compares it with that, byte by byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.checks.signature import lines_of, verify
+from bundle.protocol.job import Trust
+from bundle.system.processes import CompletedCommand
+
+from ..config.load import Config
+from ..core.errors import BundleError, StagerError
+from ..core.regular_files import opened
+from . import keygen
+from .signers import read_signers
+
+SUFFIX = ".sig"
+"""The signature of a bundle lies beside it, under its name with this ending."""
+MOST_BYTES = 1 << 16
+"""Length of a signature; that of a large certificate has a few kilobytes."""
+_KEY = re.compile(r"with (.+ key SHA256:\S+)")
+"""How ``ssh-keygen`` names the key of a good signature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The decision on the signature of a bundle."""
+
+    accepted: bool
+    """True if one of the allowed signers has signed the bundle."""
+    signer: str
+    """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
+    key: str
+    """The key that has signed this bundle, whoever's it is; empty if none has."""
+    why: str
+    """Why the signature is not accepted; empty if it is."""
+
+    @property
+    def words(self) -> str:
+        """Return the decision in words."""
+        if self.accepted:
+            return f"signed by {self.signer} ({self.key})"
+        return f"signed with {self.key}: {self.why}" if self.key else self.why
+
+
+def signature_of(bundle: Path) -> Path:
+    """Return where the signature of a bundle is, whether it exists or not."""
+    return bundle.with_name(bundle.name + SUFFIX)
+
+
+def read_signature(path: Path) -> str | None:
+    """Return a signature; None if there is none.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    try:
+        with opened(path) as handle:
+            return handle.read(MOST_BYTES).decode("ascii", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise BundleError(
+            f"the signature {path} cannot be read: {exc.strerror or exc}",
+            hint="check the path and its permissions",
+        ) from exc
+
+
+def trust_in(config: Config, bundle: Path, bundle_id: str) -> tuple[Verdict | None, Trust | None]:
+    """Decide on a bundle that is about to be used.
+
+    Args:
+        config: the settings, which name the signers.
+        bundle: the bundle; its signature lies beside it.
+        bundle_id: its id.
+
+    Returns:
+        The decision, None where the settings name no signers; and where a signature is required,
+        what nodes need to check it.
+
+    Raises:
+        BundleError: a signature is required, and this one is not accepted.
+        ConfigError: the file of signers cannot be used.
+    """
+    if config.trust.allowed_signers is None and not config.trust.require:
+        return None, None
+    place = signature_of(bundle)
+    signature = read_signature(place)
+    return decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=str(place))
+
+
+def decide(
+    config: Config, signature: str | None, bundle_id: str, *, what: str, place: str
+) -> tuple[Verdict, Trust | None]:
+    """Decide on a signature; see :func:`trust_in`.
+
+    Args:
+        config: the settings.
+        signature: the signature; None if there is none.
+        bundle_id: the id of the bundle.
+        what: the bundle, for messages.
+        place: where the signature is, or would be.
+    """
+    path = config.trust.allowed_signers
+    signers = read_signers(path) if path is not None else None
+    verdict = examine(signature, bundle_id, signers)
+    if not config.trust.require:
+        return verdict, None
+    if verdict.accepted and signature is not None and signers is not None:
+        return verdict, Trust(signers=signers, signer=verdict.signer, signature=signature)
+    if signature is None:
+        raise BundleError(
+            f"{what} is not signed, and trust.require asks for a signature: there is no {place}",
+            hint="sign it with `stager sign --key KEY`; or get the signature from whoever made it",
+        )
+    raise BundleError(
+        f"the signature {place} of {what} is not accepted: {verdict.words}",
+        hint=f"nothing of it has run; the keys that may sign are in {path}",
+    )
+
+
+def examine(signature: str | None, bundle_id: str, signers: str | None) -> Verdict:
+    """Return the decision on a signature.
+
+    Args:
+        signature: the signature; None if there is none.
+        bundle_id: the id of the bundle.
+        signers: the keys that may sign; None if none are known.
+    """
+    if signature is None:
+        return _refused("not signed")
+    try:
+        return _examined(signature, bundle_id, signers)
+    except StagerError as exc:
+        return _refused(f"the signature cannot be checked: {exc.message}")
+
+
+def _examined(signature: str, bundle_id: str, signers: str | None) -> Verdict:
+    """Return the decision on a signature.
+
+    Raises:
+        StagerError: ``ssh-keygen`` cannot be started, or is too old.
+    """
+    made = keygen.signing_key(signature, bundle_id)
+    if made.returncode:
+        return _refused(f"it is no signature of this bundle ({_why(made)})")
+    key = _key(made)
+    if signers is None:
+        return _refused("there is no trust.allowed-signers to compare it with", key)
+    found = keygen.principals(signature, signers)
+    if found.returncode:
+        return _refused(f"that key may not sign ({_why(found)})", key)
+    why = "nobody's"
+    for signer in _names(found.stdout):
+        done = verify(
+            Trust(signers=signers, signer=signer, signature=signature), bundle_id, keygen.run
+        )
+        if done.returncode == 0:
+            return Verdict(accepted=True, signer=signer, key=key, why="")
+        why = _why(done)
+    return _refused(f"that key may not sign ({why})", key)
+
+
+def _refused(why: str, key: str = "") -> Verdict:
+    return Verdict(accepted=False, signer="", key=key, why=why)
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yield the principals of ``find-principals``: older versions print a line's as one."""
+    for line in text.splitlines():
+        for name in line.split(","):
+            if name.strip() and not name.startswith("!"):
+                yield name.strip()
+
+
+def _key(done: CompletedCommand) -> str:
+    found = _KEY.search(done.stdout)
+    return found[1] if found else "a key"
+
+
+def _why(done: CompletedCommand) -> str:
+    lines = lines_of(done)
+    return lines[0].rstrip(".") if lines else f"ssh-keygen ended with status {done.returncode}"
