@@ -6,6 +6,7 @@ Its members, in this order::
                       files that are not the bundle's
     manifest.json     the bundle's manifest, whose id covers all that follows of the bundle
     pylock.toml       the lock that the bundle was made from
+    bundle.sig        the bundle's signature, if it has one
     tool/*.whl        stager itself, if it comes along
     ...               the bundle's other members in the bundle's order, but for those of the base
 
@@ -43,6 +44,7 @@ from .members import CheckedMembers, MemberError
 FORMAT = 1
 LABEL_NAME = "carried.json"
 LOCK_NAME = "pylock.toml"
+SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"
 """The names of the tool's wheels begin so."""
 _LABEL_LIMIT = 1 << 20

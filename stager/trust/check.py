@@ -17,6 +17,7 @@ from bundle.system.processes import CompletedCommand
 from ..config.load import Config
 from ..core.errors import BundleError, StagerError
 from ..core.regular_files import opened
+from ..pack.inspect import InspectedSignature
 from . import keygen
 from .signers import read_signers
 
@@ -93,6 +94,22 @@ def trust_in(config: Config, bundle: Path, bundle_id: str) -> tuple[Verdict | No
     place = signature_of(bundle)
     signature = read_signature(place)
     return decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=str(place))
+
+
+def inspected_signature(config: Config, bundle: Path, bundle_id: str) -> InspectedSignature | None:
+    """Return what is known of the signature of a bundle that nobody is about to use.
+
+    Raises:
+        BundleError: it cannot be read.
+        ConfigError: the file of signers cannot be used.
+    """
+    place = signature_of(bundle)
+    signature = read_signature(place)
+    if signature is None:
+        return None
+    path = config.trust.allowed_signers if config is not None else None
+    verdict = examine(signature, bundle_id, read_signers(path) if path is not None else None)
+    return InspectedSignature(file=place, **vars(verdict))
 
 
 def decide(
