@@ -284,7 +284,7 @@ def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> st
     try:
         source_of(job, config, batch=False)
         path, manifest = named_bundle(config, None)
-        trust_in(config, path, manifest.id)
+        trust_in(config, Store(offline_root(config)), path, manifest.id)
     except StagerError as exc:
         return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
     return ""

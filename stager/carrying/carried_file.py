@@ -39,7 +39,7 @@ from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.errors import BundleError
-from .members import CheckedMembers, MemberError
+from ..pack.members import CheckedMembers, MemberError
 
 FORMAT = 1
 LABEL_NAME = "carried.json"

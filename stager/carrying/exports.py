@@ -19,6 +19,7 @@ from ..core.regular_files import bytes_of
 from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import short_name
+from ..pack.members import CheckedMembers, MemberError, reader
 from ..trust.check import read_signature, signature_of
 from .carried_file import (
     LABEL_NAME,
@@ -29,7 +30,6 @@ from .carried_file import (
     Label,
     write_member,
 )
-from .members import CheckedMembers, MemberError, reader
 from .tool import CarriedTool
 
 

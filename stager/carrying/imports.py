@@ -21,10 +21,10 @@ from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import bundle_path, is_sealed, seal, size_of
 from ..pack.inspect import InspectedSignature
+from ..pack.members import MemberError, reader
 from ..trust.check import decide, inspected_signature, signature_of
 from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile, write_member
 from .exports import members_of
-from .members import MemberError, reader
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,8 +227,8 @@ def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> Non
         BundleError: the bundle has not the signature that the settings require.
         StagerError: it cannot be started.
     """
-    trust_in(config, bundle.path, bundle.id)
     store = Store(offline_root(config))
+    trust_in(config, store, bundle.path, bundle.id)
     program = node_program(bundle.path, store, bundle.id)
     hint = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]

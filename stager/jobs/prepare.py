@@ -157,7 +157,8 @@ def prepare(
         StagerError: the log directory cannot be written.
     """
     # Before anything else: what follows leads to the start of a program that is in the bundle.
-    verdict, trust = trust_in(config, bundle[0], bundle[1].id)
+    store = Store(offline_root(config))
+    verdict, trust = trust_in(config, store, bundle[0], bundle[1].id)
     notes: tuple[str, ...] = ()
     if verdict is not None:
         notes = (f"{bundle[0].name}: {verdict.words}",)
@@ -172,7 +173,7 @@ def prepare(
     if where is Allocation.SSH:
         options = _with_hosts(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
-    ours = made_here(Store(offline_root(config)), bundle[0], job.bundle_id)
+    ours = made_here(store, bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours, trust=trust)
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":

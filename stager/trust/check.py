@@ -1,6 +1,7 @@
 """Deciding whether a bundle has the signature that ``[trust]`` asks for.
 
-Only the id of the bundle is looked at: who uses the bundle compares it with that, byte by byte.
+A signature is that of the bundle's id. Where one is required, every byte of the bundle is compared
+with that id here, before anything in the bundle is started; the nodes do so again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from bundle.system.processes import CompletedCommand
 from ..config.load import Config
 from ..core.errors import BundleError, StagerError
 from ..core.regular_files import opened
+from ..core.store import Store
+from ..pack import existing
+from ..pack.bundle import is_sealed, size_of
 from ..pack.inspect import InspectedSignature
+from ..pack.members import MemberError, refuse_damage
 from . import keygen
 from .signers import read_signers
 
@@ -25,6 +30,8 @@ SUFFIX = ".sig"
 """The signature of a bundle lies beside it, under its name with this ending."""
 MOST_BYTES = 1 << 16
 """Length of a signature; that of a large certificate has a few kilobytes."""
+_LINES = 4
+"""Lines of ``ssh-keygen`` that a message quotes."""
 _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 """How ``ssh-keygen`` names the key of a good signature."""
 
@@ -73,11 +80,14 @@ def read_signature(path: Path) -> str | None:
         ) from exc
 
 
-def trust_in(config: Config, bundle: Path, bundle_id: str) -> tuple[Verdict | None, Trust | None]:
+def trust_in(
+    config: Config, store: Store, bundle: Path, bundle_id: str
+) -> tuple[Verdict | None, Trust | None]:
     """Decide on a bundle that is about to be used.
 
     Args:
         config: the settings, which name the signers.
+        store: the offline root, which knows the bundles that it has written.
         bundle: the bundle; its signature lies beside it.
         bundle_id: its id.
 
@@ -86,14 +96,36 @@ def trust_in(config: Config, bundle: Path, bundle_id: str) -> tuple[Verdict | No
         what nodes need to check it.
 
     Raises:
-        BundleError: a signature is required, and this one is not accepted.
+        BundleError: a signature is required, and this one is not accepted; or the bundle is not
+            what was signed.
         ConfigError: the file of signers cannot be used.
     """
     if config.trust.allowed_signers is None and not config.trust.require:
         return None, None
     place = signature_of(bundle)
     signature = read_signature(place)
-    return decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=str(place))
+    decision = decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=str(place))
+    if config.trust.require:
+        refuse_altered(store, bundle, bundle_id)
+    return decision
+
+
+def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
+    """Read all of a bundle, unless this store has written it and it has not changed since.
+
+    Raises:
+        BundleError: it is damaged, or another one.
+    """
+    with existing.opened(bundle, bundle_id) as held:
+        if is_sealed(store, bundle, size_of(held.manifest), held.manifest.id):
+            return
+        try:
+            refuse_damage(held)
+        except MemberError as exc:
+            raise BundleError(
+                f"{bundle} is not what was signed: {exc}",
+                hint="it was changed after it was built: copy it again; nothing of it has run",
+            ) from exc
 
 
 def inspected_signature(config: Config, bundle: Path, bundle_id: str) -> InspectedSignature | None:
@@ -202,5 +234,6 @@ def _key(done: CompletedCommand) -> str:
 
 
 def _why(done: CompletedCommand) -> str:
-    lines = lines_of(done)
-    return lines[0].rstrip(".") if lines else f"ssh-keygen ended with status {done.returncode}"
+    """Return what ``ssh-keygen`` said; of a long file of signers, the last lines."""
+    lines = [line.rstrip(".") for line in lines_of(done)[-_LINES:]]
+    return "; ".join(lines) or f"ssh-keygen ended with status {done.returncode}"

@@ -1,0 +1,137 @@
+"""A node checks who has signed the bundle before it does anything for the job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.checks import signature
+from bundle.checks.signature import NAMESPACE, refuse_unsigned, statement
+from bundle.protocol.job import Job, Trust, redacted
+from bundle.protocol.problem import NodeError, ProblemCode
+from stager.pack.bundle import Packed
+from tests.support.jobs import PLAIN, ask, job_for
+from tests.support.signing import ALICE, Key
+
+OTHER = "0" * 64
+
+
+def why(trust: Trust, bundle_id: str = PLAIN.bundle_id) -> str:
+    """The reason for which a node refuses a job."""
+    with pytest.raises(NodeError) as caught:
+        refuse_unsigned(replace(PLAIN, trust=trust))
+    problem = caught.value.problem
+    assert problem.code is ProblemCode.SIGNATURE_REFUSED
+    assert problem.where == bundle_id[:12]
+    assert problem.fix
+    return problem.why
+
+
+def test_a_good_signature_is_accepted(alice: Key) -> None:
+    assert refuse_unsigned(replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))) == ""
+    assert refuse_unsigned(PLAIN) == "", "none is required"
+
+
+def test_a_signature_of_another_bundle(alice: Key) -> None:
+    assert "incorrect signature" in why(alice.trusted(OTHER))
+
+
+def test_a_key_that_nobody_allows(alice: Key, mallory: Key) -> None:
+    signers = alice.trusted(OTHER).signers
+    assert why(replace(mallory.trusted(PLAIN.bundle_id), signers=signers))
+
+
+def test_a_key_that_has_expired(alice: Key) -> None:
+    reason = why(alice.trusted(PLAIN.bundle_id, 'valid-before="20200101"'))
+    assert reason.startswith("line 1: key has expired"), reason
+
+
+def test_a_key_for_another_purpose(alice: Key) -> None:
+    assert "namespace" in why(alice.trusted(PLAIN.bundle_id, 'namespaces="git"'))
+
+
+def test_a_signature_for_another_purpose(alice: Key) -> None:
+    made = alice.sign(statement(PLAIN.bundle_id), namespace="git")
+    trust = replace(alice.trusted(PLAIN.bundle_id), signature=made)
+    assert "namespace" in why(trust)
+
+
+def test_a_node_that_cannot_check_says_so(
+    alice: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has still compared the bundle with its id, which was signed."""
+    job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
+    signature._checked.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refuse_unsigned(job).startswith("ssh-keygen cannot be started")
+    old = tmp_path / "ssh-keygen"
+    old.write_text("#!/bin/sh\necho unknown option -- Y >&2\nexit 1\n")
+    old.chmod(0o755)
+    signature._checked.cache_clear()
+    assert "older than OpenSSH 8.1" in refuse_unsigned(job)
+    signature._checked.cache_clear()
+
+
+def test_the_documented_command_says_the_same(alice: Key, single: Packed, tmp_path: Path) -> None:
+    """Without any code of ours: tar, sed, sha256sum and ssh-keygen."""
+    trust = alice.trusted(single.manifest.id)
+    (tmp_path / "allowed_signers").write_text(trust.signers)
+    (tmp_path / "bundle.sig").write_text(trust.signature)
+    script = f"""set -eu
+id=$(tar -xOf {single.path} manifest.json | sed 's/"id":"[0-9a-f]*",//' | sha256sum | cut -c1-64)
+echo "stager bundle $id" | ssh-keygen -Y verify -n {NAMESPACE} \\
+    -f allowed_signers -I {ALICE} -s bundle.sig
+"""
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"for {ALICE}" in done.stdout
+
+
+def test_what_is_kept_of_a_job_names_nobody(alice: Key) -> None:
+    job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
+    assert redacted(job).trust is None
+    assert Job.from_json(job.to_json()) == job
+
+
+# --- agents --------------------------------------------------------------------------------------
+
+
+def test_an_agent_refuses_before_it_does_anything(
+    single: Packed, program: Path, tmp_path: Path, alice: Key, mallory: Key
+) -> None:
+    """Not even a directory is made."""
+    key = single.manifest.id
+    good = alice.trusted(key)
+    base = tmp_path / "base"
+    base.mkdir(mode=0o700)
+    job = job_for(single, tmp_path, node_root=str(base), trust=good)
+    bad = replace(good, signature=mallory.trusted(key).signature)
+    found = {"root": str(base / f"stager-{os.geteuid()}"), "python": "/usr/bin/false"}
+    requests = {
+        "preflight": {},
+        "unpack": {**found, "bundle": str(single.path)},
+        "probe": {**found, "head": "127.0.0.1"},
+    }
+    for phase, request in requests.items():
+        code, (event,) = ask(program, phase, replace(job, trust=bad), **request)
+        assert (code, event["ok"]) == (3, False)
+        assert [problem["code"] for problem in event["problems"]] == ["signature-refused"]
+    assert list(base.iterdir()) == []
+    code, (event,) = ask(program, "preflight", job)
+    assert (code, event["ok"]) == (0, True)
+    assert "unchecked" not in event
+
+
+def test_an_agent_without_ssh_keygen_says_so(
+    single: Packed, program: Path, tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_for(single, tmp_path, trust=alice.trusted(single.manifest.id))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    _, (event,) = ask(program, "preflight", job)
+    assert event["unchecked"].startswith("ssh-keygen cannot be started")
