@@ -174,6 +174,8 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
         return None
     if job.allocation is not Allocation.LOCAL and not job.one_step:
         return None
+    if job.trust is not None and not isinstance(request, ProbeRequest):
+        return None  # nothing runs before the environment has been compared with its listing
     from ..launch import early_torchrun as early
 
     try:

@@ -37,7 +37,7 @@ _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class SignatureVerdict:
     """The decision on the signature of a bundle."""
 
     accepted: bool
@@ -82,7 +82,7 @@ def read_signature(path: Path) -> str | None:
 
 def trust_in(
     config: Config, store: Store, bundle: Path, bundle_id: str
-) -> tuple[Verdict | None, Trust | None]:
+) -> tuple[SignatureVerdict | None, Trust | None]:
     """Decide on a bundle that is about to be used.
 
     Args:
@@ -146,7 +146,7 @@ def inspected_signature(config: Config, bundle: Path, bundle_id: str) -> Inspect
 
 def decide(
     config: Config, signature: str | None, bundle_id: str, *, what: str, place: str
-) -> tuple[Verdict, Trust | None]:
+) -> tuple[SignatureVerdict, Trust | None]:
     """Decide on a signature; see :func:`trust_in`.
 
     Args:
@@ -174,7 +174,7 @@ def decide(
     )
 
 
-def examine(signature: str | None, bundle_id: str, signers: str | None) -> Verdict:
+def examine(signature: str | None, bundle_id: str, signers: str | None) -> SignatureVerdict:
     """Return the decision on a signature.
 
     Args:
@@ -190,7 +190,7 @@ def examine(signature: str | None, bundle_id: str, signers: str | None) -> Verdi
         return _refused(f"the signature cannot be checked: {exc.message}")
 
 
-def _examined(signature: str, bundle_id: str, signers: str | None) -> Verdict:
+def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
     """Return the decision on a signature.
 
     Raises:
@@ -211,13 +211,13 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> Verdict:
             Trust(signers=signers, signer=signer, signature=signature), bundle_id, keygen.run
         )
         if done.returncode == 0:
-            return Verdict(accepted=True, signer=signer, key=key, why="")
+            return SignatureVerdict(accepted=True, signer=signer, key=key, why="")
         why = _why(done)
     return _refused(f"that key may not sign ({why})", key)
 
 
-def _refused(why: str, key: str = "") -> Verdict:
-    return Verdict(accepted=False, signer="", key=key, why=why)
+def _refused(why: str, key: str = "") -> SignatureVerdict:
+    return SignatureVerdict(accepted=False, signer="", key=key, why=why)
 
 
 def _names(text: str) -> Iterator[str]:

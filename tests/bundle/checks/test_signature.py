@@ -9,13 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from bundle.agent import agent
 from bundle.checks import signature
 from bundle.checks.signature import NAMESPACE, refuse_unsigned, statement
+from bundle.protocol.enumerations import Action
 from bundle.protocol.job import Job, Trust, redacted
 from bundle.protocol.problem import NodeError, ProblemCode
+from bundle.protocol.requests import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
+from stager.core.store import Store
+from stager.core.values import Wheel
 from stager.pack.bundle import Packed
+from tests.support.bundles import BASE_PYTHON, OWN, make_bundle, run_node
 from tests.support.jobs import PLAIN, ask, job_for
 from tests.support.signing import ALICE, Key
+from tests.support.wheelhouse import make_wheel
 
 OTHER = "0" * 64
 
@@ -135,3 +142,33 @@ def test_an_agent_without_ssh_keygen_says_so(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     _, (event,) = ask(program, "preflight", job)
     assert event["unchecked"].startswith("ssh-keygen cannot be started")
+
+
+def test_no_launcher_starts_before_the_environment_was_compared(
+    store: Store, zstd_wheel: Wheel | None, program: Path, tmp_path: Path, alice: Key
+) -> None:
+    """One that only imports torch starts early elsewhere, beside the comparison."""
+    modules = {"torch/__init__.py": "", "torch/distributed/__init__.py": ""}
+    wheel = make_wheel(tmp_path, "torch", files=modules)
+    packed = make_bundle(store, [wheel], decompressor=zstd_wheel, name="early")
+    base = Path(os.environ["STAGER_NODE_ROOT"])
+    done = run_node(program, "unpack", packed.path, base, "--python", BASE_PYTHON)
+    assert done.returncode == 0, done.stderr
+    job = job_for(packed, tmp_path, action=Action.RUN)
+    signed = replace(job, trust=alice.trusted(packed.manifest.id))
+    root = str(base / OWN)
+    assert starts_early(EarlyRequest(job, "local1", 0, 1))
+    assert not starts_early(EarlyRequest(signed, "local1", 0, 1))
+    assert not starts_early(PreflightRequest(signed, "local1", 0, 1))
+    assert starts_early(ProbeRequest(signed, "local1", 0, 1, root, BASE_PYTHON, head="127.0.0.1"))
+    unsigned = replace(signed, trust=alice.trusted(OTHER))
+    probe = ProbeRequest(unsigned, "local1", 0, 1, root, BASE_PYTHON, head="127.0.0.1")
+    assert not starts_early(probe)
+
+
+def starts_early(request: AgentRequest) -> bool:
+    """Whether an agent starts a launcher on a request; it is ended at once."""
+    launcher = agent._start_early(request)
+    if launcher is not None:
+        launcher.close()
+    return launcher is not None
