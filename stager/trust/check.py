@@ -128,8 +128,15 @@ def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
             ) from exc
 
 
-def inspected_signature(config: Config, bundle: Path, bundle_id: str) -> InspectedSignature | None:
+def inspected_signature(
+    config: Config | None, bundle: Path, bundle_id: str
+) -> InspectedSignature | None:
     """Return what is known of the signature of a bundle that nobody is about to use.
+
+    Args:
+        config: the settings; None where there are none.
+        bundle: the bundle.
+        bundle_id: its id.
 
     Raises:
         BundleError: it cannot be read.

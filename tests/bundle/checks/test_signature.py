@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +107,47 @@ def test_what_is_kept_of_a_job_names_nobody(alice: Key) -> None:
     job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
     assert redacted(job).trust is None
     assert Job.from_json(job.to_json()) == job
+
+
+# --- a job ---------------------------------------------------------------------------------------
+
+
+def drive(program: Path, job: Job) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and events of a driven job."""
+    file = Path(job.run_dir) / "job.json"
+    file.write_text(json.dumps(job.to_json()))
+    argv = [sys.executable, "-I", "-S", str(program), "drive", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_nodes_that_cannot_check_are_named(
+    single: Packed, program: Path, tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on, and says so once."""
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    job = job_for(single, tmp_path, trust=alice.trusted(single.manifest.id))
+    code, events = drive(program, job)
+    assert code == 0, events
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    (note,) = (text for text in notes if "signature was not checked" in text)
+    assert note.startswith("local1, local2: the bundle's signature was not checked there")
+
+
+def test_a_job_whose_key_has_expired_ends_before_anything_of_it_runs(
+    single: Packed, program: Path, tmp_path: Path, alice: Key
+) -> None:
+    """As one that has waited in the queue for too long."""
+    trust = alice.trusted(single.manifest.id, 'valid-before="20200101"')
+    code, events = drive(program, job_for(single, tmp_path, trust=trust))
+    assert code == 3
+    problems = events[-1]["problems"]
+    assert {node: [one["code"] for one in found] for node, found in problems.items()} == {
+        "local1": ["signature-refused"],
+        "local2": ["signature-refused"],
+    }
+    assert [event["phase"] for event in events if event["event"] == "begin"] == ["preflight"]
+    assert [*Path(os.environ["STAGER_NODE_ROOT"]).rglob("envs/*")] == []
 
 
 # --- agents --------------------------------------------------------------------------------------
