@@ -125,8 +125,8 @@ def test_nodes_that_cannot_check_are_named(
     single: Packed, program: Path, tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes on, and says so once."""
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     job = job_for(single, tmp_path, trust=alice.trusted(single.manifest.id))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     code, events = drive(program, job)
     assert code == 0, events
     notes = [event["text"] for event in events if event["event"] == "note"]
