@@ -13,15 +13,19 @@ from typing import Any
 import pytest
 
 from bundle.agent import agent
+from bundle.agent.agent import SESSION
 from bundle.checks import signature
 from bundle.checks.signature import NAMESPACE, refuse_unsigned, statement
-from bundle.protocol.enumerations import Action
+from bundle.driver.transports.agent_program import AgentProgram, factored
+from bundle.driver.transports.step_starter import phases_of
+from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job, Trust, redacted
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.protocol.requests import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
+from stager.pack.program import make_node_program
 from tests.support.bundles import BASE_PYTHON, OWN, make_bundle, run_node
 from tests.support.jobs import PLAIN, ask, job_for
 from tests.support.signing import ALICE, Key
@@ -177,6 +181,33 @@ def test_an_agent_refuses_before_it_does_anything(
     code, (event,) = ask(program, "preflight", job)
     assert (code, event["ok"]) == (0, True)
     assert "unchecked" not in event
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_step_of_slurms_brings_what_its_agents_check_with(
+    single: Packed, tmp_path: Path, alice: Key, good: bool
+) -> None:
+    """What `srun` starts on a node, as it starts it: the bootstrap program and its input."""
+    signed_id = single.manifest.id if good else OTHER
+    job = job_for(single, tmp_path, allocation=Allocation.SLURM, trust=alice.trusted(signed_id))
+    program = AgentProgram(make_node_program())
+    requests = {"local1": PreflightRequest(job, "local1", 0, 1)}
+    sent = program.step_input(phases_of(job, SESSION), factored(requests))
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program.bootstrap, "agent", SESSION],
+        env={**os.environ, "STAGER_NODE": "local1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as step:
+        assert step.stdin is not None
+        assert step.stdout is not None
+        step.stdin.write(sent)
+        step.stdin.flush()
+        said = step.stdout.readline()  # a driver that goes away ends its agents
+        step.stdin.close()
+    assert b'"event": "preflight"' in said, said
+    assert (b"signature-refused" in said) == (not good)
+    assert (b'"root": "/' in said) == good, said
 
 
 def test_an_agent_without_ssh_keygen_says_so(
