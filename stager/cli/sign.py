@@ -21,7 +21,7 @@ def sign(
     bundle: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[BUNDLE]", parser=path_option, help="Default: the project's newest."
+            metavar="[BUNDLE]", parser=path_option, help="Default: the project's, made again if need be."
         ),
     ] = None,
     key: Annotated[
@@ -36,14 +36,17 @@ def sign(
     talk: Talk,
 ) -> None:
     """Sign a bundle with an SSH key."""
-    from ..building.current_bundle import newest_bundle
+    from ..building.current_bundle import current_bundle
     from ..config.load import load
     from ..pack.existing import ChosenBundle
     from ..trust.sign import sign as make_signature
 
     console = talk.reports()
     with boundary(console):
-        chosen = ChosenBundle(path=bundle) if bundle else newest_bundle(load(settings_place()))
+        if bundle is not None:
+            chosen = ChosenBundle(path=bundle)
+        else:  # made again if the project has changed: it is what the next job takes
+            chosen = current_bundle(load(settings_place()), console)
         result = make_signature(chosen, key, console.note)
         if talk.json:
             console.emit(result)

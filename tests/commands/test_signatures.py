@@ -75,6 +75,9 @@ def test_only_what_is_signed_runs(asking: Project, alice: Key, tmp_path: Path) -
     assert ran.exists()
     (asking.root / "train.py").write_text("print('another program')\n")
     assert "is not signed" in ended(asking, "run", *LOCAL, status=1), "it was built again"
+    (asking.root / "train.py").write_text("print('a third one')\n")
+    assert "building it again" in ended(asking, "sign", "--key", str(alice.private))
+    ended(asking, "run", *LOCAL)
 
 
 def test_build_signs_and_a_copy_has_the_signature_beside_it(
