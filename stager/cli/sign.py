@@ -21,7 +21,9 @@ def sign(
     bundle: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[BUNDLE]", parser=path_option, help="Default: the project's, made again if need be."
+            metavar="[BUNDLE]",
+            parser=path_option,
+            help="Default: the project's newest, made again if need be.",
         ),
     ] = None,
     key: Annotated[
