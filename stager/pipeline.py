@@ -66,12 +66,21 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     from .building.build import build as make_bundle
     from .building.build import build_result
     from .building.export import copy_to, refuse_in_project
+    from .pack.existing import ChosenBundle
+    from .trust.sign import copy_signature, sign
 
     if options.output is not None:
         refuse_in_project(options.output, config.project.path)
     built = make_bundle(config, _with_driver(config, options), listener)
-    copy = copy_to(built.packed.path, options.output) if options.output is not None else None
-    return build_result(built, copy)
+    packed, signature = built.packed, None
+    if options.sign is not None:
+        listener.begin("sign")
+        chosen = ChosenBundle(path=packed.path, id=packed.manifest.id)
+        signature = sign(chosen, options.sign, listener.note).signature
+    copy = copy_to(packed.path, options.output) if options.output is not None else None
+    if copy is not None and signature is not None:
+        copy_signature(signature, copy)
+    return replace(build_result(built, copy), signature=signature)
 
 
 def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResult:
@@ -266,6 +275,7 @@ def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> st
     nothing is left out: its errors are errors.
     """
     from .jobs.prepare import named_bundle, source_of
+    from .trust.check import trust_in
 
     if not (options.nodes and options.store):
         return ""
@@ -273,7 +283,8 @@ def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> st
         return ""
     try:
         source_of(job, config, batch=False)
-        named_bundle(config, None)
+        path, manifest = named_bundle(config, None)
+        trust_in(config, Store(offline_root(config)), path, manifest.id)
     except StagerError as exc:
         return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
     return ""

@@ -25,6 +25,7 @@ from tests.support.needs import needs
 from tests.support.nesting import nested  # noqa: F401 - a fixture
 from tests.support.processes import until
 from tests.support.requirements import DATA
+from tests.support.signing import alice, mallory  # noqa: F401 - fixtures
 from tests.support.sources import build_native_wheel, make_sdist, repack_installed
 from tests.support.torch_project import torch_project  # noqa: F401 - a fixture
 from tests.support.wheelhouse import standard_set

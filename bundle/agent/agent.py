@@ -174,9 +174,12 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
         return None
     if job.allocation is not Allocation.LOCAL and not job.one_step:
         return None
+    if job.trust is not None and not isinstance(request, ProbeRequest):
+        return None  # nothing runs before the environment has been compared with its listing
     from ..launch import early_torchrun as early
 
     try:
+        _refuse_unsigned(request)
         return early.start(job, request.root if isinstance(request, PlacedRequest) else "")
     except NodeError:  # the phase itself reports it
         return None
@@ -186,6 +189,7 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
     """Do the phase that is asked for; return its answer, whether it went well or not."""
     started = time.monotonic()
     try:
+        _refuse_unsigned(channel.request)
         answer = phases[channel.request.phase](channel.request, channel)
     except NodeError as exc:
         answer = Answer(problems=(exc.problem,))
@@ -197,10 +201,23 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
     )
 
 
+def _refuse_unsigned(request: AgentRequest) -> str:
+    """Check the signature of the job's bundle where one is required; see there.
+
+    Raises:
+        NodeError: it is not accepted.
+    """
+    if request.job.trust is None:
+        return ""
+    from ..checks import signature
+
+    return signature.refuse_unsigned(request.job)
+
+
 def _preflight(request: PreflightRequest, channel: AgentChannel) -> PreflightAnswer:
     from ..checks.preflight import preflight
 
-    return preflight(request)
+    return replace(preflight(request), unchecked=_refuse_unsigned(request))
 
 
 def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:

@@ -66,6 +66,7 @@ class PreflightPhase(Phase):
         state.logs.preflight(lines)
         _refuse_interface_of_none(state)
         _note_addresses(state)
+        _note_unchecked(state)
         _refuse_same_hosts(state)
         state.leave_out_or_fail()
         state.choose_nproc()
@@ -260,6 +261,20 @@ def _note_addresses(state: State) -> None:
         state.note(
             f"{first_names(named)}: {why}; in the transfer, the address of the way to the driver's "
             "host is used"
+        )
+
+
+def _note_unchecked(state: State) -> None:
+    """Say which nodes could not check the bundle's signature, once for each reason."""
+    nodes: dict[str, list[str]] = {}
+    for node, facts in state.facts.items():
+        if facts.unchecked:
+            nodes.setdefault(facts.unchecked, []).append(node)
+    for why, named in nodes.items():
+        state.note(
+            f"{first_names(named)}: the bundle's signature was not checked there, only its id, "
+            f"whose signature was good where the job was prepared ({why})",
+            warning=True,
         )
 
 

@@ -92,6 +92,8 @@ class PreflightAnswer(Answer):
     """The machine."""
     gpus: GpuFacts | None = None
     """Its NVIDIA driver and GPUs; None where there is no such driver."""
+    unchecked: str = ""
+    """Why it could not check the bundle's signature; empty if it has, or none is required."""
 
 
 @dataclass(frozen=True)

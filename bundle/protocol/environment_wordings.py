@@ -36,6 +36,13 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "stage the right file, or start the job again",
         FailureClass.DAMAGED_COPY,
     ),
+    ProblemCode.SIGNATURE_REFUSED: Wording(
+        "the bundle's signature is not accepted",
+        fix="see whether the signer's key has expired since the job was submitted, and whether the "
+        "node's clock is right; then start the job again",
+        meaning="`[trust] require` is set, and what the login side has accepted does not hold on "
+        "the node: nothing of the bundle has run there",
+    ),
     ProblemCode.BUNDLE_OF_OTHER_VERSION: Wording(
         "the bundle was made by another version of stager",
         fix="build it again with `stager build`, or use the version that made it",

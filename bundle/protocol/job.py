@@ -58,6 +58,18 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """The signature of the job's bundle that the login side has accepted, for nodes to check."""
+
+    signers: str
+    """The keys that may sign: the content of an ``allowed_signers`` file."""
+    signer: str
+    """The principal there whose key has signed."""
+    signature: str
+    """The signature of the bundle's id, as ``ssh-keygen -Y sign`` writes it."""
+
+
+@dataclass(frozen=True)
 class Job:
     """Everything that the far side needs to know."""
 
@@ -126,6 +138,8 @@ class Job:
     compared with its digest while it is unpacked."""
     show_all: bool = False
     """True to print every node's output as it comes, not only the first node's; logs have all."""
+    trust: Trust | None = None
+    """Given where the settings require a signature: each node then checks it, too."""
 
     @property
     def one_step(self) -> bool:
@@ -178,7 +192,7 @@ def _require_all_fields(raw: Mapping[str, object]) -> None:
     Raises:
         DecodeError: a field is missing; the message names all of its table.
     """
-    for name, kind in (("", Job), ("launch", Launch), ("rates", Rates)):
+    for name, kind in (("", Job), ("launch", Launch), ("rates", Rates), ("trust", Trust)):
         table = raw.get(name) if name else raw
         if isinstance(table, dict):  # else it is null, or the codec refuses it
             missing = sorted({field.name for field in dataclasses.fields(kind)} - table.keys())
@@ -199,7 +213,7 @@ def redacted(job: Job) -> Job:
         command=tuple(masked(job.launch.command)),
         container_image=image and without_url_secrets(image),
     )
-    return replace(job, launch=launch)
+    return replace(job, launch=launch, trust=None)  # it names people
 
 
 def load(path: str) -> Job:

@@ -87,6 +87,7 @@ class ProblemCode(TextEnum):
     BUNDLE_DISK_FAULT = enum.auto()
     BUNDLE_DAMAGED = enum.auto()
     ANOTHER_BUNDLE = enum.auto()
+    SIGNATURE_REFUSED = enum.auto()
     BUNDLE_OF_OTHER_VERSION = enum.auto()
     NO_ZSTD = enum.auto()
     DECOMPRESSOR_UNUSABLE = enum.auto()

@@ -71,6 +71,8 @@ class BuildOptions:
     """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
     output: Path | None = None
     """File that gets a copy of the bundle; None for none."""
+    sign: Path | None = None
+    """SSH key that the bundle is signed with; None for none."""
     launcher: tuple[str, ...] = ()
     """The command that runs builds from source on a node; empty to build on this machine."""
     jobs: int | None = None
@@ -133,6 +135,8 @@ class BuildResult:
     """The difference to the bundle before."""
     output: Path | None
     """The copy at the place that ``--output`` names; null without one."""
+    signature: Path | None = None
+    """The signature that ``--sign`` has made; null without it."""
     pruned: Pruned
     """What ``environment.prune`` left out."""
     proved: bool

@@ -6,6 +6,7 @@ Its members, in this order::
                       files that are not the bundle's
     manifest.json     the bundle's manifest, whose id covers all that follows of the bundle
     pylock.toml       the lock that the bundle was made from
+    bundle.sig        the bundle's signature, if it has one
     tool/*.whl        stager itself, if it comes along
     ...               the bundle's other members in the bundle's order, but for those of the base
 
@@ -38,11 +39,12 @@ from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.errors import BundleError
-from .members import CheckedMembers, MemberError
+from ..pack.members import CheckedMembers, MemberError
 
 FORMAT = 1
 LABEL_NAME = "carried.json"
 LOCK_NAME = "pylock.toml"
+SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"
 """The names of the tool's wheels begin so."""
 _LABEL_LIMIT = 1 << 20

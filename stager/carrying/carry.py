@@ -87,4 +87,4 @@ def import_bundle(
     store = Store(offline_root(config))
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         listener.begin("import")
-        return import_file(path, store, asked=asked)
+        return import_file(path, config, store, asked=asked)

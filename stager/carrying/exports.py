@@ -19,8 +19,17 @@ from ..core.regular_files import bytes_of
 from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import short_name
-from .carried_file import LABEL_NAME, LOCK_NAME, TOOL, CarriedPart, Label, write_member
-from .members import CheckedMembers, MemberError, reader
+from ..pack.members import CheckedMembers, MemberError, reader
+from ..trust.check import read_signature, signature_of
+from .carried_file import (
+    LABEL_NAME,
+    LOCK_NAME,
+    SIGNATURE_NAME,
+    TOOL,
+    CarriedPart,
+    Label,
+    write_member,
+)
 from .tool import CarriedTool
 
 
@@ -44,6 +53,8 @@ class ExportResult:
     """The id of the bundle that the other side has; empty if all is here."""
     with_tool: bool
     """True if stager itself comes along."""
+    signed: bool
+    """True if the bundle's signature comes along."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +168,9 @@ def export(
         known = members_of(base) if base is not None else frozenset()
         left_out = [member[0] for member in _in_order(manifest) if member in known]
         beside = [(LOCK_NAME, bytes_of(lock))]
+        signature = read_signature(signature_of(chosen.path))
+        if signature is not None:
+            beside.append((SIGNATURE_NAME, signature.encode()))
         wheels = tool.wheels if tool is not None else ()
         beside += [(TOOL + short_name(wheel.name), bytes_of(wheel)) for wheel in wheels]
         label = _label(manifest, base, left_out, beside)
@@ -183,6 +197,7 @@ def export(
         layers_left_out=len(manifest.layers) - carried,
         base=label.base,
         with_tool=tool is not None,
+        signed=signature is not None,
     )
 
 

@@ -14,14 +14,17 @@ from bundle.protocol.counts import counted
 from bundle.protocol.problem import NodeError
 
 from ..building.export import SUFFIX
+from ..config.load import Config
 from ..core.errors import BundleError
 from ..core.regular_files import opened
 from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import bundle_path, is_sealed, seal, size_of
-from .carried_file import LOCK_NAME, CarriedFile, write_member
+from ..pack.inspect import InspectedSignature
+from ..pack.members import MemberError, reader
+from ..trust.check import decide, inspected_signature, signature_of
+from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile, write_member
 from .exports import members_of
-from .members import MemberError, reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +47,22 @@ class ImportResult:
     """The lock that the bundle was made from."""
     already_here: bool
     """True if the bundle was here, and nothing was done."""
+    signature: InspectedSignature | None
+    """Its signature; null if there is none."""
 
 
-def import_file(path: Path, store: Store, *, asked: str = "") -> ImportResult:
+def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:
     """Add the bundle of a carried file to the offline root. The store's lock must be held.
 
     Args:
         path: the carried file.
+        config: the settings, which say whose signature the bundle must have.
         store: the offline root.
         asked: the id that the bundle must have, or its first digits.
 
     Raises:
-        BundleError: the file is damaged, cut short or another one; or the base is not here.
+        BundleError: the file is damaged, cut short or another one; or the base is not here; or the
+            bundle has not the signature that the settings require.
         SpaceError: there is no room.
         StagerError: the offline root cannot be written.
     """
@@ -66,7 +73,7 @@ def import_file(path: Path, store: Store, *, asked: str = "") -> ImportResult:
             f"{path} cannot be read: {exc.strerror or exc}", hint="name the exported file"
         ) from exc
     with handle:
-        return _Import(path, handle, store, asked).take()
+        return _Import(path, handle, store, asked).take(config)
 
 
 class _Import:
@@ -84,17 +91,21 @@ class _Import:
                 hint="name the right file, or leave out --id",
             )
 
-    def take(self) -> ImportResult:
-        """Write the bundle and its lock."""
+    def take(self, config: Config) -> ImportResult:
+        """Write the bundle, its lock and its signature."""
         manifest, store = self._manifest, self._store
         final = bundle_path(store, manifest)
         lock = final.with_name(final.name.removesuffix(SUFFIX) + existing.LOCK_SUFFIX)
         here = is_sealed(store, final, self._size, manifest.id)
         beside = dict(self._file.parts())
+        self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
         if not here:
             self._write(final)
         with store.publishing(lock) as partial:
             partial.write_bytes(beside[LOCK_NAME])
+        if SIGNATURE_NAME in beside:
+            with store.publishing(signature_of(final)) as partial:
+                partial.write_bytes(beside[SIGNATURE_NAME])
         existing.remember_import(store, manifest.name, final)
         left_out = set(self._file.label.left_out)
         layers = sum(layer.member not in left_out for layer in manifest.layers)
@@ -107,7 +118,19 @@ class _Import:
             layers_here=len(manifest.layers) - layers,
             lock=lock,
             already_here=here,
+            signature=inspected_signature(config, final, manifest.id),
         )
+
+    def _refuse_unsigned(self, config: Config, signature: bytes | None) -> None:
+        """Refuse a bundle without the signature that the settings require.
+
+        Raises:
+            BundleError: it has none, or one that is not accepted.
+        """
+        if config.trust.require:
+            text = None if signature is None else signature.decode("ascii", "replace")
+            what, place = f"the bundle in {self._file.path}", f"{SIGNATURE_NAME} in that file"
+            decide(config, text, self._manifest.id, what=what, place=place)
 
     def _write(self, final: Path) -> None:
         """Write the bundle, each byte of it checked on its way."""

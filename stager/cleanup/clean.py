@@ -28,6 +28,7 @@ from ..core.regular_files import bytes_of, text_of
 from ..core.store import Store
 from ..pack import existing
 from ..pack.decompressor import PINNED
+from ..trust.check import SUFFIX
 from . import hub_files
 from .files import content_of, files_in, folders_in, is_outdated, nobody_has_open
 
@@ -58,8 +59,8 @@ class UnusedItem:
     """Something that can be removed."""
 
     kind: str
-    """``bundle``, ``layer``, ``wheel``, ``hub``, ``program``, ``seal``, ``lock``, ``note`` or
-    ``partial``."""
+    """``bundle``, ``layer``, ``wheel``, ``hub``, ``program``, ``seal``, ``lock``, ``signature``,
+    ``note`` or ``partial``."""
     path: Path
     """Its place in the offline root."""
     size: int
@@ -237,13 +238,16 @@ class _Plan:
         return "it is not a project's newest bundle"
 
     def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
-        """Yield the seals of other bundles than these."""
+        """Yield the seals, locks and signatures of other bundles than these."""
         for path in self._files("seals", f"{_BUNDLE}.txt"):
             if path.name.removesuffix(".txt") not in bundles:
                 yield _item("seal", path, "its bundle is gone")
         for path in self._files("bundles", existing.LOCK_SUFFIX):
             if path.name.removesuffix(existing.LOCK_SUFFIX) + _BUNDLE not in bundles:
                 yield _item("lock", path, "its bundle is gone")
+        for path in self._files("bundles", _BUNDLE + SUFFIX):
+            if path.name.removesuffix(SUFFIX) not in bundles:
+                yield _item("signature", path, "its bundle is gone")
 
     def _locked(self) -> set[str]:
         """Return every digest and commit that a lock names, of any project or of the tool."""

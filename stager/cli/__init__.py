@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     config,
     lock,
     build,
+    sign,
     inspect,
     export,
     import_file,

@@ -12,6 +12,7 @@ import typer
 from .grouped import grouped
 from .options.lock import ResolveFlags, Script, settings_for
 from .options.output import Talk, file_option
+from .options.values import path_option
 from .program import app, boundary
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ class BuildFlags:
         bool, typer.Option("--no-prove", help="Skip the proof that nothing is missing.")
     ] = False
     output: Annotated[Path | None, file_option("Copy the bundle to this file, too.")] = None
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign",
+            metavar="KEY",
+            parser=path_option,
+            help="Sign it with this SSH key, as `stager sign` does.",
+        ),
+    ] = None
     on_node: Annotated[
         bool,
         typer.Option("--on-node", help="Build sdists on a node of the cluster."),
@@ -43,7 +53,11 @@ class BuildFlags:
         from ..building.build import BuildOptions
 
         return BuildOptions(
-            locked=self.locked, prove=not self.no_prove, output=self.output, jobs=self.jobs
+            locked=self.locked,
+            prove=not self.no_prove,
+            output=self.output,
+            sign=self.sign,
+            jobs=self.jobs,
         )
 
 

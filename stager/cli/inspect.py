@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +68,7 @@ def inspect(
         if view.licenses or view.sbom:
             _show_components(console, view, chosen, config)
         else:
-            _show_layers(console, view, chosen)
+            _show_layers(console, view, chosen, config)
 
 
 def _chosen(bundle: Path | None) -> tuple[ChosenBundle, Config | None]:
@@ -87,12 +87,17 @@ def _chosen(bundle: Path | None) -> tuple[ChosenBundle, Config | None]:
     return chosen, None
 
 
-def _show_layers(console: Reports, view: InspectFlags, chosen: ChosenBundle) -> None:
+def _show_layers(
+    console: Reports, view: InspectFlags, chosen: ChosenBundle, config: Config | None
+) -> None:
     from ..pack.inspect import inspect as inspect_bundle
     from ..pack.inspect import inspect_files
+    from ..trust.check import inspected_signature
 
     look = inspect_files if view.files else inspect_bundle
     result = look(chosen.path, asked=chosen.id)
+    made = inspected_signature(config, chosen.path, result.id)
+    result = replace(result, signature=made)
     if view.json:
         console.emit(result)
     else:

@@ -22,6 +22,7 @@ from .launch import LaunchConfig, launch
 from .project import AssetsConfig, ProjectConfig, assets, project
 from .sources import SettingsSource, user_source
 from .table import Table, WrittenSetting, describe
+from .trust import TrustConfig, trust
 
 FILE_NAME = "stager.toml"
 
@@ -33,6 +34,7 @@ __all__ = [
     "EnvironmentConfig",
     "LaunchConfig",
     "ProjectConfig",
+    "TrustConfig",
     "load",
     "parse",
     "template",
@@ -59,6 +61,8 @@ class Config:
     """The resources to request from Slurm."""
     launch: LaunchConfig
     """The settings for starting ranks."""
+    trust: TrustConfig = field(default_factory=TrustConfig)
+    """Whose signature a bundle must have."""
     settings: tuple[WrittenSetting, ...] = field(default=(), compare=False, repr=False)
     """Each setting as it was written, and where."""
 
@@ -147,6 +151,7 @@ def parse(
         assets=assets(top.table("assets"), root),
         cluster=cluster(top.table("cluster")),
         launch=launch(top.table("launch")),
+        trust=trust(top.table("trust"), root),
         settings=tuple(top.settings),
     )
     problems = top.finish()

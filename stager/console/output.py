@@ -21,6 +21,7 @@ PHASES = {
     "wheels": "Fetching the wheels",
     "layers": "Making the layers",
     "bundle": "Writing the bundle",
+    "sign": "Signing the bundle",
     "tool": "Collecting stager's own wheels",
     "export": "Writing the file to carry",
     "import": "Taking the bundle out of the file",

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.changes import PackageChanges
-    from ..pack.inspect import Inspection
+    from ..pack.inspect import InspectedSignature, Inspection
+    from ..trust.sign import SignResult
 
 _WAYS: Mapping[TransferWay, str] = {
     TransferWay.AUTO: "at most {bytes} would be sent",
@@ -110,6 +111,7 @@ class Reports(Output):
         self.data(f"{layers}, {files}, {sizes}")
         for line in _left_out(result.pruned):
             self.data(line)
+        self.data(_signed(result.signature))
         for found in result.hub:
             licence = visible(found.licence) or "no licence named"
             size = sized(found.unpacked_bytes)
@@ -144,11 +146,17 @@ class Reports(Output):
         self.say(f"{', '.join(parts)}: CycloneDX 1.6", "good")
         self.data(str(result.file))
 
+    def signed(self, result: SignResult) -> None:
+        """Show the result of ``stager sign``."""
+        self.say(f"signed {result.bundle.name} with {result.key}", "good")
+        self.data(str(result.signature))
+
     def exported(self, result: ExportResult) -> None:
         """Show the result of ``stager export``."""
         layers = counted(result.layers, "layer")
         if result.base:
             layers += f", {result.layers_left_out} left out that {result.base[:12]} has"
+        layers += ", its signature" if result.signed else ""
         tool = ", and stager itself" if result.with_tool else ""
         self.say(f"{sized(result.bytes)}: {layers}{tool}", "good")
         self.say(f"  sha256 {result.sha256}")
@@ -167,6 +175,7 @@ class Reports(Output):
             here = f", {result.layers_here} were here" if result.layers_here else ""
             layers = counted(result.layers, "layer") + here
             self.say(f"{result.name} {result.id[:12]}: {sized(result.bytes)}, {layers}", "good")
+        self.say(f"  {_signed(result.signature)}")
         self.say(f"  next: stager verify --id {result.id[:12]}")
         self.data(str(result.bundle))
 
@@ -263,6 +272,15 @@ def _changed_packages(changes: PackageChanges) -> list[str]:
     if lines:
         lines.append(f"  {sized(changes.bytes)} to send to a node that has the rest")
     return lines
+
+
+def _signed(made: InspectedSignature | None) -> str:
+    """Return a line about the signature of a bundle."""
+    if made is None:
+        return "not signed"
+    if made.accepted:
+        return f"signed by {visible(made.signer)} ({made.key})"
+    return f"signed with {made.key}: {made.why}" if made.key else f"signature: {made.why}"
 
 
 def _left_out(pruned: Pruned) -> list[str]:

@@ -27,6 +27,7 @@ from ..logs.events import parse_line, records
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
+from ..trust.check import trust_in
 from .outcome import Outcome
 
 OnEvent = Callable[[Record], None]
@@ -223,9 +224,11 @@ def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> Non
         command: what to become.
 
     Raises:
+        BundleError: the bundle has not the signature that the settings require.
         StagerError: it cannot be started.
     """
     store = Store(offline_root(config))
+    trust_in(config, store, bundle.path, bundle.id)
     program = node_program(bundle.path, store, bundle.id)
     hint = getattr(sys, "_base_executable", sys.executable)
     argv = [sys.executable, "-I", "-S", str(program), "exec", "--python", hint, "--id", bundle.id]

@@ -26,6 +26,7 @@ from ..core.store import Store
 from ..pack.existing import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
 from ..slurm.request import NamedHosts, Source
+from ..trust.check import trust_in
 from .driver import DriverStart
 from .hosts import hosts_of
 from .job import JobOptions, make_job, settle
@@ -152,11 +153,18 @@ def prepare(
 
     Raises:
         ConfigError: there is nothing to run, or a value that cannot be used.
+        BundleError: it has not the signature that the settings require.
         StagerError: the log directory cannot be written.
     """
+    # Before anything else: what follows leads to the start of a program that is in the bundle.
+    store = Store(offline_root(config))
+    verdict, trust = trust_in(config, store, bundle[0], bundle[1].id)
     notes: tuple[str, ...] = ()
+    if verdict is not None:
+        notes = (f"{bundle[0].name}: {verdict.words}",)
     if action is Action.RUN:
-        config, options, notes = _converted(config, options)
+        config, options, converted = _converted(config, options)
+        notes = (*notes, *converted)
     if action is Action.RUN and options.bundle is None and not options.bundle_id:
         notes = (*notes, *script.without_effect(config, options.command or config.project.command))
     if source == "inside":
@@ -165,8 +173,8 @@ def prepare(
     if where is Allocation.SSH:
         options = _with_hosts(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
-    ours = made_here(Store(offline_root(config)), bundle[0], job.bundle_id)
-    job = replace(job, trusted_bundle=ours)
+    ours = made_here(store, bundle[0], job.bundle_id)
+    job = replace(job, trusted_bundle=ours, trust=trust)
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         notes = (*notes, f"pass-env: {', '.join(absent)} not set here, so no rank gets a value")

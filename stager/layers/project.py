@@ -27,6 +27,7 @@ NEVER_SHIPPED = (
     *(
         "stager-support-*.tar.gz",
         "*.pkgs.tar",
+        "*.pkgs.tar.sig",
         "*.carry.tar",
         "*.cdx.json",
     ),  # our own, of an earlier job or build

@@ -68,6 +68,22 @@ class InspectedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InspectedSignature:
+    """The signature beside a bundle."""
+
+    file: Path
+    """The signature."""
+    accepted: bool
+    """True if one of the signers that the settings allow has signed this bundle."""
+    signer: str
+    """Who, as ``trust.allowed-signers`` calls them; empty if it is nobody of these."""
+    key: str
+    """The key that has signed this bundle; empty if none has."""
+    why: str
+    """Why it is not accepted; empty if it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """The result of ``stager inspect``."""
 
@@ -95,6 +111,8 @@ class Inspection:
     """What ``environment.prune`` left out."""
     hub: tuple[InspectedRepository, ...] = ()
     """Its models and data sets of a hub."""
+    signature: InspectedSignature | None = None
+    """Its signature; null if there is none beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)

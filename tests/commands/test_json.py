@@ -18,6 +18,7 @@ from typing import Any
 from stager.incidents.incident_files import keep
 from tests.support.building import Project
 from tests.support.incidents import FULL, ended_job
+from tests.support.signing import Key
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
@@ -80,7 +81,7 @@ def of_the_environment(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_each_command_prints_the_json_that_scripts_know(
-    project: Project, wheelhouse: Path, tmp_path: Path
+    project: Project, wheelhouse: Path, alice: Key, tmp_path: Path
 ) -> None:
     make_wheel(wheelhouse, "alpha", requires=["beta>=1.1"], metadata_extra="License: MIT License")
     make_wheel(wheelhouse, "torch", "2.13.0", files=TORCH)
@@ -125,6 +126,8 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["run-planned"] = printed(project, *batch, "--dry-run", "--", "train.py", PATH=path)
     reports["run-submitted"] = printed(project, *batch, "--", "train.py", PATH=path)
 
+    reports["sign"] = printed(project, "sign", "--key", str(alice.private))
+
     words = {
         failed["job_id"]: "<failed job>",
         reports["run"]["job_id"]: "<job>",
@@ -133,6 +136,7 @@ def test_each_command_prints_the_json_that_scripts_know(
         os.environ["HOME"]: "<home>",
         f"/stager-{os.getuid()}/": "/stager-<uid>/",
         "{}.{}".format(*sys.version_info): "<python>",
+        reports["sign"]["key"].split()[-1]: "<key>",
     }
     shown = {name: normalized(report, words) for name, report in reports.items()}
     if os.environ.get("WRITE_GOLDEN"):

@@ -39,6 +39,7 @@ ORDER = {
         "wheels",
         "layers",
         "pack",
+        "trust",
         "building",
         "inventory",
         "slurm",

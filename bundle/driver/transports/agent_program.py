@@ -58,6 +58,7 @@ OF_PHASES = {
         "transfer/relay_places",
         *("transfer/relay_process", "transfer/relay_receiver"),
     ),
+    "signature": ("checks/signature",),
     "processes": ("launch/rank_processes",),
     "launch": (
         *("launch/wrapper", "launch/watch", "launch/early_torchrun"),
@@ -69,7 +70,8 @@ OF_PHASES = {
 }
 """The modules that only agents of one phase use.
 
-``relay`` stands for a way of transfer, and ``processes`` for a launcher.
+``relay`` stands for a way of transfer, ``processes`` for a launcher, and ``signature`` for a job
+that requires one.
 """
 MAIN = b"""import sys
 from bundle.agent.agent import command

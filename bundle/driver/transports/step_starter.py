@@ -76,7 +76,7 @@ class StepStarter:
         argv = self._cluster.argv(step, self._program.bootstrap, command)
         if self.holds(phase):
             requests = {node: _held(request) for node, request in requests.items()}
-        phases = self._phases(command)
+        phases = phases_of(self._job, command)
         variables = self._cluster.rank_variables if launches else self._cluster.variables
         if self._cluster.carries:
             variables = {**variables, **self._program.variables(phases)}
@@ -99,23 +99,29 @@ class StepStarter:
         """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
         return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
 
-    def _phases(self, command: str) -> set[str]:
-        """Return the phases that agents with this command may be asked for."""
-        relays = self._job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
-        relay = {"relay"} if relays and self._job.stage is not Stage.NEVER else set()
-        processes = self._job.launch.launcher is Launcher.PROCESSES
-        launch = {"launch", "processes"} if processes else {"launch"}
-        if command == "unpack":
-            return relay
-        if command != SESSION:
-            return launch if command == "launch" else {command}
-        phases: set[str] = {self._job.action, *relay}
-        if self._job.deep:
-            phases.add("deep")
-        # A deep check launches, too; and so may the session of a job that runs.
-        if self._job.one_step and phases & {"run", "deep"}:
-            phases |= launch
-        return phases
+
+def phases_of(job: Job, command: str) -> set[str]:
+    """Return the phases, and other parts of a job, that agents with this command must know."""
+    signature = {"signature"} if job.trust is not None else set()
+    return {*signature, *_phases(job, command)}
+
+
+def _phases(job: Job, command: str) -> set[str]:
+    relays = job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
+    relay = {"relay"} if relays and job.stage is not Stage.NEVER else set()
+    processes = job.launch.launcher is Launcher.PROCESSES
+    launch = {"launch", "processes"} if processes else {"launch"}
+    if command == "unpack":
+        return relay
+    if command != SESSION:
+        return launch if command == "launch" else {command}
+    phases: set[str] = {job.action, *relay}
+    if job.deep:
+        phases.add("deep")
+    # A deep check launches, too; and so may the session of a job that runs.
+    if job.one_step and phases & {"run", "deep"}:
+        phases |= launch
+    return phases
 
 
 def _held(request: AgentRequest) -> AgentRequest:

@@ -80,6 +80,19 @@ class CheckedMembers:
         return head
 
 
+def refuse_damage(bundle: BundleFile) -> None:
+    """Read all of a bundle, and compare each byte with what its id says it must be.
+
+    Raises:
+        MemberError: it is damaged.
+        NodeError: it cannot be read.
+    """
+    members = CheckedMembers(bundle.manifest)
+    for name, _ in bundle.manifest.members():
+        for _ in members.pieces(name, reader(bundle, name)):
+            pass
+
+
 def reader(bundle: BundleFile, name: str) -> Read:
     """Return what reads a member of an open bundle from its beginning.
 

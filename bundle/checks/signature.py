@@ -1,0 +1,103 @@
+"""A signature of a bundle, checked by OpenSSH's ``ssh-keygen``: on the login side, and on a node.
+
+What is signed is one line that names the bundle's id. The id covers every byte of the bundle, so a
+node can check the signature before it has anything of the bundle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Callable
+
+from ..channel.bootstrap import in_memory
+from ..protocol.job import Job, Trust
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system import processes
+from ..system.processes import CompletedCommand
+
+NAMESPACE = "stager-bundle"
+"""The purpose of such a signature: one that was made for another, as a git commit, is none."""
+KEYGEN = "ssh-keygen"
+SECONDS = 60.0
+"""Time that ``ssh-keygen`` may take; it needs milliseconds."""
+REFUSED = 255
+"""Its exit status for a signature that it does not accept; a version before 8.1 has another."""
+
+Run = Callable[[Sequence[str], str], CompletedCommand]
+"""Runs a command that reads a text, to its end."""
+
+
+def statement(bundle_id: str) -> str:
+    """Return the text that is signed."""
+    return f"stager bundle {bundle_id}\n"
+
+
+@contextlib.contextmanager
+def as_path(text: str) -> Iterator[str]:
+    """Yield a path at which a process of this user can read a text; it is in no directory."""
+    handle = in_memory(text.encode())
+    try:
+        yield f"/proc/{os.getpid()}/fd/{handle}"
+    finally:
+        os.close(handle)
+
+
+def verify(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand:
+    """Let ``ssh-keygen`` say whether a signer has signed a bundle, and may."""
+    with as_path(trust.signers) as signers, as_path(trust.signature) as signature:
+        argv = [KEYGEN, "-Y", "verify", "-n", NAMESPACE, "-f", signers, "-I", trust.signer]
+        return run([*argv, "-s", signature], statement(bundle_id))
+
+
+def refuse_unsigned(job: Job) -> str:
+    """Check the signature of a job's bundle on this node, where the job requires one.
+
+    Returns:
+        Why it cannot be checked here; empty if it is good, or none is required.
+
+    Raises:
+        NodeError: it is not accepted.
+    """
+    return "" if job.trust is None else _checked(job.trust, job.bundle_id)
+
+
+@functools.lru_cache(maxsize=1)
+def _checked(trust: Trust, bundle_id: str) -> str:
+    try:
+        done = verify(trust, bundle_id, _run)
+    except processes.ProcessError as exc:
+        if exc.code is None:
+            return f"{KEYGEN} {exc.reason}"
+        raise _refused(bundle_id, exc.reason) from exc
+    if done.returncode == 0:
+        return ""
+    words = lines_of(done)
+    if done.returncode > 0 and done.returncode != REFUSED:
+        return f"{KEYGEN} there is older than OpenSSH 8.1"
+    raise _refused(bundle_id, "; ".join(words) or processes.describe_exit(done.returncode))
+
+
+def lines_of(done: CompletedCommand) -> tuple[str, ...]:
+    """Return what ``ssh-keygen`` said, without the names of files that are in memory."""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    here = f"/proc/{os.getpid()}/fd/"
+    return tuple(_renamed(line, here) for line in lines)
+
+
+def _renamed(line: str, here: str) -> str:
+    """Return a line with ``line 3`` in the place of ``/proc/.../fd/5:3``."""
+    if not line.startswith(here):
+        return line
+    _, number, rest = line.split(":", 2) if line.count(":") > 1 else ("", "", line)
+    return f"line {number}:{rest}"
+
+
+def _run(argv: Sequence[str], text: str) -> CompletedCommand:
+    return processes.run(argv, timeout=SECONDS, input=text, check=False)
+
+
+def _refused(bundle_id: str, why: str) -> NodeError:
+    return NodeError(Problem(ProblemCode.SIGNATURE_REFUSED, bundle_id[:12], {"why": why}))

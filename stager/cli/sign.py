@@ -1,0 +1,55 @@
+"""``stager sign``: sign a bundle with an SSH key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .grouped import grouped
+from .options.output import Talk
+from .options.values import path_option
+from .program import app, boundary
+from .settings_place import settings_place
+
+
+@app.command()
+@grouped
+def sign(
+    *,
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[BUNDLE]",
+            parser=path_option,
+            help="Default: the project's newest, made again if need be.",
+        ),
+    ] = None,
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            parser=path_option,
+            help="The SSH key: a private one, or the .pub of one that your ssh-agent holds.",
+        ),
+    ],
+    talk: Talk,
+) -> None:
+    """Sign a bundle with an SSH key."""
+    from ..building.current_bundle import current_bundle
+    from ..config.load import load
+    from ..pack.existing import ChosenBundle
+    from ..trust.sign import sign as make_signature
+
+    console = talk.reports()
+    with boundary(console):
+        if bundle is not None:
+            chosen = ChosenBundle(path=bundle)
+        else:  # made again if the project has changed: it is what the next job takes
+            chosen = current_bundle(load(settings_place()), console)
+        result = make_signature(chosen, key, console.note)
+        if talk.json:
+            console.emit(result)
+        console.signed(result)

@@ -1,0 +1,1 @@
+"""Signatures of bundles: making one, and deciding whether one is accepted."""

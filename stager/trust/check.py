@@ -1,0 +1,246 @@
+"""Deciding whether a bundle has the signature that ``[trust]`` asks for.
+
+A signature is that of the bundle's id. Where one is required, every byte of the bundle is compared
+with that id here, before anything in the bundle is started; the nodes do so again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.checks.signature import lines_of, verify
+from bundle.protocol.job import Trust
+from bundle.system.processes import CompletedCommand
+
+from ..config.load import Config
+from ..core.errors import BundleError, StagerError
+from ..core.regular_files import opened
+from ..core.store import Store
+from ..pack import existing
+from ..pack.bundle import is_sealed, size_of
+from ..pack.inspect import InspectedSignature
+from ..pack.members import MemberError, refuse_damage
+from . import keygen
+from .signers import read_signers
+
+SUFFIX = ".sig"
+"""The signature of a bundle lies beside it, under its name with this ending."""
+MOST_BYTES = 1 << 16
+"""Length of a signature; that of a large certificate has a few kilobytes."""
+_LINES = 4
+"""Lines of ``ssh-keygen`` that a message quotes."""
+_KEY = re.compile(r"with (.+ key SHA256:\S+)")
+"""How ``ssh-keygen`` names the key of a good signature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignatureVerdict:
+    """The decision on the signature of a bundle."""
+
+    accepted: bool
+    """True if one of the allowed signers has signed the bundle."""
+    signer: str
+    """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
+    key: str
+    """The key that has signed this bundle, whoever's it is; empty if none has."""
+    why: str
+    """Why the signature is not accepted; empty if it is."""
+
+    @property
+    def words(self) -> str:
+        """Return the decision in words."""
+        if self.accepted:
+            return f"signed by {self.signer} ({self.key})"
+        return f"signed with {self.key}: {self.why}" if self.key else self.why
+
+
+def signature_of(bundle: Path) -> Path:
+    """Return where the signature of a bundle is, whether it exists or not."""
+    return bundle.with_name(bundle.name + SUFFIX)
+
+
+def read_signature(path: Path) -> str | None:
+    """Return a signature; None if there is none.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    try:
+        with opened(path) as handle:
+            return handle.read(MOST_BYTES).decode("ascii", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise BundleError(
+            f"the signature {path} cannot be read: {exc.strerror or exc}",
+            hint="check the path and its permissions",
+        ) from exc
+
+
+def trust_in(
+    config: Config, store: Store, bundle: Path, bundle_id: str
+) -> tuple[SignatureVerdict | None, Trust | None]:
+    """Decide on a bundle that is about to be used.
+
+    Args:
+        config: the settings, which name the signers.
+        store: the offline root, which knows the bundles that it has written.
+        bundle: the bundle; its signature lies beside it.
+        bundle_id: its id.
+
+    Returns:
+        The decision, None where the settings name no signers; and where a signature is required,
+        what nodes need to check it.
+
+    Raises:
+        BundleError: a signature is required, and this one is not accepted; or the bundle is not
+            what was signed.
+        ConfigError: the file of signers cannot be used.
+    """
+    if config.trust.allowed_signers is None and not config.trust.require:
+        return None, None
+    place = signature_of(bundle)
+    signature = read_signature(place)
+    decision = decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=str(place))
+    if config.trust.require:
+        refuse_altered(store, bundle, bundle_id)
+    return decision
+
+
+def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
+    """Read all of a bundle, unless this store has written it and it has not changed since.
+
+    Raises:
+        BundleError: it is damaged, or another one.
+    """
+    with existing.opened(bundle, bundle_id) as held:
+        if is_sealed(store, bundle, size_of(held.manifest), held.manifest.id):
+            return
+        try:
+            refuse_damage(held)
+        except MemberError as exc:
+            raise BundleError(
+                f"{bundle} is not what was signed: {exc}",
+                hint="it was changed after it was built: copy it again; nothing of it has run",
+            ) from exc
+
+
+def inspected_signature(
+    config: Config | None, bundle: Path, bundle_id: str
+) -> InspectedSignature | None:
+    """Return what is known of the signature of a bundle that nobody is about to use.
+
+    Args:
+        config: the settings; None where there are none.
+        bundle: the bundle.
+        bundle_id: its id.
+
+    Raises:
+        BundleError: it cannot be read.
+        ConfigError: the file of signers cannot be used.
+    """
+    place = signature_of(bundle)
+    signature = read_signature(place)
+    if signature is None:
+        return None
+    path = config.trust.allowed_signers if config is not None else None
+    verdict = examine(signature, bundle_id, read_signers(path) if path is not None else None)
+    return InspectedSignature(file=place, **vars(verdict))
+
+
+def decide(
+    config: Config, signature: str | None, bundle_id: str, *, what: str, place: str
+) -> tuple[SignatureVerdict, Trust | None]:
+    """Decide on a signature; see :func:`trust_in`.
+
+    Args:
+        config: the settings.
+        signature: the signature; None if there is none.
+        bundle_id: the id of the bundle.
+        what: the bundle, for messages.
+        place: where the signature is, or would be.
+    """
+    path = config.trust.allowed_signers
+    signers = read_signers(path) if path is not None else None
+    verdict = examine(signature, bundle_id, signers)
+    if not config.trust.require:
+        return verdict, None
+    if verdict.accepted and signature is not None and signers is not None:
+        return verdict, Trust(signers=signers, signer=verdict.signer, signature=signature)
+    if signature is None:
+        raise BundleError(
+            f"{what} is not signed, and trust.require asks for a signature: there is no {place}",
+            hint="sign it with `stager sign --key KEY`; or get the signature from whoever made it",
+        )
+    raise BundleError(
+        f"the signature {place} of {what} is not accepted: {verdict.words}",
+        hint=f"nothing of it has run; the keys that may sign are in {path}",
+    )
+
+
+def examine(signature: str | None, bundle_id: str, signers: str | None) -> SignatureVerdict:
+    """Return the decision on a signature.
+
+    Args:
+        signature: the signature; None if there is none.
+        bundle_id: the id of the bundle.
+        signers: the keys that may sign; None if none are known.
+    """
+    if signature is None:
+        return _refused("not signed")
+    try:
+        return _examined(signature, bundle_id, signers)
+    except StagerError as exc:
+        return _refused(f"the signature cannot be checked: {exc.message}")
+
+
+def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
+    """Return the decision on a signature.
+
+    Raises:
+        StagerError: ``ssh-keygen`` cannot be started, or is too old.
+    """
+    made = keygen.signing_key(signature, bundle_id)
+    if made.returncode:
+        return _refused(f"it is no signature of this bundle ({_why(made)})")
+    key = _key(made)
+    if signers is None:
+        return _refused("there is no trust.allowed-signers to compare it with", key)
+    found = keygen.principals(signature, signers)
+    if found.returncode:
+        return _refused(f"that key may not sign ({_why(found)})", key)
+    why = "nobody's"
+    for signer in _names(found.stdout):
+        done = verify(
+            Trust(signers=signers, signer=signer, signature=signature), bundle_id, keygen.run
+        )
+        if done.returncode == 0:
+            return SignatureVerdict(accepted=True, signer=signer, key=key, why="")
+        why = _why(done)
+    return _refused(f"that key may not sign ({why})", key)
+
+
+def _refused(why: str, key: str = "") -> SignatureVerdict:
+    return SignatureVerdict(accepted=False, signer="", key=key, why=why)
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yield the principals of ``find-principals``: older versions print a line's as one."""
+    for line in text.splitlines():
+        for name in line.split(","):
+            if name.strip() and not name.startswith("!"):
+                yield name.strip()
+
+
+def _key(done: CompletedCommand) -> str:
+    found = _KEY.search(done.stdout)
+    return found[1] if found else "a key"
+
+
+def _why(done: CompletedCommand) -> str:
+    """Return what ``ssh-keygen`` said; of a long file of signers, the last lines."""
+    lines = [line.rstrip(".") for line in lines_of(done)[-_LINES:]]
+    return "; ".join(lines) or f"ssh-keygen ended with status {done.returncode}"

@@ -1,0 +1,64 @@
+"""The file with the keys that may sign: read once, and refused where others could change it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ..core.errors import ConfigError
+from ..core.regular_files import opened
+
+MOST_BYTES = 1 << 16
+"""Length of the file: it travels to every node."""
+
+
+def read_signers(path: Path) -> str:
+    """Return the content of an ``allowed_signers`` file.
+
+    Raises:
+        ConfigError: it cannot be read, is too long, or somebody else may write it.
+    """
+    setting = f"trust.allowed-signers: {path}"
+    try:
+        _refuse_open_folder(path.parent, setting)
+        with opened(path) as handle:
+            _refuse_writable(os.fstat(handle.fileno()), path, setting)
+            text = handle.read(MOST_BYTES + 1).decode("utf-8")
+    except OSError as exc:
+        raise ConfigError(
+            f"{setting} cannot be read: {exc.strerror or exc}",
+            hint="name the file with the keys that may sign; its form is in ssh-keygen(1), "
+            "ALLOWED SIGNERS",
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{setting} is not a text", hint="ssh-keygen(1) has its form") from exc
+    if len(text.encode()) > MOST_BYTES:
+        raise ConfigError(
+            f"{setting} has more than {MOST_BYTES >> 10} KiB",
+            hint="let one key certify the others: a line with cert-authority, see ssh-keygen(1)",
+        )
+    return text
+
+
+def _refuse_writable(status: os.stat_result, path: Path, setting: str) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"{setting} belongs to another user, who may change it",
+            hint="use a copy of your own, or one of root's",
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"{setting} may be changed by others: its mode is {stat.S_IMODE(status.st_mode):04o}",
+            hint=f"chmod go-w {path}",
+        )
+
+
+def _refuse_open_folder(folder: Path, setting: str) -> None:
+    """Refuse a file that anyone could replace."""
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{setting} is in a folder in which anyone can replace it",
+            hint=f"chmod o-w {folder}, or use a copy elsewhere",
+        )

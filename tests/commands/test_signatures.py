@@ -1,0 +1,193 @@
+"""Signing on the command line, and what is refused where a signature is required."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stager.core.store import Store
+from tests.support.building import Project
+from tests.support.processes import until
+from tests.support.signing import ALICE, Key, allow
+
+LOCAL = ("--allocation", "local", "--log-dir", "logs")
+SETTINGS = """\
+[project]
+command = ["train.py"]
+[launch]
+launcher = "processes"
+[trust]
+allowed-signers = "../trusted/allowed_signers"
+require = true
+"""
+
+
+@pytest.fixture
+def asking(project: Project, tmp_path: Path, alice: Key) -> Project:
+    """A project that requires alice's signature; its program leaves a file when it runs."""
+    (tmp_path / "trusted").mkdir()
+    allow(tmp_path / "trusted", f"{ALICE} {alice.public}")
+    (project.root / "train.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    return project.settings("alpha", more=SETTINGS)
+
+
+def ended(project: Project, *arguments: str, status: int = 0) -> str:
+    """Run a command, which ends with a status; what it said on standard error."""
+    done = project.stager(*arguments)
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+def report(project: Project, *arguments: str) -> dict[str, Any]:
+    """Run a command that ends well; its JSON object."""
+    done = project.stager(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_only_what_is_signed_runs(asking: Project, alice: Key, tmp_path: Path) -> None:
+    asking.build()
+    programs = {*asking.store.programs.iterdir()}
+    ran = tmp_path / "ran"
+    for command in (
+        ("run", *LOCAL),
+        ("verify", *LOCAL),
+        ("exec", "--", "python", "train.py"),
+        ("script",),
+    ):
+        assert "is not signed, and trust.require asks" in ended(asking, *command, status=1)
+    assert not ran.exists()
+    assert not (asking.root / "logs").exists()
+    assert {*asking.store.programs.iterdir()} == programs
+    signed = report(asking, "sign", "--key", str(alice.private))
+    assert signed["signature"] == f"{signed['bundle']}.sig"
+    assert "signed by alice@example.org (ED25519 key SHA256:" in ended(asking, "verify", *LOCAL)
+    assert not ran.exists()
+    ended(asking, "run", *LOCAL)
+    assert ran.exists()
+    (asking.root / "train.py").write_text("print('another program')\n")
+    assert "is not signed" in ended(asking, "run", *LOCAL, status=1), "it was built again"
+    (asking.root / "train.py").write_text("print('a third one')\n")
+    assert "building it again" in ended(asking, "sign", "--key", str(alice.private))
+    ended(asking, "run", *LOCAL)
+
+
+def test_build_signs_and_a_copy_has_the_signature_beside_it(
+    asking: Project, alice: Key, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.pkgs.tar"
+    build = ("build", "--no-prove", "--sign", str(alice.private), "--output", str(copy))
+    built = report(asking, *build)
+    assert built["signature"] == f"{built['bundle']}.sig"
+    assert Path(built["signature"]).read_text() == Path(f"{copy}.sig").read_text()
+    ended(asking, "verify", *LOCAL, "--bundle", str(copy))
+    found = report(asking, "inspect", str(copy))["signature"]
+    assert (found["accepted"], found["signer"], found["why"]) == (True, ALICE, "")
+    assert "signed by alice@example.org" in asking.stager("inspect").stdout
+
+
+def test_an_altered_copy_leaves_no_trace(asking: Project, alice: Key, tmp_path: Path) -> None:
+    asking.build(sign=None)
+    ended(asking, "sign", "--key", str(alice.private))
+    [bundle] = asking.store.bundles.glob("*.pkgs.tar")
+    copy = tmp_path / "copy.tar"
+    shutil.copy(f"{bundle}.sig", f"{copy}.sig")
+    data = bytearray(bundle.read_bytes())
+    for place in (700, len(data) // 2, len(data) - 3000):
+        altered = bytearray(data)
+        altered[place] ^= 1
+        copy.write_bytes(altered)
+        elsewhere = {"OFFLINE_ROOT": str(tmp_path / "elsewhere")}
+        done = asking.stager("run", *LOCAL, "--bundle", str(copy), env=elsewhere)
+        assert done.returncode == 1, done.stderr
+        assert [*Store(tmp_path / "elsewhere").programs.iterdir()] == []
+    assert not (tmp_path / "ran").exists()
+    assert not (asking.root / "logs").exists()
+
+
+def test_a_signature_crosses_the_gap(
+    asking: Project, alice: Key, mallory: Key, tmp_path: Path
+) -> None:
+    asking.build()
+    inside = {"OFFLINE_ROOT": str(tmp_path / "inside")}
+    carried = tmp_path / "lab.carry.tar"
+    assert not report(asking, "export", "-o", str(carried))["signed"]
+    done = asking.stager("import", str(carried), env=inside)
+    assert (done.returncode, "is not signed" in done.stderr) == (1, True), done.stderr
+    ended(asking, "sign", "--key", str(mallory.private))
+    ended(asking, "export", "-o", str(carried))
+    done = asking.stager("import", str(carried), env=inside)
+    assert (done.returncode, "that key may not sign" in done.stderr) == (1, True), done.stderr
+    assert [*(tmp_path / "inside").rglob("*.pkgs.tar*")] == []
+    ended(asking, "sign", "--key", str(alice.private))
+    assert report(asking, "export", "-o", str(carried))["signed"]
+    done = asking.stager("import", str(carried), "--json", env=inside)
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(done.stdout)
+    assert taken["signature"]["signer"] == ALICE
+    done = asking.stager("verify", *LOCAL, "--id", taken["id"][:12], env=inside)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def agent(tmp_path: Path, alice: Key, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A running ssh-agent that holds alice's key; the public key alone, in a folder of its own."""
+    socket = tmp_path / "agent"
+    running = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    try:
+        assert until(socket.exists)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+        subprocess.run(["ssh-add", "-q", str(alice.private)], check=True)
+        public = tmp_path / "only.pub"
+        public.write_text(alice.public + "\n")
+        yield public
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def test_a_key_that_an_agent_holds(asking: Project, agent: Path) -> None:
+    asking.build()
+    ended(asking, "sign", "--key", str(agent))
+    ended(asking, "verify", *LOCAL)
+
+
+def test_a_key_that_cannot_sign(asking: Project, tmp_path: Path) -> None:
+    asking.build()
+    said = ended(asking, "sign", "--key", str(tmp_path / "none"), status=1)
+    assert "error: ssh-keygen could not sign with" in said
+    assert "hint: name a private key" in said
+    assert [*asking.store.bundles.glob("*.sig")] == []
+    assert "missing option" in ended(asking, "sign", status=2)
+
+
+def test_without_require_a_signature_is_only_shown(asking: Project, mallory: Key) -> None:
+    asking.settings("alpha", more=SETTINGS.replace("require = true", "require = false"))
+    asking.build()
+    assert "project-" in (said := ended(asking, "verify", *LOCAL))
+    assert ": not signed" in said
+    ended(asking, "sign", "--key", str(mallory.private))
+    assert "that key may not sign" in ended(asking, "verify", *LOCAL)
+
+
+def test_require_needs_signers(project: Project) -> None:
+    project.settings("alpha", more="[trust]\nrequire = true")
+    said = ended(project, "verify", *LOCAL, status=1)
+    assert "trust.require: true needs allowed-signers" in said
+
+
+def test_clean_removes_the_signature_of_a_bundle_that_is_gone(asking: Project, alice: Key) -> None:
+    asking.build()
+    ended(asking, "sign", "--key", str(alice.private))
+    [bundle] = asking.store.bundles.glob("*.pkgs.tar")
+    os.unlink(bundle)
+    ended(asking, "clean", "--store-only")
+    assert [*asking.store.bundles.iterdir()] == []

@@ -1,0 +1,281 @@
+"""Which signatures are accepted, and that nothing of a bundle without one is started."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bundle.checks.signature import statement
+from bundle.environment.unpack import unpack
+from bundle.node.root import secure_root
+from bundle.protocol.problem import NodeError
+from stager.building.build import Built
+from stager.config.load import Config, load
+from stager.core.errors import BundleError, StagerError
+from stager.core.store import Store
+from stager.pack.existing import manifest_of
+from stager.trust.check import examine, read_signature, signature_of, trust_in
+from tests.support.building import Project
+from tests.support.bundles import BASE_PYTHON
+from tests.support.signing import ALICE, Key, allow, requiring
+
+PLACES = 200
+ID = "5" * 64
+
+
+@pytest.fixture
+def built(project: Project) -> Built:
+    """A bundle that nobody has signed."""
+    return project.build()
+
+
+@pytest.fixture
+def config(project: Project, alice: Key, tmp_path: Path) -> Config:
+    """Settings that require alice's signature."""
+    project.settings("alpha")
+    return requiring(load(project.root), allow(tmp_path, f"{ALICE} {alice.public}"))
+
+
+def accepted(config: Config, store: Store, bundle: Path) -> str:
+    """Who has signed a bundle, as a job that begins finds out."""
+    verdict, trust = trust_in(config, store, bundle, manifest_of(bundle).id)
+    assert verdict is not None
+    assert trust is not None
+    return verdict.signer
+
+
+def signed(key: Key, built: Built) -> Path:
+    """Put a signature beside a bundle; the bundle's path."""
+    bundle = built.packed.path
+    signature_of(bundle).write_text(key.sign(statement(built.packed.manifest.id)))
+    return bundle
+
+
+def test_without_settings_nothing_is_asked(project: Project, built: Built) -> None:
+    found = trust_in(load(project.root), project.store, built.packed.path, "")
+    assert found == (None, None)
+
+
+def test_a_signed_bundle_is_accepted(
+    config: Config, project: Project, built: Built, alice: Key
+) -> None:
+    with pytest.raises(BundleError, match=r"is not signed, and trust\.require asks") as caught:
+        accepted(config, project.store, built.packed.path)
+    assert "stager sign --key KEY" in caught.value.hint
+    assert accepted(config, project.store, signed(alice, built)) == ALICE
+
+
+def test_an_unknown_key_is_refused_and_named(
+    config: Config, project: Project, built: Built, mallory: Key
+) -> None:
+    bundle = signed(mallory, built)
+    with pytest.raises(BundleError, match="that key may not sign") as caught:
+        accepted(config, project.store, bundle)
+    assert "ED25519 key SHA256:" in caught.value.message
+    assert str(config.trust.allowed_signers) in caught.value.hint
+
+
+# --- the keys that may sign ----------------------------------------------------------------------
+
+
+def why(key: Key, line: str, namespace: str = "stager-bundle") -> str:
+    """Why a signature is not accepted; empty if it is."""
+    return examine(key.sign(statement(ID), namespace), ID, f"{line}\n").why
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        'namespaces="stager-bundle"',
+        'namespaces="file,stager-*"',
+        'valid-after="20200101",valid-before="20990101"',
+    ],
+)
+def test_a_line_that_allows_it(alice: Key, options: str) -> None:
+    assert why(alice, f"{ALICE} {options} {alice.public}") == ""
+
+
+@pytest.mark.parametrize("who", [f"bob@example.org,{ALICE}", "*@example.org", f"!eve,{ALICE}"])
+def test_a_line_for_several_people(alice: Key, who: str) -> None:
+    assert why(alice, f"{who} {alice.public}") == ""
+
+
+def test_the_second_line_counts_as_well(alice: Key, mallory: Key) -> None:
+    lines = f"eve@example.org {mallory.public}\n# a comment\n{ALICE} {alice.public}"
+    assert why(alice, lines) == ""
+
+
+def test_a_key_that_has_expired(alice: Key) -> None:
+    found = why(alice, f'{ALICE} valid-before="20200101" {alice.public}')
+    assert found.startswith("that key may not sign (line 1: key has expired"), found
+
+
+def test_a_key_that_is_not_yet_valid(alice: Key) -> None:
+    assert "not yet valid" in why(alice, f'{ALICE} valid-after="20990101" {alice.public}')
+
+
+def test_a_key_for_another_purpose(alice: Key) -> None:
+    found = why(alice, f'{ALICE} namespaces="git" {alice.public}')
+    assert "not permitted for use in signature namespace" in found
+
+
+def test_a_signature_for_another_purpose(alice: Key) -> None:
+    found = why(alice, f"{ALICE} {alice.public}", namespace="git")
+    assert found.startswith("it is no signature of this bundle"), found
+    assert "namespace" in found
+
+
+def test_a_file_without_keys(alice: Key) -> None:
+    assert "No principal matched" in why(alice, "")
+    assert "missing key" in why(alice, "garbage")
+
+
+def test_a_signature_of_another_bundle(alice: Key) -> None:
+    found = examine(alice.sign(statement("6" * 64)), ID, f"{ALICE} {alice.public}\n")
+    assert (found.accepted, found.key) == (False, "")
+    assert "incorrect signature" in found.why
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no signature", "\0" * 99, "é", "-----BEGIN SSH SIGNATURE-----"]
+)
+def test_what_is_no_signature(alice: Key, text: str) -> None:
+    found = examine(text, ID, f"{ALICE} {alice.public}\n")
+    assert not found.accepted
+    assert "no signature of this bundle" in found.why
+
+
+def test_without_ssh_keygen(
+    config: Config,
+    project: Project,
+    built: Built,
+    alice: Key,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundle = signed(alice, built)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BundleError, match="cannot start ssh-keygen"):
+        accepted(config, project.store, bundle)
+
+
+def test_a_signature_that_is_a_pipe_keeps_nobody_waiting(
+    config: Config, project: Project, built: Built
+) -> None:
+    os.mkfifo(signature_of(built.packed.path))
+    with pytest.raises(BundleError, match="cannot be read: is not a regular file"):
+        accepted(config, project.store, built.packed.path)
+
+
+# --- the file of allowed signers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_file_that_others_may_change(
+    config: Config, project: Project, built: Built, alice: Key, mode: int
+) -> None:
+    signers = config.trust.allowed_signers
+    assert signers is not None
+    signers.chmod(mode)
+    with pytest.raises(StagerError, match="may be changed by others: its mode is 06") as caught:
+        accepted(config, project.store, signed(alice, built))
+    assert caught.value.hint == f"chmod go-w {signers}"
+
+
+def test_a_file_that_anyone_can_replace(
+    config: Config, project: Project, built: Built, alice: Key
+) -> None:
+    signers = config.trust.allowed_signers
+    assert signers is not None
+    signers.parent.chmod(0o777)
+    with pytest.raises(StagerError, match="in which anyone can replace it"):
+        accepted(config, project.store, signed(alice, built))
+
+
+def test_a_file_that_is_gone(config: Config, project: Project, built: Built, alice: Key) -> None:
+    signers = config.trust.allowed_signers
+    assert signers is not None
+    signers.unlink()
+    with pytest.raises(StagerError, match=r"trust\.allowed-signers: .* cannot be read"):
+        accepted(config, project.store, signed(alice, built))
+
+
+# --- altered bundles -----------------------------------------------------------------------------
+
+
+def places_in(bundle: Path, number: int) -> list[int]:
+    """Places in a file: half of them anywhere, half in what comes before its largest member."""
+    size = bundle.stat().st_size
+    draw = random.Random(size)
+    return [draw.randrange(size) for _ in range(number // 2)] + [
+        draw.randrange(size - 4096, size) if at % 2 else draw.randrange(900_000)
+        for at in range(number - number // 2)
+    ]
+
+
+def flip(bundle: Path, place: int) -> None:
+    """Change one bit; a second time, change it back."""
+    with bundle.open("r+b") as handle:
+        handle.seek(place)
+        byte = handle.read(1)
+        handle.seek(place)
+        handle.write(bytes([byte[0] ^ (1 << place % 8)]))
+
+
+def test_an_altered_bundle_is_refused_before_anything_of_it_runs(
+    config: Config, project: Project, built: Built, alice: Key, tmp_path: Path
+) -> None:
+    """At 200 places: here all of it is read first; on a node nothing of it is published."""
+    bundle_id = built.packed.manifest.id
+    signed(alice, built)
+    copy = Path(shutil.copy(built.packed.path, tmp_path / "copy.tar"))
+    shutil.copy(signature_of(built.packed.path), signature_of(copy))
+    root = secure_root(str(tmp_path))
+    survived = []
+    for place in places_in(copy, PLACES):
+        flip(copy, place)
+        try:
+            accepted(config, project.store, copy)
+            survived.append(place)
+        except BundleError:
+            pass
+        with pytest.raises(NodeError):
+            unpack(str(copy), root=root, expected=bundle_id, python=BASE_PYTHON, processes=1)
+        assert os.listdir(Path(root) / "envs") == [], place
+        flip(copy, place)
+    assert survived == []
+    assert accepted(config, project.store, copy) == ALICE
+
+
+def test_an_altered_bundle_in_the_store_is_noticed(
+    config: Config, project: Project, built: Built, alice: Key
+) -> None:
+    """The store has a note that it has written the file, which is not the file any more."""
+    bundle = signed(alice, built)
+    flip(bundle, bundle.stat().st_size - 3000)  # in a layer, whatever is read of the rest
+    with pytest.raises(BundleError, match="is not what was signed"):
+        accepted(config, project.store, bundle)
+
+
+def test_an_altered_signature_is_refused_or_means_the_same(alice: Key) -> None:
+    text = alice.sign(statement(ID))
+    draw = random.Random(7)
+    for _ in range(40):
+        place = draw.randrange(len(text))
+        changed = (
+            text[:place] + chr(ord(text[place]) ^ (1 << draw.randrange(7))) + text[place + 1 :]
+        )
+        found = examine(changed, ID, f"{ALICE} {alice.public}\n")
+        assert found.signer in ("", ALICE)
+        assert not found.accepted or "".join(changed.split()) == "".join(text.split()), place
+
+
+def test_a_signature_is_read_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "large.sig").write_bytes(b"x" * (1 << 20))
+    text = read_signature(tmp_path / "large.sig")
+    assert text is not None
+    assert len(text) == 1 << 16

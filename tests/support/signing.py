@@ -1,0 +1,77 @@
+"""SSH keys of people who sign bundles, made by the real ``ssh-keygen``."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from bundle.checks.signature import NAMESPACE, statement
+from bundle.protocol.job import Trust
+from stager.config.load import Config, TrustConfig
+from tests.support.needs import needs
+
+ALICE = "alice@example.org"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A key pair."""
+
+    private: Path
+    """The private key."""
+
+    @property
+    def public(self) -> str:
+        """The type and the public key, as one line of ``allowed_signers`` has them."""
+        return " ".join(self.private.with_suffix(".pub").read_text().split()[:2])
+
+    def sign(self, text: str, namespace: str = NAMESPACE) -> str:
+        """Sign a text without any code of ours."""
+        argv = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(self.private)]
+        return subprocess.run(argv, input=text, capture_output=True, text=True, check=True).stdout
+
+    def trusted(self, bundle_id: str, options: str = "") -> Trust:
+        """What a job has whose bundle alice has signed with this key."""
+        return Trust(
+            signers=f"{ALICE} {options} {self.public}\n",
+            signer=ALICE,
+            signature=self.sign(statement(bundle_id)),
+        )
+
+
+def make_key(folder: Path, name: str) -> Key:
+    """Make an ed25519 key without a passphrase."""
+    private = folder / name
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(private)]
+    subprocess.run(argv, check=True)
+    return Key(private=private)
+
+
+def allow(folder: Path, *lines: str) -> Path:
+    """Write a file of allowed signers that nobody else may change."""
+    path = folder / "allowed_signers"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o644)
+    return path
+
+
+def requiring(config: Config, signers: Path) -> Config:
+    """Return settings that require a signature of one of these."""
+    return replace(config, trust=TrustConfig(allowed_signers=signers, require=True))
+
+
+@pytest.fixture(scope="session")
+def alice(tmp_path_factory: pytest.TempPathFactory) -> Key:
+    """The key of somebody who may sign."""
+    needs("ssh-keygen")
+    return make_key(tmp_path_factory.mktemp("alice"), "alice")
+
+
+@pytest.fixture(scope="session")
+def mallory(tmp_path_factory: pytest.TempPathFactory) -> Key:
+    """The key of somebody who may not."""
+    needs("ssh-keygen")
+    return make_key(tmp_path_factory.mktemp("mallory"), "mallory")
