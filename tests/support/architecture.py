@@ -46,6 +46,7 @@ ORDER = {
         "logs",
         "diagnosis",
         "jobs",
+        "tracing",
         "incidents",
         "forecast",
         "cleanup",
