@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .jobs.outcome import Outcome
     from .jobs.prepare import Prepared
     from .jobs.summary import SubmittedJob
+    from .tracing.result import TracedBuildResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,24 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     if copy is not None and signature is not None:
         copy_signature(signature, copy)
     return replace(build_result(built, copy), signature=signature)
+
+
+def build_traced(
+    config: Config, options: BuildOptions, command: Sequence[str], listener: JobListener
+) -> TracedBuildResult:
+    """Make the project's bundle, and run a smoke test in it to see what it reads.
+
+    Raises:
+        JobError: the smoke test failed.
+        StagerError: an expected failure; see :func:`build` and :func:`stager.tracing.trace.trace`.
+    """
+    from .pack.existing import ChosenBundle
+    from .tracing.result import TracedBuildResult
+    from .tracing.trace import trace
+
+    result = build(config, options, listener)
+    traced = trace(config, ChosenBundle(path=result.bundle, id=result.id), command, listener)
+    return TracedBuildResult(**vars(result), trace=traced)
 
 
 def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResult:

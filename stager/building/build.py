@@ -21,7 +21,7 @@ from ..core.store import Store
 from ..core.values import Wheel
 from ..layers.build import MadeLayers, make_layers
 from ..layers.modules import top_modules
-from ..layers.prune import Pruned
+from ..layers.prune import Pruned, notes_on_patterns
 from ..layers.source import LayerSource
 from ..lock.changes import PackageChanges
 from ..lock.lock_file import read_lock
@@ -170,6 +170,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             decompressor = _decompressor(spec, store, options, phase.fetched)
         with phase("layers"):
             trees = sources_of_project(config, store, lock.path, listener.note)
+            for line in notes_on_patterns(wheels, spec.prune):
+                listener.note(line)
             of_wheels = [LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels]
             of_hub = hub_sources(lock.assets, files, spec.target)
             made = _made([*of_wheels, *trees, *of_hub], spec, store, options, listener)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .grouped import grouped
-from .options.lock import ResolveFlags, Script, settings_for
+from .options.lock import ResolveFlags, settings_for
 from .options.output import Talk, file_option
 from .options.values import path_option
 from .program import app, boundary
+from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions
+    from ..config.load import Config
+    from ..console.reports import Reports
+
+    _Make = Callable[[Config, BuildOptions], None]
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SCRIPT | -- COMMAND...]",
+        help="A script that says itself what it needs (PEP 723); default: the project. "
+        "With --trace, the smoke test.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +63,26 @@ class BuildFlags:
         typer.Option("--jobs", metavar="N", min=1, help="Layers made at a time; default: CPUs."),
     ] = None
 
+    trace: Annotated[
+        bool,
+        typer.Option("--trace", help="Run COMMAND in it, and show which files were never read."),
+    ] = False
+
+    def check(self, words: Sequence[str]) -> None:
+        """Refuse a trace without a command, and more than a script without a trace."""
+        if self.trace and not words:
+            raise typer.BadParameter(
+                "there is no smoke test to run; give one after two dashes: "
+                "stager build --trace -- train.py --smoke",
+                param_hint="--trace",
+            )
+        if len(words) > 1 and not self.trace:
+            raise typer.BadParameter(
+                f"a build takes no more than a script, and runs a command only with --trace: "
+                f"{words[1]!r} cannot be used",
+                param_hint="SCRIPT",
+            )
+
     def options(self) -> BuildOptions:
         """Return these options as those of a build."""
         from ..building.build import BuildOptions
@@ -65,31 +100,69 @@ class BuildFlags:
 @grouped
 def build(
     *,
-    script: Script = None,
+    words: Words = None,
     resolving: ResolveFlags,
     making: BuildFlags,
     talk: Talk,
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
-    from .. import pipeline
     from ..lock.pip import NoNodeError
     from ..slurm.build_step import launcher
     from ..slurm.messages import failure
 
-    console = talk.reports()
+    words = words or []
+    making.check(words)
+    console, make = _traced(talk, words) if making.trace else _plain(talk)
     with boundary(console):
         options = resolving.options(making.options())
-        config = settings_for(script)
+        config = _settings(words, trace=making.trace)
         if making.on_node:
             options = replace(options, launcher=launcher(config, os.environ))
         try:
-            result = pipeline.build(config, options, console)
+            make(config, options)
         except NoNodeError as exc:
             raise failure(exc.context, 1, "") from exc
         except KeyboardInterrupt:
             console.say("what was fetched and made is kept: the next build goes on from there")
             raise
+
+
+def _settings(words: Sequence[str], *, trace: bool) -> Config:
+    """Return the settings of this directory's project, or of a script that has its own."""
+    if not trace:
+        return settings_for(path_option(words[0]) if words else None)
+    from ..jobs.prepare import project
+
+    return project(None, start=settings_place(), command=words)
+
+
+def _plain(talk: Talk) -> tuple[Reports, _Make]:
+    """Return the output of a build, and the build itself, which shows its result."""
+    from .. import pipeline
+
+    console = talk.reports()
+
+    def make(config: Config, options: BuildOptions) -> None:
+        result = pipeline.build(config, options, console)
         if talk.json:
             console.emit(result)
         else:
             console.built(result)
+
+    return console, make
+
+
+def _traced(talk: Talk, command: Sequence[str]) -> tuple[Reports, _Make]:
+    """Return the same for a build with a smoke test."""
+    from .. import pipeline
+
+    console = talk.console()
+
+    def make(config: Config, options: BuildOptions) -> None:
+        result = pipeline.build_traced(config, options, command, console)
+        if talk.json:
+            console.emit(result)
+        else:
+            console.traced(result)
+
+    return console, make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ INDEX_STRATEGIES = ("first-index", "unsafe-first-match", "unsafe-best-match")
 HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
 """Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
+_PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class EnvironmentConfig:
     imports: tuple[str, ...]
     """Modules that the build imports to prove that the environment works."""
     prune: tuple[str, ...]
-    """Kinds of files left out of the wheels' layers: words of ``PRUNABLE``, sorted, each once."""
+    """What is left out of the wheels' layers: words of ``PRUNABLE``, and ``PACKAGE:PATTERN`` with
+    the package's normalized name; sorted, each once."""
     find_links: tuple[str, ...] = ()
     """Folders, or pages, with prebuilt wheels; folders are absolute."""
     no_build_isolation: tuple[str, ...] = ()
@@ -119,15 +122,45 @@ def _requirements(table: Table, source: Path) -> tuple[str, ...]:
 
 
 def _prune(table: Table) -> tuple[str, ...]:
-    """Return the words of ``prune``; report an unknown one with the word probably meant."""
+    """Return the words and patterns of ``prune``; report those that are neither."""
     allowed = " and ".join(f'"{word}"' for word in PRUNABLE)
-    words = table.take("prune", (), checks.texts, f"a list of {allowed}")
-    for word in words:
-        if word not in PRUNABLE:
-            near = difflib.get_close_matches(word.lower(), PRUNABLE, n=1)
-            there = f'did you mean "{near[0]}"?' if near else f"known are {allowed}"
-            table.problem("prune", f"unknown word {word!r}; {there}")
-    return tuple(sorted({*words} & {*PRUNABLE}))
+    kind = f'a list of {allowed}, and of patterns such as "torch:/torch/test/"'
+    entries = table.take("prune", (), checks.texts, kind)
+    taken = set()
+    for entry in entries:
+        fault = _pattern_fault(entry) if ":" in entry else _word_fault(entry, allowed)
+        if fault:
+            table.problem("prune", fault)
+            continue
+        taken.add(_normalized(entry) if ":" in entry else entry)
+    return tuple(sorted(taken))
+
+
+def _normalized(entry: str) -> str:
+    """Return a pattern with its package's normalized name."""
+    from packaging.utils import canonicalize_name  # not before: few settings have patterns
+
+    name, _, pattern = entry.partition(":")
+    return f"{canonicalize_name(name)}:{pattern}"
+
+
+def _word_fault(word: str, allowed: str) -> str:
+    """Return the fault of a word that is not known, with the one probably meant; empty for none."""
+    if word in PRUNABLE:
+        return ""
+    near = difflib.get_close_matches(word.lower(), PRUNABLE, n=1)
+    there = f'did you mean "{near[0]}"?' if near else f"known are {allowed}"
+    return f"unknown word {word!r}; {there}"
+
+
+def _pattern_fault(entry: str) -> str:
+    """Return the fault of a pattern; empty for none."""
+    name, _, pattern = entry.partition(":")
+    if not _PACKAGE.fullmatch(name):
+        return f"{entry!r} begins with no package's name: write PACKAGE:PATTERN"
+    if not pattern.strip("/ ") or pattern.startswith(("#", "!")) or not pattern.isprintable():
+        return f"{entry!r} has no pattern that leaves something out after its colon"
+    return ""
 
 
 def _check_target(table: Table, config: EnvironmentConfig) -> None:

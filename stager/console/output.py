@@ -26,6 +26,7 @@ PHASES = {
     "export": "Writing the file to carry",
     "import": "Taking the bundle out of the file",
     "proof": "Proving that nothing is missing offline",
+    "trace": "Running the smoke test, to see which files it reads",
     "preflight": "Examining the nodes",
     "place": "Placing the bundle",
     "unpack": "Unpacking",

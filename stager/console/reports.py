@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..layers.prune import Pruned
     from ..lock.changes import PackageChanges
     from ..pack.inspect import InspectedSignature, Inspection
+    from ..tracing.result import TracedBuildResult
     from ..trust.sign import SignResult
 
 _WAYS: Mapping[TransferWay, str] = {
@@ -60,6 +61,21 @@ class Reports(Output):
             for name, what, size, took in rows:
                 self.say(f"  {name}: {'; '.join(filter(None, (what, size, took)))}")
         self.data(str(result.output or result.bundle))
+
+    def traced(self, result: TracedBuildResult) -> None:
+        """Show the result of ``stager build --trace``: the build, and what was not read."""
+        from .trace_table import lines, proposal, summary, table
+
+        if result.trace.unread and self._on_terminal:
+            self._print_table(table(result.trace))
+        else:
+            for line in lines(result.trace):
+                self.data(line)
+        for line in summary(result.trace):
+            self.say(line)
+        for line in proposal(result.trace):
+            self.data(line)
+        self.built(result)
 
     def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
         """Print what a build did as one table, among the talk."""
@@ -287,6 +303,10 @@ def _left_out(pruned: Pruned) -> list[str]:
     """Return a line about what ``environment.prune`` saved; none where it left nothing out."""
     if not pruned.files:
         return []
-    what = " and ".join(pruned.words)
+    words = [word for word in pruned.words if ":" not in word]
+    what = [" and ".join(words) + " of the packages"] if words else []
+    if len(words) < len(pruned.words):
+        count = len(pruned.words) - len(words)
+        what.append(f"what {counted(count, 'pattern')} {'matches' if count == 1 else 'match'}")
     much = f"{counted(pruned.files, 'file')}, {sized(pruned.size)}"
-    return [f"left out: {what} of the packages, {much}"]
+    return [f"left out: {' and '.join(what)}, {much}"]

@@ -32,7 +32,7 @@ from .regular_files import opened
 from .values import Digest
 
 CHUNK = 1 << 20
-ScratchKind = Literal["export", "lock", "new", "prove", "spool", "wheels"]
+ScratchKind = Literal["export", "lock", "new", "prove", "spool", "trace", "wheels"]
 """The first words of the names of our directories under ``tmp/``."""
 _SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8,16}}")
 """Their names, see :meth:`Store.scratch`."""
@@ -188,6 +188,15 @@ class Store:
         finally:
             remove(folder)
 
+    @contextlib.contextmanager
+    def scratch_without_lock(self, kind: ScratchKind) -> Iterator[Path]:
+        """Yield a directory as :meth:`scratch` does, for a process that does not hold the store.
+
+        No build sweeps it while the block lasts, and builds need not wait for it.
+        """
+        with self._flock(".tmp.lock", fcntl.LOCK_SH), self.scratch(kind) as folder:
+            yield folder
+
     def open_up(self, path: Path) -> None:
         """Give a file or directory of ours the mode that follows from the root's.
 
@@ -216,7 +225,7 @@ class Store:
             StagerError: the file cannot be written for another reason, or the block could not read
                 its input.
         """
-        with self._flock(".tmp.lock", fcntl.LOCK_SH), self.scratch("new") as folder:
+        with self.scratch_without_lock("new") as folder:
             partial = folder / final.name
             try:
                 yield partial

@@ -1,4 +1,4 @@
-"""Leaving files that only tests or compilers need out of a wheel's layer, if the settings say so.
+"""Leaving files that a job does not need out of a wheel's layer, if the settings say so.
 
 ``headers``
     Files that C and C++ compilers and CMake read: ``include`` directories, headers, CMake files and
@@ -9,6 +9,9 @@
     Directories called ``test`` or ``tests`` inside a package that do hold tests, and compiled test
     programs in its ``bin``. A directory that any other module of the wheel imports or names stays,
     whatever it is called; ``numpy.testing`` and its like are not tests.
+
+``PACKAGE:PATTERN``
+    Files of one package, see :mod:`stager.layers.prune_patterns`.
 
 A small file beside the installed RECORD counts what was left out, see :data:`NOTE`.
 """
@@ -34,7 +37,9 @@ from bundle.protocol.digest import canonical_json
 from bundle.protocol.problem import NodeError
 
 from ..config.environment import HEADERS, PRUNABLE, TESTS
+from ..core.values import Wheel
 from .layer_file import decompress_index
+from .prune_patterns import check, is_metadata, is_pattern, matching
 from .references import TEST_FOLDERS, entry_point_modules, mentions, names_used
 
 RULES = 1
@@ -54,7 +59,7 @@ class Pruned:
     """Amount of what was left out."""
 
     words: tuple[str, ...] = field(metadata={"json": "what"})
-    """The kinds of files, as the settings name them."""
+    """The kinds of files, and the patterns, as the settings have them."""
     files: int
     """Number of files of wheels, without bytecode."""
     size: int = field(metadata={"json": "bytes"})
@@ -67,7 +72,9 @@ class Pruned:
         Raises:
             ValueError, KeyError, TypeError: it is no such note.
         """
-        words = tuple(word for word in PRUNABLE if word in raw["what"])
+        given = raw["what"]
+        words = tuple(word for word in PRUNABLE if word in given)
+        words += tuple(word for word in given if isinstance(word, str) and is_pattern(word))
         return cls(words=words, files=int(raw["files"]), size=int(raw["bytes"]))
 
 
@@ -84,22 +91,49 @@ class _Member:
 
 
 def concerned(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that may leave something out of a wheel, judged by names alone.
+    """Return the words and patterns that may leave something out of a wheel, judged by names alone.
 
     They decide the layer's id, so a wheel without such files keeps the id it has without pruning.
     """
     if not words:
         return ()
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            members = list(_members(archive))
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return ()  # unsound; installing it reports why
+    members = _members_of(wheel)
     return tuple(word for word in sorted(set(words)) if _applies(word, members))
 
 
+def notes_on_patterns(wheels: Iterable[Wheel], entries: Sequence[str]) -> list[str]:
+    """Return notes on patterns of the setting that leave nothing out.
+
+    Args:
+        wheels: all wheels of the environment.
+        entries: the setting.
+
+    Raises:
+        ConfigError: see :func:`stager.layers.prune_patterns.check`.
+    """
+    named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}
+    if not named:
+        return []
+    packages: dict[str, Sequence[str]] = {}
+    for wheel in wheels:
+        members = _members_of(wheel.path, metadata=True) if wheel.name in named else ()
+        packages[wheel.name] = [member.path for member in members if member.scheme == "site"]
+    return check(entries, packages)
+
+
+def _members_of(wheel: Path, *, metadata: bool = False) -> list[_Member]:
+    """Return the files of a wheel; none of an unsound one: installing it reports why."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return list(_members(archive, metadata=metadata))
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return []
+
+
 def _applies(word: str, members: Sequence[_Member]) -> bool:
-    """Return whether a word may leave out some of these members."""
+    """Return whether a word or pattern may leave out some of these members."""
+    if is_pattern(word):
+        return bool(_matching(word, members))
     if word == HEADERS:
         return bool(_headers(members))
     return bool(_test_folders(members) or _test_programs(members))
@@ -110,12 +144,14 @@ def left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
 
     Args:
         archive: the wheel.
-        words: the kinds of files to leave out, see the top of this module.
+        words: what to leave out, see the top of this module.
     """
     if not words:
         return frozenset()
     members = list(_members(archive))
     names: set[str] = set()
+    for word in filter(is_pattern, words):
+        names |= _matching(word, members)
     if HEADERS in words:
         names |= _headers(members)
     if TESTS in words:
@@ -176,11 +212,11 @@ def _content(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> by
     return content
 
 
-def _members(archive: zipfile.ZipFile) -> Iterator[_Member]:
-    """Yield the files of a wheel with their places, without its metadata."""
+def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_Member]:
+    """Yield the files of a wheel with their places, by default without its metadata."""
     for name in archive.namelist():
         first, _, rest = name.partition("/")
-        if name.endswith("/") or first.endswith(".dist-info"):
+        if name.endswith("/") or (is_metadata(name) and not metadata):
             continue
         if not first.endswith(".data"):
             yield _Member(name, name, "site")
@@ -189,6 +225,12 @@ def _members(archive: zipfile.ZipFile) -> Iterator[_Member]:
         if scheme in ("purelib", "platlib"):
             scheme = "site"
         yield _Member(name, path, scheme)
+
+
+def _matching(pattern: str, members: Sequence[_Member]) -> set[str]:
+    """Return the names of the members in ``site-packages`` that a pattern leaves out."""
+    paths = {member.path: member.name for member in members if member.scheme == "site"}
+    return {paths[path] for path in matching(pattern, paths)}
 
 
 def _headers(members: Sequence[_Member]) -> set[str]:

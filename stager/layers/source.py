@@ -21,6 +21,7 @@ from .ignore import anchored
 from .layer_file import compression
 from .project import asset_excludes, asset_files, project_files
 from .prune import RULES, concerned
+from .prune_patterns import of_package
 from .tree import Tree, tree_digest
 
 _OUTPUT_SUFFIXES = (".[0-9]*", ".partial", ".partial.[0-9]*")
@@ -50,7 +51,7 @@ class LayerSource:
     size: int
     """Rough amount of work in bytes: large ones are started first."""
     prune: tuple[str, ...] = ()
-    """Kinds of files left out: words of :data:`stager.config.environment.PRUNABLE`."""
+    """What is left out: words of :data:`stager.config.environment.PRUNABLE`, and patterns."""
     hub: Mapping[str, str] = field(default_factory=dict)
     """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``."""
 
@@ -64,7 +65,7 @@ class LayerSource:
             digest=wheel.sha256,
             wheel=wheel.path,
             size=wheel.size,
-            prune=concerned(wheel.path, prune),
+            prune=concerned(wheel.path, of_package(prune, wheel.name)),
         )
 
     @property

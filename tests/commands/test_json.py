@@ -25,7 +25,7 @@ from tests.support.wheelhouse import make_wheel
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 JOB = ("--allocation", "local", "--nproc-per-node", "1", "--log-dir", "logs")
 LOGS = ("--log-dir", "logs")
-VARYING = re.compile(r"bytes(_.*)?|.*_bytes|size|sent|cpus|files")
+VARYING = re.compile(r"bytes(_.*)?|.*_(bytes|files)|size|sent|cpus|files")
 """Keys whose numbers depend on the machine, or on the size of our own program."""
 SLURM = {
     "sbatch": "cat >/dev/null; echo 4711",
@@ -80,6 +80,12 @@ def of_the_environment(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "components": components}
 
 
+def without_counts(trace: dict[str, Any]) -> dict[str, Any]:
+    """Return a trace without the numbers of files that were read."""
+    packages = [{**package, "files_read": 0} for package in trace["packages"]]
+    return {**trace, "files_read": 0, "packages": packages}
+
+
 def test_each_command_prints_the_json_that_scripts_know(
     project: Project, wheelhouse: Path, alice: Key, tmp_path: Path
 ) -> None:
@@ -127,10 +133,16 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["run-submitted"] = printed(project, *batch, "--", "train.py", PATH=path)
 
     reports["sign"] = printed(project, "sign", "--key", str(alice.private))
+    unread = {"extra/__init__.py": "", "extra/data/table": "x" * 500_000, "extra/core.py": ""}
+    make_wheel(wheelhouse, "extra", files=unread)
+    project.settings("extra")
+    traced = printed(project, "build", "--trace", "--", "train.py")
+    reports["build-trace"] = {**traced, "trace": without_counts(traced["trace"])}
 
     words = {
         failed["job_id"]: "<failed job>",
         reports["run"]["job_id"]: "<job>",
+        traced["trace"]["job_id"]: "<job>",
         reports["verify"]["job_id"]: "<job>",
         str(tmp_path): "<tmp>",
         os.environ["HOME"]: "<home>",

@@ -47,6 +47,7 @@ ORDER = {
         "logs",
         "diagnosis",
         "jobs",
+        "tracing",
         "incidents",
         "forecast",
         "cleanup",

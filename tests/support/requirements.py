@@ -94,6 +94,11 @@ class Requirement:
 
 
 REQUIREMENTS = {
+    "access times": Requirement(
+        title="a temporary directory that keeps access times",
+        advice="set TMPDIR to a directory on a local file system not mounted with noatime",
+        optional=True,
+    ),
     "browser": Requirement(title="a browser", packages=("chromium",)),
     "cgroups": Requirement(
         title="control groups", advice="mount /sys/fs/cgroup writable", optional=True

@@ -21,7 +21,7 @@ index-strategy = "unsafe-best-match"
 torch-backend = "cpu"
 offline-root = "~/offline_repo_py311"
 imports = ["torch", "torch.nn"]
-prune = ["tests", "headers", "tests"]
+prune = ["tests", "headers", "tests", "My.Pkg:/my_pkg/test/"]
 
 [project]
 name = "demo"
@@ -102,7 +102,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             torch_backend="cpu",
             offline_root=isolated / "offline_repo_py311",
             imports=("torch", "torch.nn"),
-            prune=("headers", "tests"),
+            prune=("headers", "my-pkg:/my_pkg/test/", "tests"),
         ),
         project=load.ProjectConfig(
             path=tmp_path / "src",
@@ -205,7 +205,7 @@ def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
 COUNT = "allowed: a whole number from 1 to 65535"
 NODES = f'{COUNT}, or "MIN:MAX" in quotes'
 STRINGS = 'allowed: a list of strings, for example ["requirements.txt"]'
-PRUNED = 'allowed: a list of "headers" and "tests"'
+PRUNED = 'allowed: a list of "headers" and "tests", and of patterns such as "torch:/torch/test/"'
 PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
 
 
@@ -230,6 +230,24 @@ PYTHON = 'allowed: major.minor in quotes, for example "3.11"'
         ("environment", "requirements", ["a", 1], f"found the list ['a', 1], {STRINGS}"),
         ("environment", "prune", "tests", f"found the string 'tests', {PRUNED}"),
         ("environment", "prune", ["Test"], "unknown word 'Test'; did you mean \"tests\"?"),
+        (
+            "environment",
+            "prune",
+            ["p:!*.a"],
+            "'p:!*.a' has no pattern that leaves something out after its colon",
+        ),
+        (
+            "environment",
+            "prune",
+            ["p:/"],
+            "'p:/' has no pattern that leaves something out after its colon",
+        ),
+        (
+            "environment",
+            "prune",
+            ["/x:y"],
+            "'/x:y' begins with no package's name: write PACKAGE:PATTERN",
+        ),
         ("environment", "prune", ["x"], 'unknown word \'x\'; known are "headers" and "tests"'),
         (
             "launch",

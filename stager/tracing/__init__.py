@@ -1,0 +1,1 @@
+"""The files of an environment that a smoke test reads, and what could be left out of it."""

@@ -1,0 +1,186 @@
+"""What was not read of a package, as few directories and files as possible, and their patterns."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..layers.ignore import anchored
+from ..layers.prune_patterns import is_metadata, is_top
+from . import gpu_files
+from .result import UnreadFiles
+
+LEAST = 500_000
+"""Bytes below which no pattern is proposed: a list that nobody reads helps nobody."""
+SMALL = "each is small"
+"""Why no pattern is proposed for what is below that."""
+PROGRAMS = "programs, which may only be looked for"
+"""Why none is proposed for a package's programs: torch does not import without one it may run."""
+_PROGRAM = re.compile(r".+/bin/(?!test_)[^/]+")
+_TEST = "test_"
+_CACHE = "__pycache__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadFile:
+    """One file of a package, after the smoke test."""
+
+    path: str
+    """Its path, relative to ``site-packages``."""
+    size: int
+    """Its length in bytes."""
+    read: bool
+    """Whether it was read."""
+
+
+@dataclass
+class Unit:
+    """Files that stay or go together: a module is left out with its bytecode."""
+
+    path: str
+    """The path of the file that a pattern can name."""
+    files: int = 0
+    """Number of files."""
+    size: int = 0
+    """Their lengths in bytes."""
+    read: bool = False
+    """Whether any of them was read: of a module with bytecode, the source is not."""
+
+
+def units(files: Iterable[ReadFile]) -> list[Unit]:
+    """Return the files of a package, each module with its bytecode."""
+    made: dict[str, Unit] = {}
+    for file in files:
+        path = _named_by(file.path)
+        unit = made.setdefault(path, Unit(path))
+        unit.files += 1
+        unit.size += file.size
+        unit.read |= file.read
+    return list(made.values())
+
+
+def _named_by(path: str) -> str:
+    """Return the module of a bytecode file; else the path itself."""
+    folder, name = posixpath.split(path)
+    if posixpath.basename(folder) != _CACHE or not name.endswith(".pyc"):
+        return path
+    return posixpath.join(posixpath.dirname(folder), name.partition(".")[0] + ".py")
+
+
+def unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
+    """Yield what was not read of a package: the topmost directories, and single files.
+
+    Args:
+        package: its name.
+        made: its files.
+        gpus: number of GPUs that the test had; without one, files for a GPU are set apart.
+    """
+    for_gpu = [unit for unit in made if not unit.read and not gpus and _for_gpu(package, unit)]
+    programs = [unit for unit in made if not unit.read and _PROGRAM.fullmatch(unit.path)]
+    programs = [unit for unit in programs if unit not in for_gpu]
+    apart = {unit.path for unit in (*for_gpu, *programs)}
+    kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)} | apart
+    left = [unit for unit in made if unit.path not in kept and not is_top(unit.path)]
+    groups = _groups(left, _holding(kept) | _tests_in(kept), {unit.path for unit in made})
+    small: list[Unit] = []
+    for path, members in groups.items():
+        if sum(unit.size for unit in members) < LEAST or not path.isprintable():
+            small += members
+            continue
+        pattern = f"{package}:{_pattern(path)}"
+        yield _unread(package, members, path=path, pattern=pattern)
+    if small:
+        yield _unread(package, small, reason=SMALL)
+    if programs:
+        yield _unread(package, programs, reason=PROGRAMS)
+    if for_gpu:
+        yield _unread(package, for_gpu, reason=gpu_files.REASON)
+
+
+def _for_gpu(package: str, unit: Unit) -> bool:
+    return gpu_files.needs_gpu(package, unit.path) and not is_metadata(unit.path)
+
+
+def _unread(
+    package: str,
+    members: Sequence[Unit],
+    *,
+    path: str = "",
+    pattern: str | None = None,
+    reason: str = "",
+) -> UnreadFiles:
+    return UnreadFiles(
+        package=package,
+        path=path,
+        files=sum(unit.files for unit in members),
+        bytes=sum(unit.size for unit in members),
+        pattern=pattern,
+        reason=reason,
+    )
+
+
+def _holding(paths: Iterable[str]) -> set[str]:
+    """Return all directories above some files."""
+    return {folder for path in paths for folder in _above(path)}
+
+
+def _tests_in(paths: Iterable[str]) -> set[str]:
+    """Return the patterns ``FOLDER/test_*`` that would leave out some files or their folders."""
+    found = set()
+    for path in paths:
+        for part in (*_above(path), path):
+            folder, _, name = part.rpartition("/")
+            if name.startswith(_TEST):
+                found.add(f"{folder}/{_TEST}*")
+    return found
+
+
+def _above(path: str) -> list[str]:
+    """Return the directories above a file, the topmost first."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _groups(
+    left: Iterable[Unit], kept: set[str], everything: set[str]
+) -> Mapping[str, Sequence[Unit]]:
+    """Return the files that were not read by the topmost directory of which nothing was.
+
+    Args:
+        left: the files.
+        kept: directories that hold something that stays, and patterns that would match such.
+        everything: all files of the package.
+    """
+    groups: dict[str, list[Unit]] = {}
+    for unit in left:
+        groups.setdefault(_group(unit.path, kept, everything), []).append(unit)
+    return groups
+
+
+def _group(path: str, kept: set[str], everything: set[str]) -> str:
+    """Return the topmost directory of which nothing was read, with a slash; else the file.
+
+    Files called ``test_...`` go together if no such file stays: compiled tests lie beside programs.
+    The top of a package stays, so that what imports it fails with the name of what is missing:
+    ``sympy/*/`` stands for all directories in it.
+    """
+    folders = _above(path)
+    for folder in folders:
+        if folder in kept:
+            continue
+        if "/" not in folder and f"{folder}/__init__.py" in everything:
+            return f"{folder}/*/" if len(folders) > 1 else path
+        return f"{folder}/"
+    folder, _, name = path.rpartition("/")
+    tests = f"{folder}/{_TEST}*"
+    return tests if folder and name.startswith(_TEST) and tests not in kept else path
+
+
+def _pattern(path: str) -> str:
+    """Return the pattern for a directory, all directories in one, the tests in one, or a file."""
+    for wildcard in ("/*/", f"/{_TEST}*"):
+        if path.endswith(wildcard):
+            return anchored(path.removesuffix(wildcard)) + wildcard
+    return anchored(path[:-1]) + "/" if path.endswith("/") else anchored(path)

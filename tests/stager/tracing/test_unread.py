@@ -1,0 +1,138 @@
+"""What was not read of a package, and the patterns for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from stager.layers.prune_patterns import check, matching
+from stager.tracing.gpu_files import REASON, needs_gpu
+from stager.tracing.result import UnreadFiles
+from stager.tracing.unread import LEAST, PROGRAMS, SMALL, ReadFile, units, unread
+
+READ = {"p/__init__.py", "p/core.py", "p/lib/libp.so"}
+BIG, TINY = LEAST, 10
+
+
+def parts(files: dict[str, int], read: set[str] = READ, gpus: int = 1) -> list[UnreadFiles]:
+    made = units(ReadFile(path=path, size=size, read=path in read) for path, size in files.items())
+    return sorted(unread("p", made, gpus=gpus), key=lambda part: -part.bytes)
+
+
+def patterns(files: dict[str, int], read: set[str] = READ) -> list[str | None]:
+    return [part.pattern for part in parts(files, read)]
+
+
+PACKAGE = dict.fromkeys(READ, BIG)
+
+
+def test_the_topmost_directory_of_which_nothing_was_read_is_named() -> None:
+    files = PACKAGE | {"p/test/a.txt": BIG, "p/test/deep/b.txt": BIG, "p/sub/x/c.txt": BIG}
+    files["p/sub/core.py"] = TINY
+    assert patterns(files, READ | {"p/sub/core.py"}) == ["p:/p/test/", "p:/p/sub/x/"]
+    (test, _) = parts(files, READ | {"p/sub/core.py"})
+    assert (test.path, test.files, test.bytes) == ("p/test/", 2, 2 * BIG)
+
+
+def test_a_file_beside_others_that_were_read_is_named_alone() -> None:
+    assert patterns(PACKAGE | {"p/lib/libp.a": BIG}) == ["p:/p/lib/libp.a"]
+    assert patterns(PACKAGE | {"p/lib/[odd]*.a": BIG}) == [r"p:/p/lib/\[odd]\*.a"]
+
+
+def test_a_module_whose_bytecode_was_read_was_read() -> None:
+    """With unchecked bytecode Python does not open the source."""
+    files = {
+        "p/__init__.py": BIG,
+        "p/__pycache__/__init__.cpython-311.pyc": BIG,
+        "p/m.py": BIG,
+        "p/__pycache__/m.cpython-311.pyc": BIG,
+        "p/n.py": BIG,
+        "p/__pycache__/n.cpython-311.pyc": BIG,
+    }
+    read = {path for path in files if path.endswith(".pyc") and "n.c" not in path}
+    assert patterns(files, read) == ["p:/p/n.py"]
+    (part,) = parts(files, read)
+    assert (part.files, part.bytes) == (2, 2 * BIG)
+
+
+def test_a_package_of_which_nothing_was_read_keeps_its_top() -> None:
+    files = {"p/__init__.py": BIG, "p/a/x.py": BIG, "p/b/y.py": BIG, "p/big.dat": BIG}
+    assert patterns(files, set()) == ["p:/p/*/", "p:/p/big.dat"]
+    assert patterns({"data/x": BIG}, set()) == ["p:/data/"]
+
+
+def test_programs_stay_and_compiled_tests_beside_them_go() -> None:
+    """torch does not import where a program of its own is not there, though it does not run it."""
+    files = PACKAGE | {"p/bin/manager": BIG, "p/bin/test_api": BIG, "p/bin/test_jit": BIG}
+    (tests, programs) = parts(files)
+    assert (tests.pattern, tests.path, tests.files) == ("p:/p/bin/test_*", "p/bin/test_*", 2)
+    assert (programs.pattern, programs.reason, programs.bytes) == (None, PROGRAMS, BIG)
+    read = READ | {"p/sub/test_a.py", "p/lib/test_d/x"}
+    files = PACKAGE | dict.fromkeys(read, TINY) | {"p/sub/test_b.py": BIG, "p/lib/test_c": BIG}
+    assert patterns(files, read) == ["p:/p/sub/test_b.py", "p:/p/lib/test_c"]
+
+
+def test_metadata_is_never_named() -> None:
+    assert patterns(PACKAGE | {"p-1.0.dist-info/LICENSE": BIG}) == []
+
+
+def test_what_is_small_is_summed_without_a_pattern() -> None:
+    (part,) = parts(PACKAGE | {f"p/{name}/x": TINY for name in "abc"})
+    assert (part.pattern, part.reason, part.path) == (None, SMALL, "")
+    assert (part.files, part.bytes) == (3, 3 * TINY)
+
+
+def test_without_a_gpu_its_libraries_are_no_evidence() -> None:
+    files = PACKAGE | {"p/lib/libtorch_cuda.so": BIG, "p/lib/static.a": BIG, "nvidia/x/y.h": BIG}
+    without = {part.pattern: part for part in parts(files, gpus=0)}
+    assert set(without) == {"p:/p/lib/static.a", None}
+    assert without[None].reason == REASON
+    assert without[None].bytes == 2 * BIG
+    with_gpu = {part.pattern for part in parts(files, gpus=1)}
+    assert with_gpu == {"p:/p/lib/static.a", "p:/p/lib/libtorch_cuda.so", "p:/nvidia/"}
+
+
+@pytest.mark.parametrize(
+    ("package", "path", "needed"),
+    [
+        ("nvidia-cublas", "nvidia/cu13/lib/libcublas.so.13", True),
+        ("nvidia-cudnn-cu12", "nvidia/cudnn/lib/libcudnn_adv.so.9", True),
+        ("torch", "torch/lib/libtorch_cuda.so", True),
+        ("torch", "torch/lib/libcaffe2_nvrtc.so", True),
+        ("torch", "torch/lib/libtorch_hip.so", True),
+        ("triton", "triton/backends/nvidia/bin/ptxas", True),
+        ("pytorch-triton-rocm", "x", True),
+        ("triton", "triton/backends/nvidia/lib/cupti/libcupti_static.a", False),
+        ("nvidia-nvshmem-cu13", "nvidia/nvshmem/lib/libnvshmem_device.a", True),
+        ("bitsandbytes", "bitsandbytes/libbitsandbytes_cuda126.so", True),
+        ("torch", "torch/lib/libtorch_cpu.so", False),
+        ("torch", "torch/include/ATen/cuda/CUDAContext.h", False),
+        ("torch", "torch/lib/libkineto.a", False),
+        ("numpy", "numpy/fft/_pocketfft.so", False),
+        ("cudatext", "cudatext/x.py", False),
+    ],
+)
+def test_files_for_a_gpu(package: str, path: str, needed: bool) -> None:
+    assert needs_gpu(package, path) is needed
+
+
+def test_each_proposal_matches_what_it_stands_for_and_is_accepted() -> None:
+    files = {
+        "p/__init__.py": BIG,
+        "p/core.py": BIG,
+        "p/a/x.py": BIG,
+        "p/b/[c]/d*.txt": BIG,
+        "p/b/read.py": BIG,
+        "p/lib one/x ": BIG,
+        "q/__init__.py": BIG,
+        "q/deep/x.py": BIG,
+        "r/x": BIG,
+        "p/b/test_one": BIG,
+        "p/b/test_two": BIG,
+    }
+    read = {"p/__init__.py", "p/core.py", "p/b/read.py"}
+    for part in parts(files, read):
+        assert part.pattern is not None
+        assert check((part.pattern,), {"p": list(files)}) == []
+        left_out = matching(part.pattern, files)
+        assert len(left_out) == part.files
+        assert left_out.isdisjoint(read)
