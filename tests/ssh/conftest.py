@@ -18,6 +18,7 @@ RANK = """\
 import os, pathlib, sys, time
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
 print(f"[RANK {rank}] WORLD_SIZE={world} mine={os.environ.get('MINE')}", flush=True)
+print(f"home={os.environ['HOME']}", flush=True)
 secret = os.environ.get("HF_TOKEN", "")
 if secret:
     print("token is here", flush=True)
