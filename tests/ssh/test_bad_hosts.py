@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.support.processes import until
 from tests.support.ssh_hosts import Ended, SshHosts, start_sleeping, words
 
@@ -39,6 +37,8 @@ def test_another_user(hosts: SshHosts, project: Path) -> None:
         assert ran.report["nodes"] == ["node01", "ann@node02"]
         owner = hosts.on("node02", "sh", "-c", "stat -c %U /tmp/stager-4242/envs/*")
         assert set(owner.split()) == {"ann"}
+        deep = hosts.stager("verify", "--deep", "--hosts", listed, folder=project)
+        assert deep.code == 0, deep.talk
         [log] = (hosts.hidden / "ann").glob("*.ann@node02.1.out")
         assert "home=/tmp/ann" in log.read_text()
         cleaned = hosts.stager("clean", "--nodes-only", "--all", "--hosts", listed, folder=project)
@@ -96,8 +96,6 @@ def test_a_connection_that_breaks_while_ranks_run(hosts: SshHosts, project: Path
     assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
 
 
-
-
 Verify = Callable[[str], Ended]
 
 
@@ -112,7 +110,7 @@ def driver_on(hosts: SshHosts, node: str, project: Path) -> Iterator[Verify]:
         check=True,
     )
     subprocess.run([*there, "tar", "-x", "-C", place], input=packed.stdout, check=True)
-    address = hosts.on(node, "hostname", "-I").split()[0]
+    address = hosts.address(node)
     config = hosts.state_dir / "ssh_config"
     inward = config.read_text().replace(f"HostName {address}\n", "HostName 127.0.1.1\n")
     names = f"sed 's/^{address} /127.0.1.1 /' /etc/hosts >{place}/hosts"
@@ -149,8 +147,86 @@ def test_a_name_that_leads_to_this_machine(hosts: SshHosts, project: Path) -> No
     assert "node01: this host has no address that other nodes can be given" in head.talk
     assert "eth0 192.0.2.7" in head.talk
     assert behind.code == 0, behind.talk
+    assert "ssh to 2 nodes: node02 cannot see the bundle; no relay, as node01 has" in behind.talk
     assert done.code == 0, done.talk
     address = done.report["nodes"][0]["address"]
     assert not address.startswith("127.")
     assert "node01: ssh reaches it at 127.0.1.1, so it is this machine" in done.talk
     assert f"the others are to reach it at {address}" in done.talk
+
+
+@contextmanager
+def apart(hosts: SshHosts, node: str, other: str) -> Iterator[None]:
+    """Lose what two hosts send to each other, as a firewall that drops does."""
+    nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+    pairs = ((node, hosts.address(other)), (other, hosts.address(node)))
+    for place, there in pairs:
+        hosts.on(place, "ip", "neigh", "replace", there, *nobody)
+    try:
+        yield
+    finally:
+        for place, there in pairs:
+            hosts.on(place, "ip", "neigh", "del", there, "dev", "eth0")
+
+
+@contextmanager
+def nothing_but_ssh(hosts: SshHosts, driver: str) -> Iterator[None]:
+    """Let hosts answer the driver's ssh and connect to nothing else there."""
+    ssh = "ip rule add pref 10 ipproto tcp sport 22 lookup main"
+    for node in hosts.nodes:
+        hosts.on(node, "sh", "-ec", f"{ssh}; ip rule add pref 11 to {driver} prohibit")
+    try:
+        yield
+    finally:
+        for node in hosts.nodes:
+            hosts.on(node, "sh", "-c", "ip rule del pref 10; ip rule del pref 11")
+
+
+def test_a_firewall_between_hosts(hosts: SshHosts, project: Path) -> None:
+    """The bundle comes another way, and it is said which; ranks would not meet, and that is said."""
+    driver = f"{hosts.address('node01').rpartition('.')[0]}.1"
+    clean = ("clean", "--nodes-only", "--all", "--hosts", ALL)
+    assert hosts.stager(*clean, folder=project).code == 0
+    with apart(hosts, "node02", "node03"):
+        done = hosts.stager("verify", "--hosts", ALL, folder=project)
+    assert done.code == 0, done.talk
+    for node, other in (("node02", "node03"), ("node03", "node02")):
+        assert f"{node} cannot connect to {other} (no answer within 1.5 s)" in done.talk
+    assert hosts.stager(*clean, folder=project).code == 0
+    with nothing_but_ssh(hosts, driver):
+        done = hosts.stager("verify", "--hosts", ALL, folder=project)
+    assert done.code == 0, done.talk
+    assert "the relay did not reach node01, node02, node03 and 1 more" in done.talk
+    assert "nodes cannot connect to this host" in done.talk
+    assert "using ssh" in done.talk
+    with apart(hosts, "node01", "node03"):
+        deep = hosts.stager("verify", "--deep", "--hosts", ALL, folder=project)
+    assert deep.code == 3, deep.talk
+    [bad] = [node for node in deep.report["nodes"] if node["problems"]]
+    assert bad["node"] == "node03"
+    assert "the head node cannot be reached" in words(bad["problems"])
+
+
+def test_a_host_that_is_lost_while_the_bundle_travels(hosts: SshHosts, project: Path) -> None:
+    """The job goes on with the others, if these are enough; its agent waits for a lock."""
+    clean = ("clean", "--nodes-only", "--all", "--hosts", ALL)
+    assert hosts.stager(*clean, folder=project).code == 0
+    hosts.on("node03", "mkdir", "-m", "700", "/tmp/stager-0")
+    lock = ["flock", "--exclusive", "/tmp/stager-0/.lock", "cat"]
+    options = ("--hosts", ALL, "--min-nodes", "3", "--log-dir", str(hosts.hidden / "fewer"))
+    with subprocess.Popen([*hosts.entering("node03"), *lock], stdin=subprocess.PIPE) as holder:
+        started = hosts.start("run", *options, "--", "train.py", folder=project)
+        assert until(lambda: staged(hosts, "node01", "node02", "node04")), hosts.end(started).talk
+        hosts.on("node03", "kill", "-KILL", *hosts.sshd("node03", session=True))
+        done = hosts.end(started)
+        holder.communicate()
+    assert done.code == 0, done.talk
+    assert (done.report["left_out"], done.report["world_size"]) == (["node03"], 3)
+    assert "the ssh connection to the host broke" in done.talk
+    assert until(lambda: not hosts.agents("node03"))
+
+
+def staged(hosts: SshHosts, *nodes: str) -> bool:
+    """Whether each of the hosts has an environment."""
+    look = ("sh", "-c", "ls -d /tmp/stager-0/envs/*")
+    return all(hosts.on(node, *look, check=False) for node in nodes)

@@ -97,6 +97,10 @@ class SshHosts:
         lines = self.on(node, "ps", "-ww", "-eo", "args").splitlines()
         return [line for line in lines if "agent " in line or "train.py" in line]
 
+    def address(self, node: str) -> str:
+        """The address of a host."""
+        return self.on(node, "hostname", "-I").split()[0]
+
     def sshd(self, node: str, *, session: bool = False) -> list[str]:
         """The numbers on the host of its sshd: of the one that listens, or of logins."""
         lines = self.on(node, "ps", "-ww", "-eo", "pid,args").splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -223,8 +224,14 @@ def test_more_hosts_than_an_sshd_takes_logins_at_a_time(sshd: Sshd, name: str) -
 @pytest.mark.parametrize("sshd", ["MaxStartups 1:100:1"], indirect=True)
 def test_an_sshd_that_takes_no_login_is_named(sshd: Sshd) -> None:
     """Somebody else has the only login that it takes at a time."""
-    with socket.create_connection(("127.0.0.1", sshd.port)) as other:
-        assert other.recv(4)
+    with contextlib.ExitStack() as others:
+
+        def let_in() -> bool:
+            """Whether a connection that stays open is asked for a login."""
+            other = others.enter_context(socket.create_connection(("127.0.0.1", sshd.port)))
+            return other.recv(4) == b"SSH-"
+
+        assert until(let_in)
         done = sshd.fan_out("good1", "behind1")
     assert done.problems == dict.fromkeys(("good1", "behind1"), ProblemCode.SSH_TURNED_AWAY)
     assert done.faults["good1"].values["why"].endswith("tried 3 times")
