@@ -27,11 +27,18 @@ _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
 
 
-def main(names: Sequence[str], script: str) -> int:
-    """Run a shell script on all hosts; return 0, or the exit status of one that ended badly."""
+def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
+    """Run a shell script on all hosts; return 0, or the exit status of one that ended badly.
+
+    Args:
+        names: the hosts.
+        script: one line.
+        attached: True if nobody is to be logged in to any more once a pipe on standard input has
+            ended: whoever has started this has gone, or wants the end.
+    """
     signals.end_on_signals()
     open_files.raise_open_files()  # three for each host
-    fanout = Fanout(names, script)
+    fanout = Fanout(names, script, attached=attached)
     try:
         while fanout.runs():
             fanout.turn()
@@ -51,7 +58,7 @@ class Fanout:
         status: 0, or the exit status of a host that ended badly.
     """
 
-    def __init__(self, names: Sequence[str], script: str) -> None:
+    def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
         """Start nothing yet."""
         self.status = 0
         self._waiting, self._script = LoginQueue(names), script
@@ -69,6 +76,7 @@ class Fanout:
         self._input_ended = False
         self._from_file = stat.S_ISREG(os.fstat(0).st_mode)
         """True if the input is a file: it can always be read, and no selector takes it."""
+        self._attached = attached and not self._from_file
         self._listens = False
         os.set_blocking(0, self._from_file)
 
@@ -200,9 +208,19 @@ class Fanout:
             return
         self._input += chunk
         self._input_ended = not chunk
+        if self._input_ended and self._attached:
+            self._give_up_logins()
         for host in self._hosts:
             if host.begun:
                 self._send(host)
+
+    def _give_up_logins(self) -> None:
+        """End the logins that are not done: they may hang."""
+        self._waiting = LoginQueue(())
+        for host in self._hosts:
+            if not host.begun and host.process is not None:
+                with contextlib.suppress(OSError):
+                    host.process.terminate()
 
     def _end(self, host: Host) -> None:
         """Pass on the rest of what a host has written, and report how it ended."""

@@ -155,6 +155,23 @@ def test_one_that_takes_nobody_is_named_and_keeps_no_other_waiting(path: str) ->
     assert (reports["closed"]["tries"], reports["closed"]["begun"]) == (6, False)
 
 
+def test_logins_that_are_not_done_end_with_an_attached_input(path: str) -> None:
+    """Those who have begun see their input end; a login that hangs would keep all waiting."""
+    code = f"{START}; sys.exit(fanout.main(sys.argv[2:], sys.argv[1], attached=True))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "echo well; cat", "hung", "n1"],
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"well\n"
+        _, errors = running.communicate(timeout=60)  # of itself the login would take 90 s
+    report = json.loads(errors.decode().removeprefix(REPORT))
+    assert (report["host"], report["begun"], report["slow"]) == ("hung", False, False)
+
+
 def test_the_bytes_of_one_host_come_as_they_are(path: str) -> None:
     data = os.urandom(3 << 20)
     code, out, _ = fan_out(path, "cat", "n1", data=data)
