@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,8 +64,10 @@ def own_place(hosts: SshHosts, isolated: Path, monkeypatch: pytest.MonkeyPatch) 
 def project(
     hosts: SshHosts, index_env: dict[str, str], supplies: Supplies, own_place: None
 ) -> Path:
-    """The folder of a project without torch, built once."""
+    """The folder of a project without torch, built once; no results of another test are in it."""
     root = hosts.hidden / "project"
+    for results in root.glob("out*"):
+        shutil.rmtree(results)
     if not root.exists():
         root.mkdir()
         (root / "train.py").write_text(RANK)
