@@ -99,15 +99,24 @@ class Sshd:
     port: int
     """The port that it listens on."""
 
-    def fan_out(self, *names: str, pauses: str = "1.0, 1.0", login_seconds: float = 60.0) -> Ended:
-        """Run a fan-out to some hosts that return the line which they are sent."""
+    def fan_out(self, *names: str, pauses: str = "1.0, 1.0", mark: str = "") -> Ended:
+        """Run a fan-out to some hosts that return the line which they are sent.
+
+        Args:
+            names: the hosts.
+            pauses: seconds before each further try of a host that was turned away.
+            mark: a file that a host makes; the time for all logins is over then.
+        """
         code = (
             f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout, "
-            f"fanout_host, login_queue; fanout_host.LOGIN_SECONDS = {login_seconds}; "
-            f"login_queue.PAUSES = ({pauses}); sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
+            f"fanout_host, login_queue; import os, time, types\n"
+            f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
+            "fanout_host.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
+            f"\nlogin_queue.PAUSES = ({pauses}); sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
         )
+        script = f"touch {mark}" if mark else "true"
         done = subprocess.run(
-            [sys.executable, "-c", code, "read line; echo $STAGER_NODE $line", *names],
+            [sys.executable, "-c", code, f"read line; echo $STAGER_NODE $line; {script}", *names],
             env={**os.environ, "PATH": self.path},
             input=b"well\n",
             capture_output=True,
@@ -204,9 +213,9 @@ def test_the_words_of_a_real_ssh(sshd: Sshd) -> None:
     }
 
 
-def test_a_login_that_never_comes_to_its_end(sshd: Sshd) -> None:
+def test_a_login_that_never_comes_to_its_end(sshd: Sshd, tmp_path: Path) -> None:
     """The connection stands and the key is right, but the command of the key says nothing."""
-    done = sshd.fan_out("slow", "good", login_seconds=5.0)
+    done = sshd.fan_out("slow", "good", mark=str(tmp_path / "mark"))
     assert done.lines == ["good well"]
     assert done.problems == {"slow": ProblemCode.SSH_LOGIN_FAILED}
 
