@@ -5,7 +5,7 @@ node.pyz agent PHASE             one node's part; requests come on standard inpu
 node.pyz unpack BUNDLE ROOT      make the environment under a directory, print its path
 node.pyz probe BUNDLE ROOT       unpack if needed, import what must import, print facts as JSON
 node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
-node.pyz fanout SCRIPT HOST...   run a shell script on hosts, over ssh
+node.pyz fanout [--attached] SCRIPT HOST...    run a shell script on hosts, over ssh
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
         if options.command == "drive":
             return _drive(options.job)
         if options.command == "fanout":
-            return _fanout(options.script, options.hosts)
+            return _fanout(options.script, options.hosts, attached=options.attached)
         if options.command == "agent":
             return _agent(options.phase, options.request)
         return _use_environment(options, argv)
@@ -111,12 +111,12 @@ def _agent(phase: str, handle: int | None) -> int:
     return agent.collect(handle) if phase == agent.COLLECT else agent.main(phase, handle)
 
 
-def _fanout(script: str, hosts: Sequence[str]) -> int:
+def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
     from .channel import fanout
     from .system.parent_death import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
-    return fanout.main(hosts, script)
+    return fanout.main(hosts, script, attached=attached)
 
 
 def _phases() -> list[str]:
@@ -130,6 +130,7 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("drive").add_argument("job")
     fanout = commands.add_parser("fanout")
+    fanout.add_argument("--attached", action="store_true", help="end with a pipe on stdin")
     fanout.add_argument("script")
     fanout.add_argument("hosts", nargs="+")
     agent = commands.add_parser("agent")

@@ -199,10 +199,14 @@ start_daemon() {
 runs() { [ -n "$("$@")" ]; }
 
 # connect NODE PID: give the node its only interface, without a route to anything but its subnet.
+# Its hardware address follows from the other one: a host that comes back has the one it had, and
+# others send to it at once.
 connect() {
-    local link=${bridge}n${1#node}
+    local link=${bridge}n${1#node} hardware
+    # shellcheck disable=SC2046 # four numbers
+    hardware=$(printf '02:00:%02x:%02x:%02x:%02x' $(address_of "$1" | tr . ' '))
     ip link delete "$link" 2>/dev/null || true
-    ip link add "$link" type veth peer name eth0 netns "$2" &&
+    ip link add "$link" type veth peer name eth0 address "$hardware" netns "$2" &&
         ip link set "$link" master "$bridge" up &&
         inside "$1" ip address add "$(address_of "$1")/24" dev eth0 &&
         inside "$1" ip link set eth0 up &&

@@ -12,25 +12,33 @@ import contextlib
 import os
 import selectors
 import stat
+import time
 from collections.abc import Sequence
 
 from ..system import open_files, signals
 from .fanout_host import Host
+from .login_queue import LoginQueue
 
-LOGINS = 16
-"""Logins that are under way at once; sshd and what checks passwords take no more at a time."""
 _MOST_UNSENT = 8 << 20
 """Bytes of input that wait for the slowest host before more is read."""
 _WAIT_SECONDS = 1.0
+"""Longest wait for something to do; also the time between two looks at every host."""
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
 
 
-def main(names: Sequence[str], script: str) -> int:
-    """Run a shell script on all hosts; return 0, or the exit status of one that ended badly."""
+def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
+    """Run a shell script on all hosts; return 0, or the exit status of one that ended badly.
+
+    Args:
+        names: the hosts.
+        script: one line.
+        attached: True if nobody is to be logged in to any more once a pipe on standard input has
+            ended: whoever has started this has gone, or wants the end.
+    """
     signals.end_on_signals()
     open_files.raise_open_files()  # three for each host
-    fanout = Fanout(names, script)
+    fanout = Fanout(names, script, attached=attached)
     try:
         while fanout.runs():
             fanout.turn()
@@ -50,13 +58,17 @@ class Fanout:
         status: 0, or the exit status of a host that ended badly.
     """
 
-    def __init__(self, names: Sequence[str], script: str) -> None:
+    def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
         """Start nothing yet."""
         self.status = 0
-        self._waiting, self._script = list(reversed(names)), script
+        self._waiting, self._script = LoginQueue(names), script
         self._mixes = len(names) > 1
         self._hosts: list[Host] = []
         """Those that have been started, and have not ended."""
+        self._ending: list[Host] = []
+        """Those whose output has ended, so that their process is about to."""
+        self._next_look = 0.0
+        """The time at which all hosts are looked at."""
         self._selector = selectors.DefaultSelector()
         self._input = bytearray()
         self._passed = 0
@@ -64,6 +76,7 @@ class Fanout:
         self._input_ended = False
         self._from_file = stat.S_ISREG(os.fstat(0).st_mode)
         """True if the input is a file: it can always be read, and no selector takes it."""
+        self._attached = attached and not self._from_file
         self._listens = False
         os.set_blocking(0, self._from_file)
 
@@ -80,10 +93,7 @@ class Fanout:
                 self._read_input()
             else:
                 self._serve(key)
-        for host in [host for host in self._hosts if host.is_late()]:
-            host.end_late()
-        for host in [host for host in self._hosts if host.has_ended()]:
-            self._end(host)
+        self._look()
 
     def close(self) -> None:
         """End what still runs; agents see their input end."""
@@ -97,21 +107,39 @@ class Fanout:
         """Return how long to wait: a process that has ended wakes nobody."""
         if self._reads_file():
             return 0.0
-        ending = any(_closed(host, self._selector) for host in self._hosts)
-        return _TICK_SECONDS if ending else _WAIT_SECONDS
+        return _TICK_SECONDS if self._ending else _WAIT_SECONDS
+
+    def _look(self) -> None:
+        """Look which hosts have ended: those whose output has, and now and then all.
+
+        Whatever a host's ``ssh`` has started may keep its output open.
+        """
+        now, hosts = time.monotonic(), self._ending
+        if now >= self._next_look:
+            self._next_look = now + _WAIT_SECONDS
+            hosts = self._hosts
+            for host in hosts:
+                if host.is_late():
+                    host.end_late()
+        for host in [host for host in hosts if host.has_ended()]:
+            self._end(host)
 
     def _start_more(self) -> None:
-        logging_in = sum(not host.begun for host in self._hosts)
-        while self._waiting and logging_in < LOGINS:
-            host = Host(self._waiting.pop(), self._script)
+        while self._waiting:
+            name = self._waiting.next(self._logging_in())
+            if not name:
+                return
+            host = Host(name, self._script)
             if host.ended:
                 self._report(host)
                 continue
-            logging_in += 1
             self._hosts.append(host)
             _, output, errors = host.streams()
             self._selector.register(output, selectors.EVENT_READ, host)
             self._selector.register(errors, selectors.EVENT_READ, host)
+
+    def _logging_in(self) -> int:
+        return sum(not host.begun for host in self._hosts)
 
     def _serve(self, key: selectors.SelectorKey) -> None:
         """Read from one of a host's streams, or write to it."""
@@ -123,6 +151,7 @@ class Fanout:
             begun, data = host.begun, host.read(whole_lines=self._mixes)
             if data is None:
                 self._selector.unregister(key.fileobj)
+                self._ending.append(host)
                 return
             _write(data)
             if host.begun and not begun:
@@ -153,7 +182,7 @@ class Fanout:
 
     def _take_input(self) -> None:
         """Forget what all hosts have, and read on while the slowest one keeps up."""
-        if not self._waiting:
+        if self._input and not self._waiting:
             reached = min((host.offset for host in self._hosts), default=self._passed)
             del self._input[: reached - self._passed]
             self._passed = reached
@@ -179,9 +208,19 @@ class Fanout:
             return
         self._input += chunk
         self._input_ended = not chunk
+        if self._input_ended and self._attached:
+            self._give_up_logins()
         for host in self._hosts:
             if host.begun:
                 self._send(host)
+
+    def _give_up_logins(self) -> None:
+        """End the logins that are not done: they may hang."""
+        self._waiting = LoginQueue(())
+        for host in self._hosts:
+            if not host.begun and host.process is not None:
+                with contextlib.suppress(OSError):
+                    host.process.terminate()
 
     def _end(self, host: Host) -> None:
         """Pass on the rest of what a host has written, and report how it ended."""
@@ -194,18 +233,17 @@ class Fanout:
             with contextlib.suppress(OSError):
                 stream.close()
         self._hosts.remove(host)
-        self._report(host)
+        if host in self._ending:
+            self._ending.remove(host)
+        away = host.was_turned_away()
+        if not (away and self._waiting.turned_away(host.name, self._logging_in())):
+            self._report(host)
 
     def _report(self, host: Host) -> None:
-        line = host.report()
+        line = host.report(max(1, self._waiting.tries(host.name)))
         if line:
             self.status = self.status or max(1, host.status)
             os.write(2, line.encode() + b"\n")
-
-
-def _closed(host: Host, selector: selectors.BaseSelector) -> bool:
-    """Return whether a host's output has ended, so that its process is about to."""
-    return host.streams()[1] not in selector.get_map()
 
 
 def _write(data: bytes) -> None:

@@ -8,7 +8,9 @@ import shlex
 import time
 from typing import IO, cast
 
+from ..protocol.problem import ProblemCode
 from ..system import processes
+from .login_reasons import reason
 
 BEGUN = b"stager-begun\n"
 """The line that a host prints when it is logged in to; before it, a login's own output comes."""
@@ -31,6 +33,7 @@ SSH_OPTIONS = (
 """Nobody is there to answer a question; a connection that has gone is noticed within a minute; and
 the user's own forwardings would be in the way. All else is as the user has configured it."""
 _KEPT_ERRORS = 1 << 14
+_KEPT_LINES = 30
 _MOST_NOISE = 1 << 16
 """Bytes that may come before a login is done."""
 _CHUNK = 1 << 18
@@ -147,20 +150,33 @@ class Host:
         self.status, self.ended = self.process.returncode, True
         return True
 
-    def report(self) -> str:
-        """Return the line that says how it ended; empty if it ended well."""
+    def was_turned_away(self) -> bool:
+        """Return whether its connection was closed before anybody was asked who is there."""
+        away = reason(self._said()) is ProblemCode.SSH_TURNED_AWAY
+        return away and not (self.begun or self._slow)
+
+    def report(self, tries: int = 1) -> str:
+        """Return the line that says how it ended; empty if it ended well.
+
+        Args:
+            tries: how often it was tried to log in.
+        """
         if self.status == 0 and self.begun:
             return ""
-        lines = self._errors.decode(errors="replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
         told = {
             "host": self.name,
             "status": self.status,
             "begun": self.begun,
             "slow": self._slow,
-            "said": said[-30:],
+            "tries": tries,
+            "said": self._said(),
         }
         return REPORT + json.dumps(told)
+
+    def _said(self) -> list[str]:
+        """Return the last lines that it wrote to standard error."""
+        lines = self._errors.decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-_KEPT_LINES:]
 
 
 def _read(stream: IO[bytes]) -> bytes | None:

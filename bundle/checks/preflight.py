@@ -91,7 +91,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
         python = interpreter.find(job.requires.python, job.python_hints)
     host = host_facts(root)
     problems += probe.check_requires(job.requires, host)
-    place = NodeAddress()
+    place, reached = NodeAddress(), step_variables.reached_address(os.environ)
     with _collecting(problems):
         place = _node_address(request)
     answer = PreflightAnswer(
@@ -100,6 +100,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
         address=place.address,
         port=place.port,
         no_head=place.no_head,
+        loopback=reached if network.is_loopback(reached) else "",
         proj=os.path.exists(os.path.join(job.run_dir, request.marker)),
         host=host,
     )

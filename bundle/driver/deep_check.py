@@ -21,6 +21,7 @@ from ..protocol.answers import Answer
 from ..protocol.deep_answers import DeepAnswer, NodeClock
 from ..protocol.deep_report import AllReduceMeasured, ClockOffset, DeepReport
 from ..protocol.enumerations import Allocation
+from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest
@@ -40,8 +41,7 @@ def check_nodes(state: State) -> None:
     names: dict[str, tuple[str, ...]] | None = None
     if job.allocation is not Allocation.LOCAL:  # one machine has one clock and one resolver
         head = _address_of(state, job.nodes[0])
-        resolved = reachability.resolution(job.nodes)
-        names = {name: tuple(addresses) for name, addresses in resolved.items()}
+        names = names_to_compare(job)
     clocks = _ask_nodes(state, head, names)
     found = _damage(state)
     if names is not None:
@@ -51,6 +51,16 @@ def check_nodes(state: State) -> None:
         node: _with_problems(checked.get(node, DeepAnswer(node)), found, probe)
         for node, probe in probed.items()
     }
+
+
+def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
+    """Return the names of nodes, with their addresses here, that all nodes are to look up.
+
+    What only the user's ``ssh`` knows is no name for the ranks.
+    """
+    resolved = reachability.resolution(name.rpartition("@")[2] for name in job.nodes)
+    by_ssh = job.allocation is Allocation.SSH
+    return {name: tuple(places) for name, places in resolved.items() if places or not by_ssh}
 
 
 def _ask_nodes(

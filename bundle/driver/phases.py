@@ -262,6 +262,12 @@ def _note_addresses(state: State) -> None:
             f"{first_names(named)}: {why}; in the transfer, the address of the way to the driver's "
             "host is used"
         )
+    for node, facts in state.facts.items():
+        if facts.loopback and facts.address and len(state.job.nodes) > 1:
+            state.note(
+                f"{node}: ssh reaches it at {facts.loopback}, so it is this machine (or the jump "
+                f"host before it); the others are to reach it at {facts.address}"
+            )
 
 
 def _note_unchecked(state: State) -> None:

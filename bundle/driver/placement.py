@@ -26,7 +26,9 @@ from ..protocol.requests import Incoming, RelayTask, UnpackRequest
 from ..transfer.forecast import forecast
 from ..transfer.plan import (
     RELAY,
+    SBCAST,
     SENT,
+    SSH,
     NodeGroup,
     Plan,
     TransferRule,
@@ -48,7 +50,7 @@ def decide(state: State) -> None:
     if state.bundle is not None:
         manifest, size = state.bundle.manifest, os.path.getsize(state.bundle.path)
     rates, sharing = state.job.rates or ASSUMED, state.transport.nodes_here
-    rule = TransferRule(state.job.stage, state.job.transfer)
+    rule = TransferRule(state.job.stage, state.job.transfer, _other_way(state.job))
     plan, problems = make_plan(state.facts, rule, manifest, size, rates, sharing)
     state.plan = plan
     nodes = where(state.job.nodes, state.facts, sharing)
@@ -217,7 +219,7 @@ def _is_silent(state: State, node: str) -> bool:
 
 def _other_way(job: Job) -> str:
     """Return the name of the way in which a file comes that a relay did not bring."""
-    return "ssh" if job.allocation is Allocation.SSH else "sbcast"
+    return SSH if job.allocation is Allocation.SSH else SBCAST
 
 
 def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
@@ -316,17 +318,19 @@ def _blame(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None
         why = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answer = state.answers.get(node)
         told = answer.problems[0] if answer and answer.problems else None
-        problem = _not_sent(node, why, told, state.facts[node].root)
+        way = _other_way(state.job)
+        problem = _not_sent(node, why, told, way, state.facts[node].root)
         state.answers[node] = UnpackAnswer(node, ok=False, problems=(problem,))
 
 
-def _not_sent(node: str, fault: str, answered: Problem | None, root: str) -> Problem:
+def _not_sent(node: str, fault: str, answered: Problem | None, way: str, root: str) -> Problem:
     """Return the problem of a node that the file did not reach.
 
     Args:
         node: the node.
-        fault: what ``sbcast`` says.
+        fault: what ``sbcast`` says, or ``ssh``.
         answered: what the node's agent says, which sees a full disk that Slurm hides.
+        way: which of the two it is.
         root: the node's root.
     """
     reasons = [fault, answered.why if answered is not None else ""]
@@ -337,4 +341,4 @@ def _not_sent(node: str, fault: str, answered: Problem | None, root: str) -> Pro
     code = ProblemCode.BUNDLE_NOT_SENT
     if answered is not None and answered.code is ProblemCode.BUNDLE_NOT_ARRIVED_NO_ROOM:
         code = ProblemCode.BUNDLE_NOT_SENT_NO_ROOM
-    return Problem(code, node, {"why": why, "incoming": incoming})
+    return Problem(code, node, {"why": why, "way": way, "incoming": incoming})

@@ -72,6 +72,8 @@ class PreflightAnswer(Answer):
     """Free port that it has as the head; 0 if it cannot be the head."""
     no_head: Problem | None = None
     """Why it cannot be the head; its address is then that of its way to the driver's host."""
+    loopback: str = ""
+    """The loopback address at which ``ssh`` has reached it: the machine that ``ssh`` came from."""
     proj: bool = field(default=False, metadata=WRITTEN)
     """True if the node sees the run directory."""
     pkgs: bool = field(default=False, metadata=WRITTEN)

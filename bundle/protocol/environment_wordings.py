@@ -134,13 +134,13 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.BUNDLE_NOT_SENT: Wording(
         "the bundle could not be sent to the node",
-        "sbcast says: {why}",
+        "{way} says: {why}",
         "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
-        meaning="`sbcast` to it failed, and failed again when tried with this node alone",
+        meaning="sending to it failed, and failed again when tried with this node alone",
     ),
     ProblemCode.BUNDLE_NOT_SENT_NO_ROOM: Wording(
         "the bundle could not be sent to the node",
-        "sbcast says: {why}",
+        "{way} says: {why}",
         "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
         FailureClass.DISK_FULL,
         meaning="the disk there is full, of which Slurm says only `Unspecified error`. The line "

@@ -27,8 +27,8 @@ HOST_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.SSH_NO_LOGIN: Wording(
         "the host does not let you in without a password",
-        fix="put your key on it (ssh-copy-id {where}), or load it into an agent (ssh-add); for "
-        "another user name write user@host",
+        fix="put your key on it (ssh-copy-id {where}), or load it into an agent (ssh-add); "
+        "write user@host where your user name there is another one",
         meaning="nobody is there to type a password when a job starts, so `ssh` must get in with a "
         "key, a ticket or host-based trust. Try it: `ssh -o BatchMode=yes HOST true`",
     ),
@@ -44,6 +44,16 @@ HOST_WORDINGS: Mapping[ProblemCode, Wording] = {
         fix="ask your administrators whether {where} was installed anew; if so, forget the old "
         "key: ssh-keygen -R {where}",
         meaning="either the host was installed anew, or another machine answers in its name",
+    ),
+    ProblemCode.SSH_TURNED_AWAY: Wording(
+        "the connection was closed before the login",
+        fix="see the log of the host's sshd, or of a jump host's in front of it: it takes too few "
+        f"logins at a time (MaxStartups), or none of yours (AllowUsers, PAM); {_LEAVE_OUT}",
+        failure_class=FailureClass.NODE_FAILURE,
+        meaning="sshd takes ten logins at a time as a rule, and closes more and more of any "
+        "further connections at once. A host that was turned away is tried again a few times, and "
+        "fewer are logged in to at a time; with `ControlMaster auto` for a jump host in "
+        "`~/.ssh/config` all logins through it are one",
     ),
     ProblemCode.SSH_LOGIN_FAILED: Wording(
         "the login failed",

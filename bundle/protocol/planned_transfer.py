@@ -38,7 +38,7 @@ class PlannedGroup:
     """Their names."""
     how: str
     """``present``: the environment is there; ``shared``: they read the bundle where it lies;
-    ``relay`` and ``sbcast``: it is sent to them."""
+    ``relay``, ``sbcast`` and ``ssh``: it is sent to them."""
     bytes: int = field(default=0, metadata=REQUIRED)
     """Size of the file that is sent."""
     layers: tuple[str, ...] = field(default=(), metadata=REQUIRED)

@@ -78,6 +78,7 @@ class ProblemCode(TextEnum):
     SSH_NO_LOGIN = enum.auto()
     SSH_KEY_UNKNOWN = enum.auto()
     SSH_KEY_CHANGED = enum.auto()
+    SSH_TURNED_AWAY = enum.auto()
     SSH_LOGIN_FAILED = enum.auto()
     SSH_CONNECTION_LOST = enum.auto()
     SSH_NOT_STARTED = enum.auto()

@@ -15,8 +15,8 @@ from ..protocol.problem import Problem, ProblemCode
 from ..protocol.rates import ASSUMED, Rates
 from .forecast import Nodes, Staging, staging, staging_by_reading, staging_work
 
-PRESENT, SHARED, RELAY, SBCAST = "present", "shared", "relay", "sbcast"
-SENT = (RELAY, SBCAST)
+PRESENT, SHARED, RELAY, SBCAST, SSH = "present", "shared", "relay", "sbcast", "ssh"
+SENT = (RELAY, SBCAST, SSH)
 """The ways in which a file is sent."""
 
 
@@ -28,6 +28,8 @@ class TransferRule:
     """Whether the bundle is sent."""
     way: TransferWay = TransferWay.AUTO
     """How it is sent, if it is."""
+    without_relay: str = SBCAST
+    """How it is sent where no relay can: ``sbcast``, or ``ssh`` where there is no Slurm."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class NodeGroup:
     """Their names."""
     how: str
     """``present``: the environment is there; ``shared``: they read the bundle where it lies;
-    ``relay`` and ``sbcast``: it is sent to them."""
+    ``relay``, ``sbcast`` and ``ssh``: it is sent to them."""
     members: tuple[str, ...] | None = None
     """Names of the bundle's members that are sent; None for the whole bundle. There may be none, if
     the nodes have all layers and only the manifest differs."""
@@ -93,7 +95,7 @@ def make_plan(
         The plan, and the nodes that cannot be served.
     """
     nodes = _Nodes.of(facts)
-    sender = _Sender.of(rule.way, nodes.waiting, facts)
+    sender = _Sender.of(rule, nodes.waiting, facts)
     groups = _to_be_sent(nodes.waiting, facts, sender.how)
     if manifest is not None:
         groups = [_with_content(group, facts, manifest, size) for group in groups]
@@ -146,21 +148,21 @@ class _Sender:
     """What sends the bundle, where it is sent."""
 
     how: str
-    """``relay`` or ``sbcast``."""
+    """``relay``, ``sbcast`` or ``ssh``."""
     why: str = ""
     """The reason, where it is not what is usual."""
 
     @classmethod
     def of(
-        cls, way: TransferWay, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
+        cls, rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
     ) -> _Sender:
         """Choose the relay, unless it is not wanted or some node has no address for the others."""
-        if way is TransferWay.SBCAST:
+        if rule.way is TransferWay.SBCAST:
             return cls(SBCAST)
         nowhere = [node for node in nodes if not facts[node].address]
         if nowhere:
             have = "has" if len(nowhere) == 1 else "have"
-            return cls(SBCAST, f"{first_names(nowhere)} {have} no address for others")
+            return cls(rule.without_relay, f"{first_names(nowhere)} {have} no address for others")
         return cls(RELAY)
 
     def line(self, count: str, why: str) -> str:
@@ -261,10 +263,10 @@ def _each_with(code: ProblemCode, nodes: Sequence[str]) -> dict[str, Problem]:
 def _to_be_sent(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer], how: str
 ) -> list[NodeGroup]:
-    """Return the groups of nodes that are sent a file each; ``sbcast`` needs the same path."""
-    if how == SBCAST:
-        return [NodeGroup(group, how) for group in by_root(nodes, facts)]
-    return [NodeGroup(tuple(nodes), how)] if nodes else []
+    """Return the groups of nodes that are sent a file each: the same path, but for a relay."""
+    if how == RELAY:
+        return [NodeGroup(tuple(nodes), how)] if nodes else []
+    return [NodeGroup(group, how) for group in by_root(nodes, facts)]
 
 
 def by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[tuple[str, ...]]:

@@ -121,6 +121,7 @@ PROBLEMS: Mapping[ProblemCode, Rule] = {
     ProblemCode.NO_ANSWER_HANGS: _compared(NodeFault.NODE_FAILURE),
     # Where no host can be reached, it is this machine's network, or the user's key.
     ProblemCode.SSH_UNREACHED: _compared(NodeFault.NODE_FAILURE),
+    ProblemCode.SSH_TURNED_AWAY: _compared(NodeFault.NODE_FAILURE),
     ProblemCode.SSH_LOGIN_FAILED: _compared(NodeFault.NODE_FAILURE),
     ProblemCode.SSH_CONNECTION_LOST: _compared(NodeFault.NODE_FAILURE),
 }

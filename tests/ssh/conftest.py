@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ RANK = """\
 import os, pathlib, sys, time
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
 print(f"[RANK {rank}] WORLD_SIZE={world} mine={os.environ.get('MINE')}", flush=True)
+print(f"home={os.environ['HOME']}", flush=True)
 secret = os.environ.get("HF_TOKEN", "")
 if secret:
     print("token is here", flush=True)
@@ -62,8 +64,10 @@ def own_place(hosts: SshHosts, isolated: Path, monkeypatch: pytest.MonkeyPatch) 
 def project(
     hosts: SshHosts, index_env: dict[str, str], supplies: Supplies, own_place: None
 ) -> Path:
-    """The folder of a project without torch, built once."""
+    """The folder of a project without torch, built once; no results of another test are in it."""
     root = hosts.hidden / "project"
+    for results in root.glob("out*"):
+        shutil.rmtree(results)
     if not root.exists():
         root.mkdir()
         (root / "train.py").write_text(RANK)

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import until
-from tests.support.ssh_hosts import SshHosts, words
+from tests.support.ssh_hosts import SshHosts, start_sleeping, words
 
 ALL = "node[01-04]"
-
-
-def at_work(hosts: SshHosts, *nodes: str) -> bool:
-    """Whether a rank runs on each of the hosts."""
-    return all(any("train.py sleep" in line for line in hosts.agents(node)) for node in nodes)
-
-
-def start_sleeping(hosts: SshHosts, project: Path) -> subprocess.Popen[str]:
-    started = hosts.start("run", "--hosts", ALL, "--", "train.py", "sleep", folder=project)
-    assert until(lambda: started.poll() is not None or at_work(hosts, *hosts.nodes))
-    assert started.poll() is None, hosts.end(started).talk
-    return started
 
 
 def test_all_phases(hosts: SshHosts, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

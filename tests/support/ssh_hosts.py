@@ -15,6 +15,7 @@ from typing import Any
 from tests.support.building import STAGER
 from tests.support.cluster import STATES, script
 from tests.support.needs import lacks, needs
+from tests.support.processes import living, until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,12 @@ class SshHosts:
         started = self.start(*arguments, folder=folder)
         return self.end(started, timeout)
 
-    def start(self, *arguments: str, folder: Path) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, folder: Path, before: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
         """Start the command line as a shell's job, which Ctrl-C reaches as a whole."""
         return subprocess.Popen(
-            [*STAGER, arguments[0], "--json", *arguments[1:]],
+            [*before, *STAGER, arguments[0], "--json", *arguments[1:]],
             cwd=folder,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -93,6 +96,31 @@ class SshHosts:
         """The command lines of what a job runs on a host."""
         lines = self.on(node, "ps", "-ww", "-eo", "args").splitlines()
         return [line for line in lines if "agent " in line or "train.py" in line]
+
+    def address(self, node: str) -> str:
+        """The address of a host."""
+        return self.on(node, "hostname", "-I").split()[0]
+
+    def sshd(self, node: str, *, session: bool = False) -> list[str]:
+        """The numbers on the host of its sshd: of the one that listens, or of logins."""
+        lines = self.on(node, "ps", "-ww", "-eo", "pid,args").splitlines()
+        title = "@notty" if session else "[listener]"
+        words = [line.split(maxsplit=1) for line in lines if "sshd:" in line and title in line]
+        return [number for number, _ in words]
+
+    @contextmanager
+    def stopped_sshd(self, node: str) -> Iterator[None]:
+        """Let the host's sshd do nothing while the block runs: connections come, and no word."""
+        [number] = self.sshd(node)
+        self.on(node, "kill", "-STOP", number)
+        try:
+            yield
+        finally:
+            self.on(node, "kill", "-CONT", number)
+
+    def clients(self) -> list[str]:
+        """The command lines of ``ssh`` that run here for these hosts."""
+        return [line for line in living(self.state_dir / "ssh_config") if "/ssh -F " in line]
 
     def lose(self, node: str) -> None:
         """Pull the host's plug."""
@@ -131,6 +159,20 @@ def remove_hosts(name: str) -> None:
     """Remove hosts that :func:`make_hosts` made, or what there is of them."""
     script("down", "--name", name)
     shutil.rmtree(Path("/var/tmp") / f"stager-{name}", ignore_errors=True)
+
+
+def at_work(hosts: SshHosts, *nodes: str) -> bool:
+    """Whether a rank runs on each of the hosts."""
+    return all(any("train.py sleep" in line for line in hosts.agents(node)) for node in nodes)
+
+
+def start_sleeping(hosts: SshHosts, project: Path, *options: str) -> subprocess.Popen[str]:
+    """Start ranks that sleep on all hosts; return when they do."""
+    argv = ("run", "--hosts", ",".join(hosts.nodes), *options, "--", "train.py", "sleep")
+    started = hosts.start(*argv, folder=project)
+    assert until(lambda: started.poll() is not None or at_work(hosts, *hosts.nodes))
+    assert started.poll() is None, hosts.end(started).talk
+    return started
 
 
 def words(problems: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ class SshCluster:
             f'"$python" -I -S -c "{_LOADER}" {program} agent {shlex.quote(command)}; exit; fi; '
             f"done; echo {len(names)} >&2; exit {ssh_faults.NO_PYTHON_STATUS}"
         )
-        return _fanout(script, step.nodes)
+        return _fanout("--attached", script, *step.nodes)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         """Return the variables that hosts get, besides their own."""
@@ -121,12 +121,12 @@ class SshCluster:
         """Do nothing: all waits are short."""
 
 
-def _fanout(script: str, hosts: Sequence[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", sys.argv[0], "fanout", script, *hosts]
+def _fanout(*words: str) -> list[str]:
+    return [sys.executable, "-I", "-S", sys.argv[0], "fanout", *words]
 
 
 def _send_command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
     """Return the command that writes a file on all hosts that are asked."""
     script = f"exec cat >{shlex.quote(transfer.target)}"
-    argv = _fanout(script, list(answers.nodes))
+    argv = _fanout(script, *answers.nodes)
     return SendCommand(argv, ssh_faults.send_faults, source=transfer.source)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...channel import login_reasons
 from ...channel.fanout_host import LOGIN_SECONDS, REPORT
 from ...protocol.codec import decode
 from ...protocol.json_values import DecodeError
@@ -21,24 +21,7 @@ _SSH_FAILED = 255
 _KILLED = 128 + 9
 _TAIL = 3
 """Lines of a host that are shown."""
-_REASONS = (
-    (ProblemCode.SSH_KEY_CHANGED, re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED")),
-    (
-        ProblemCode.SSH_KEY_UNKNOWN,
-        re.compile(r"Host key verification failed|No \S+ host key is known"),
-    ),
-    (ProblemCode.SSH_NAME_UNKNOWN, re.compile(r"Could not resolve hostname")),
-    (
-        ProblemCode.SSH_NO_LOGIN,
-        re.compile(r"Permission denied|Too many authentication failures|Authentication failed"),
-    ),
-    (
-        ProblemCode.SSH_UNREACHED,
-        re.compile(r"connect to (?:host|address) .*|Connection timed out|Connection refused"),
-    ),
-)
-"""The reasons of ``ssh`` for a login that has failed, the most telling ones first."""
-UNREACHABLE = (*(code for code, _ in _REASONS), ProblemCode.SSH_LOGIN_FAILED)
+UNREACHABLE = {*(code for code, _ in login_reasons.REASONS), ProblemCode.SSH_LOGIN_FAILED}
 """The problems of hosts on which nothing has begun."""
 
 
@@ -56,6 +39,8 @@ class HostEnd:
     """True if its login took too long, and was ended."""
     said: tuple[str, ...]
     """The last lines that ``ssh`` and the host have written to standard error."""
+    tries: int = 1
+    """How often it was tried to log in."""
 
 
 def step_faults(stderr: str) -> dict[str, StepFault]:
@@ -105,19 +90,16 @@ def _reason(end: HostEnd) -> ProblemCode:
     """Return why a login has failed."""
     if end.status == _NO_SSH:
         return ProblemCode.SSH_NOT_STARTED
-    text = "" if end.slow else "\n".join(end.said)
-    codes = (code for code, pattern in _REASONS if pattern.search(text))
-    return next(codes, ProblemCode.SSH_LOGIN_FAILED)
+    code = None if end.slow else login_reasons.reason(end.said)
+    return ProblemCode.SSH_LOGIN_FAILED if code is None else code
 
 
 def _words(end: HostEnd) -> str:
     """Return what is known of an end, in the words of ``ssh`` where it has any."""
     if end.slow:
         return f"nothing came back for {LOGIN_SECONDS:.0f} s"
-    if not end.begun:  # ssh's own last line says it
-        for code, pattern in _REASONS:
-            lines = [line for line in end.said if pattern.search(line)]
-            if lines and code is not ProblemCode.SSH_KEY_CHANGED:
-                return lines[-1].removeprefix("ssh: ").rstrip(".")
+    line = "" if end.begun else login_reasons.telling_line(end.said)
+    if line:
+        return f"{line}; tried {end.tries} times" if end.tries > 1 else line
     lines = list(end.said[-_TAIL:])
     return "; ".join([*lines, describe_exit(end.status)] if end.begun or not lines else lines)

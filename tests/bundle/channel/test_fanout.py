@@ -26,6 +26,14 @@ case $2 in
     down*) echo "ssh: connect to host $2 port 22: Connection refused" >&2; exit 255 ;;
     chatty*) echo "Welcome to $2"; echo "last line without an end of $2" ;;
     hung*) exec sleep 600 ;;
+    full*) # takes one login at a time
+        if ! mkdir "$0.$2" 2>/dev/null; then
+            echo "kex_exchange_identification: Connection closed by remote host" >&2
+            exit 255
+        fi
+        sleep 0.3
+        rmdir "$0.$2" ;;
+    closed*) echo "Connection closed by 10.0.0.7 port 22" >&2; exit 255 ;;
     broken*) exec /bin/sh -c "$3; kill -9 $$" ;;
 esac
 exec /bin/sh -c "$3"
@@ -49,6 +57,7 @@ def fan_out(
     data: bytes = b"",
     before: str = "",
     files: int = 1024,
+    pauses: tuple[float, ...] = (0.1,) * 5,
 ) -> tuple[int, bytes, dict[str, dict[str, Any]]]:
     """Run a script on all hosts; return status, output and the reports of hosts.
 
@@ -59,10 +68,12 @@ def fan_out(
         data: what each gets on its standard input.
         before: Python that the fan-out runs first.
         files: its limit on open files.
+        pauses: seconds before each further try of a host that was turned away.
     """
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, 4096)); "
-        f"{START}, fanout_host; fanout_host.LOGIN_SECONDS = 600\n{before}\n"
+        f"{START}, fanout_host, login_queue; fanout_host.LOGIN_SECONDS = 600; "
+        f"login_queue.PAUSES = {pauses}\n{before}\n"
         "sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
     )
     done = subprocess.run(
@@ -129,6 +140,36 @@ def test_a_login_that_hangs_is_ended(path: str, tmp_path: Path) -> None:
     code, out, reports = fan_out(path, script, "hung", "n1", data=b"go\n", before=before)
     assert out == b"well\n"
     assert (reports["hung"]["slow"], reports["hung"]["begun"], code != 0) == (True, False, True)
+
+
+def test_hosts_that_were_turned_away_are_tried_again(path: str) -> None:
+    """The input comes to them as well, and what they print comes once."""
+    names = ["full", "full", "full", "n1"]
+    code, out, reports = fan_out(path, "cat", *names, data=b"well\n", pauses=(0.5,) * 9)
+    assert (code, out, reports) == (0, b"well\n" * 4, {})
+
+
+def test_one_that_takes_nobody_is_named_and_keeps_no_other_waiting(path: str) -> None:
+    code, out, reports = fan_out(path, "echo well", "closed", *[f"n{n}" for n in range(20)])
+    assert (code, out) == (255, b"well\n" * 20)
+    assert (reports["closed"]["tries"], reports["closed"]["begun"]) == (6, False)
+
+
+def test_logins_that_are_not_done_end_with_an_attached_input(path: str) -> None:
+    """Those who have begun see their input end; a login that hangs would keep all waiting."""
+    code = f"{START}; sys.exit(fanout.main(sys.argv[2:], sys.argv[1], attached=True))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "echo well; cat", "hung", "n1"],
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"well\n"
+        _, errors = running.communicate(timeout=60)  # of itself the login would take 90 s
+    report = json.loads(errors.decode().removeprefix(REPORT))
+    assert (report["host"], report["begun"], report["slow"]) == ("hung", False, False)
 
 
 def test_the_bytes_of_one_host_come_as_they_are(path: str) -> None:

@@ -134,6 +134,22 @@ def test_a_node_without_an_address_of_its_own_has_that_of_its_way_to_the_driver(
     assert (event["ok"], event["address"]) == (False, "")
 
 
+@pytest.mark.parametrize(("reached", "loopback"), [("127.0.1.1", "127.0.1.1"), ("192.0.2.7", "")])
+def test_a_host_that_ssh_reaches_at_a_loopback_address_says_so(
+    single: Packed,
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reached: str,
+    loopback: str,
+) -> None:
+    monkeypatch.setenv("STAGER_NODE", "local1")
+    monkeypatch.setenv("SSH_CONNECTION", f"127.0.0.1 40000 {reached} 22")
+    job = job_for(single, tmp_path, allocation=Allocation.SSH)
+    _, (event,) = ask(program, "preflight", job)
+    assert event.get("loopback", "") == loopback
+
+
 def test_the_marker_tells_whether_it_is_the_same_directory(
     single: Packed, program: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.enumerations import Action
+from bundle.driver.deep_check import names_to_compare
+from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.bundles import rot
@@ -126,3 +127,11 @@ def test_a_port_that_is_taken(single: Packed, program: Path, tmp_path: Path) -> 
         _, events = ask(program, "deep", job, root=root, python="", head=head, names={})
     problem = events[-1]["network"]["problem"]
     assert problem["what"] == "the head node cannot listen on the job's port"
+
+
+def test_names_that_only_ssh_knows_are_not_looked_up(single: Packed, tmp_path: Path) -> None:
+    nodes = ("no-such.invalid", "ann@localhost")
+    by_ssh = job_for(single, tmp_path, nodes=nodes, allocation=Allocation.SSH)
+    assert names_to_compare(by_ssh).keys() == {"localhost"}
+    by_slurm = job_for(single, tmp_path, nodes=nodes[:1], allocation=Allocation.SLURM)
+    assert names_to_compare(by_slurm) == {"no-such.invalid": ()}

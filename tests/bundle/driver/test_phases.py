@@ -13,6 +13,7 @@ from bundle.driver.state import NodesFailed, State
 from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.pack.bundle import Packed
+from tests.support.displayed import displayed
 from tests.support.jobs import job_for
 
 NODES = ("n1", "n2", "n3")
@@ -49,3 +50,17 @@ def test_an_interface_of_no_node_is_the_settings_fault(state: State) -> None:
 def test_an_interface_that_one_node_lacks_is_that_nodes(state: State) -> None:
     with pytest.raises(NodesFailed, match=r"^n1$"):
         PreflightPhase().use(state)
+
+
+def test_a_host_that_is_the_machine_ssh_came_from_is_named(
+    state: State, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it is the only one: then nobody has to reach it."""
+    inward = PreflightAnswer("n1", root="/r", python="/p", address="10.0.0.1", loopback="127.0.1.1")
+    state.answers["n1"] = inward
+    PreflightPhase().use(state)
+    said = "n1: ssh reaches it at 127.0.1.1, so it is this machine (or the jump host before it)"
+    assert said in displayed(state, capfd)
+    state.job, state.answers = replace(state.job, nodes=("n1",)), {"n1": inward}
+    PreflightPhase().use(state)
+    assert "127.0.1.1" not in displayed(state, capfd)

@@ -109,6 +109,13 @@ def test_nodes_without_an_address_cannot_relay(manifest: Manifest, way: str) -> 
     )
 
 
+def test_where_there_is_no_slurm_the_other_way_is_ssh(manifest: Manifest) -> None:
+    facts = {"n1": node(None), "n2": node(None, address="", root="/scratch/stager-7")}
+    plan, _ = make_plan(facts, TransferRule(without_relay="ssh"), manifest, SIZE)
+    assert ways(plan) == [("ssh", ("n1",)), ("ssh", ("n2",))]
+    assert plan.why.startswith("ssh to 2 nodes: ")
+
+
 def test_no_sending_on_request(manifest: Manifest) -> None:
     facts: Facts = {"n1": node(SLOW), "n2": node(None), "n3": READY}
     plan, problems = make_plan(facts, NEVER, manifest, SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,19 +10,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from bundle.channel.fanout_host import REPORT
 from bundle.driver.transports import ssh_faults
+from bundle.driver.transports.step_faults import StepFault
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.needs import needs
 from tests.support.ports import unused_port
 from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[4]
-KEYS = ("host", "other", "user")
+KEYS = ("host", "other", "user", "sleeper")
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -87,45 +90,107 @@ def test_an_end_has_a_problem(line: str, code: ProblemCode, why: str | None) -> 
         assert faults["n2"].values["why"] == why
 
 
+@dataclass(frozen=True)
+class Sshd:
+    """A real sshd on the loopback interface."""
+
+    path: str
+    """A ``PATH`` whose ``ssh`` knows hosts that are this sshd."""
+    port: int
+    """The port that it listens on."""
+
+    def fan_out(self, *names: str, pauses: str = "1.0, 1.0", mark: str = "") -> Ended:
+        """Run a fan-out to some hosts that return the line which they are sent.
+
+        Args:
+            names: the hosts.
+            pauses: seconds before each further try of a host that was turned away.
+            mark: a file that a host makes; the time for all logins is over then.
+        """
+        code = (
+            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout, "
+            f"fanout_host, login_queue; import os, time, types\n"
+            f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
+            "fanout_host.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
+            f"\nlogin_queue.PAUSES = ({pauses}); sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
+        )
+        script = f"touch {mark}" if mark else "true"
+        done = subprocess.run(
+            [sys.executable, "-c", code, f"read line; echo $STAGER_NODE $line; {script}", *names],
+            env={**os.environ, "PATH": self.path},
+            input=b"well\n",
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+        faults = ssh_faults.step_faults(done.stderr.decode())
+        return Ended(sorted(done.stdout.decode().splitlines()), faults)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A fan-out that has ended."""
+
+    lines: list[str]
+    """What it has printed."""
+    faults: dict[str, StepFault]
+    """The faults of hosts."""
+
+    @property
+    def problems(self) -> dict[str, ProblemCode]:
+        """The problem of each host that has one."""
+        return {name: fault.problem for name, fault in self.faults.items()}
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[str]:
-    """A ``PATH`` whose ``ssh`` knows hosts that are one real sshd on the loopback interface."""
+def sshd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sshd]:
+    """An sshd; a parameter is a line of its configuration.
+
+    Whoever comes with the key ``sleeper`` is logged in to a command that says nothing.
+    """
     needs("sshd")
     Path("/run/sshd").mkdir(exist_ok=True)
-    for key in ("host", "other", "user", "stranger"):
+    for key in ("host", "other", "user", "sleeper", "stranger"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / key)]
         subprocess.run(argv, check=True)
     keys = {key: (tmp_path / f"{key}.pub").read_text().rsplit(" ", 1)[0] for key in KEYS}
+    (tmp_path / "authorized").write_text(f'{keys["user"]}\ncommand="sleep 600" {keys["sleeper"]}\n')
     port, free = unused_port(), unused_port()
     (tmp_path / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\n"
-        f"AuthorizedKeysFile {tmp_path}/user.pub\nPidFile none\nStrictModes no\nUsePAM no\n"
-        "PermitRootLogin yes\n"
+        f"AuthorizedKeysFile {tmp_path}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
+        f"PermitRootLogin yes\n{getattr(request, 'param', '')}\n"
     )
-    known = {"good": "host", "nokey": "host", "changed": "other", "refused": "host"}
-    (tmp_path / "known").write_text("".join(f"{name} {keys[known[name]]}\n" for name in known))
-    blocks = [
-        f"Host {name}\nHostKeyAlias {name}\nHostName 127.0.0.1\n"
-        f"Port {free if name == 'refused' else port}\n"
-        f"IdentityFile {tmp_path}/{'stranger' if name == 'nokey' else 'user'}\n"
-        for name in (*known, "unknown")
-    ]
-    common = f"Host *\nIdentitiesOnly yes\nUserKnownHostsFile {tmp_path}/known\n"
-    blocks.append(f"{common}GlobalKnownHostsFile /dev/null\n")
-    (tmp_path / "config").write_text("".join(blocks))
+    (tmp_path / "config").write_text("".join(ssh_config(tmp_path, keys, port, free)))
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     program.chmod(0o755)
-    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or "sshd"
+    argv = [shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or "sshd", "-D", "-e"]
     with subprocess.Popen(
-        [sshd, "-D", "-e", "-f", str(tmp_path / "sshd_config")], stderr=subprocess.DEVNULL
+        [*argv, "-f", str(tmp_path / "sshd_config")], stderr=subprocess.DEVNULL
     ) as server:
         try:
             assert until(lambda: connects(port))
-            yield f"{program.parent}:{os.environ['PATH']}"
+            yield Sshd(f"{program.parent}:{os.environ['PATH']}", port)
         finally:
             server.terminate()
+
+
+def ssh_config(folder: Path, keys: dict[str, str], port: int, free: int) -> Iterator[str]:
+    """The configuration of a client; writes the host keys that it knows."""
+    known = {"good": "host", "nokey": "host", "changed": "other", "refused": "host", "slow": "host"}
+    (folder / "known").write_text("".join(f"{name} {keys[known[name]]}\n" for name in known))
+    users = {"nokey": "stranger", "slow": "sleeper"}
+    yield "Host behind*\nProxyJump good\nHostKeyAlias good\n"
+    for name in (*known, "unknown"):
+        yield f"Host {name}* behind*\n" if name == "good" else f"Host {name}\n"
+        yield (
+            f"HostKeyAlias {name}\nHostName 127.0.0.1\nPort {free if name == 'refused' else port}\n"
+            f"IdentityFile {folder}/{users.get(name, 'user')}\n"
+        )
+    yield f"Host *\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known\n"
+    yield "GlobalKnownHostsFile /dev/null\n"
 
 
 def connects(port: int) -> bool:
@@ -134,27 +199,51 @@ def connects(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_words_of_a_real_ssh(path: str) -> None:
-    names = ["good", "nokey", "changed", "unknown", "refused", "nosuch.invalid"]
-    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout; "
-    code += "sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "read line; echo $STAGER_NODE $line", *names],
-        env={**os.environ, "PATH": path},
-        input=b"well\n",
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.stdout == b"good well\n"
-    faults = ssh_faults.step_faults(done.stderr.decode())
-    assert {name: fault.problem for name, fault in faults.items()} == {
+def test_the_words_of_a_real_ssh(sshd: Sshd) -> None:
+    names = ["good", "nokey", "changed", "unknown", "refused", "nosuch.invalid", "nosuch@good"]
+    done = sshd.fan_out(*names)
+    assert done.lines == ["good well"]
+    assert done.problems == {
         "nokey": ProblemCode.SSH_NO_LOGIN,
         "changed": ProblemCode.SSH_KEY_CHANGED,
         "unknown": ProblemCode.SSH_KEY_UNKNOWN,
         "refused": ProblemCode.SSH_UNREACHED,
         "nosuch.invalid": ProblemCode.SSH_NAME_UNKNOWN,
+        "nosuch@good": ProblemCode.SSH_NO_LOGIN,
     }
+
+
+def test_a_login_that_never_comes_to_its_end(sshd: Sshd, tmp_path: Path) -> None:
+    """The connection stands and the key is right, but the command of the key says nothing."""
+    done = sshd.fan_out("slow", "good", mark=str(tmp_path / "mark"))
+    assert done.lines == ["good well"]
+    assert done.problems == {"slow": ProblemCode.SSH_LOGIN_FAILED}
+
+
+@pytest.mark.parametrize("sshd", ["MaxStartups 2:100:2"], indirect=True)
+@pytest.mark.parametrize("name", ["good", "behind"])
+def test_more_hosts_than_an_sshd_takes_logins_at_a_time(sshd: Sshd, name: str) -> None:
+    """All sixteen would begin at once; behind a jump host all are logins to that one, too."""
+    names = [f"{name}{number}" for number in range(10, 20)]
+    done = sshd.fan_out(*names, pauses="1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0")
+    assert done.faults == {}
+    assert done.lines == [f"{name} well" for name in names]
+
+
+@pytest.mark.parametrize("sshd", ["MaxStartups 1:100:1"], indirect=True)
+def test_an_sshd_that_takes_no_login_is_named(sshd: Sshd) -> None:
+    """Somebody else has the only login that it takes at a time."""
+    with contextlib.ExitStack() as others:
+
+        def let_in() -> bool:
+            """Whether a connection that stays open is asked for a login."""
+            other = others.enter_context(socket.create_connection(("127.0.0.1", sshd.port)))
+            return other.recv(4) == b"SSH-"
+
+        assert until(let_in)
+        done = sshd.fan_out("good1", "behind1")
+    assert done.problems == dict.fromkeys(("good1", "behind1"), ProblemCode.SSH_TURNED_AWAY)
+    assert done.faults["good1"].values["why"].endswith("tried 3 times")
 
 
 def test_a_report_that_was_cut_is_none() -> None:
