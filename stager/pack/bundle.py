@@ -16,6 +16,7 @@ from bundle.format.layer import Index, LayerError
 from bundle.format.layer_head import decode_head
 from bundle.format.manifest import (
     BLOCK,
+    INTERPRETER,
     MANIFEST_NAME,
     NODE_NAME,
     Layer,
@@ -58,6 +59,8 @@ class Contents:
     """Names of the packages in the user's requirements."""
     imports: tuple[str, ...]
     """Modules that must import on every node."""
+    glibc: tuple[int, int] = (0, 0)
+    """The oldest glibc that the bundle's own Python runs with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,21 +151,23 @@ def _stamp(path: Path, key: Digest) -> str:
     return " ".join(map(str, [*stamp(path.stat()), key])) + "\n"
 
 
-def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:
-    """Return the requirements on a node: the newest C library that any wheel's tags name.
+def requires(contents: Contents) -> Requires:
+    """Return the requirements on a node: the newest C library that anything inside needs.
 
     It is often much older than the target's own, so a bundle built on a new login node runs on
     older compute nodes if its wheels allow it.
     """
+    target = contents.target
     libc, newest = target.libc
-    needed = (0, 0)
-    for wheel in wheels:
+    needed = contents.glibc
+    for wheel in contents.wheels:
         needed = max(needed, _libc_needed(wheel, newest))
     return Requires(
         python=target.python,
         machine=target.machine,
         libc=libc,
         libc_version=f"{needed[0]}.{needed[1]}",
+        bundled_python=any(layer.kind == INTERPRETER for layer in contents.layers),
     )
 
 
@@ -189,7 +194,7 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
         decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
-        requires=requires(contents.target, contents.wheels),
+        requires=requires(contents),
         node=Part(name=NODE_NAME, sha256=Digest.of(node), size=len(node)),
         decompressor=decompressor,
         layers=contents.layers,
