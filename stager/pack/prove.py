@@ -18,7 +18,7 @@ from typing import cast
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from bundle.format.manifest import Manifest, room_for
+from bundle.format.manifest import INTERPRETER, Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode
@@ -27,6 +27,7 @@ from ..core.errors import BundleError, SpaceError, StagerError
 from ..core.processes import CommandError, Runner, run
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
+from ..interpreter.start import faults_elsewhere
 from .existing import ChosenBundle, node_program
 
 PROBE_SECONDS = 1200.0
@@ -116,6 +117,8 @@ def prove(
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
         site = result.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, wanted.requirements, target, wanted.overridden)
+        if manifest.requires.bundled_python:
+            faults += faults_elsewhere(result.path, target.python, denied)
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node",
@@ -135,7 +138,7 @@ def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
         return f"this machine is not {target.machine} with {needs.libc}"
     if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
         return f"{needs.libc} is older than {needs.libc_version} here"
-    if target.is_host_python or _has_python(target, run):
+    if needs.bundled_python or target.is_host_python or _has_python(target, run):
         return ""
     return f"there is no Python {target.python} here"
 
@@ -240,9 +243,9 @@ def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
 
 
 def _key(manifest: Manifest, wanted: Wanted) -> str:
-    wheels = sorted(layer.head for layer in manifest.layers if layer.kind == "wheel")
+    proved = ("wheel", INTERPRETER)
     parts = {
-        "layers": wheels,
+        "layers": sorted(layer.head for layer in manifest.layers if layer.kind in proved),
         "imports": manifest.imports,
         "requirements": sorted(wanted.requirements),
     }
