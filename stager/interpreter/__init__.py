@@ -1,1 +1,1 @@
-"""The Python that a bundle brings: finding it, what belongs to it, the proof that it can be moved."""
+"""The Python that a bundle brings: found, its files and libraries, started in another place."""

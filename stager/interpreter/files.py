@@ -21,7 +21,7 @@ from ..layers.source import LayerSource
 from ..layers.tree import Collector, Tree, digest_of
 from . import elf
 from .installation import Installation
-from .libraries import Libraries, libraries_of
+from .libraries import libraries_of
 
 _LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test")
 """Directories of a standard library that stay behind: packages, tests, and what is made anew."""
@@ -56,7 +56,9 @@ class BundledInterpreter:
         )
 
 
-def bundled(installation: Installation, target: Target, prune: Collection[str]) -> BundledInterpreter:
+def bundled(
+    installation: Installation, target: Target, prune: Collection[str]
+) -> BundledInterpreter:
     """Return the layer's source of a Python, and what it needs of a node.
 
     Args:
@@ -80,9 +82,7 @@ def bundled(installation: Installation, target: Target, prune: Collection[str]) 
     for path in [installation.program, *paths, *libraries.own]:
         collector.add(path, str(prefix / path))
     tree = collector.tree(what=f"the Python in {prefix}", hint=_HINT)
-    interpreter = Interpreter(
-        program=prefix / installation.program, run_paths=libraries.run_paths
-    )
+    interpreter = Interpreter(program=prefix / installation.program, run_paths=libraries.run_paths)
     source = LayerSource(
         kind=INTERPRETER,
         name="python",
@@ -104,7 +104,7 @@ def _refuse_other_libc(installation: Installation, target: Target) -> None:
             f"environment.interpreter: {program} is no program for 64-bit Linux",
             hint="name the Python itself, not a script that starts it",
         )
-    loader = os.path.basename(header.loader)
+    loader = Path(header.loader).name
     libc = "musl" if loader.startswith("ld-musl") else "glibc"
     if loader and libc != target.libc[0]:
         raise ConfigError(

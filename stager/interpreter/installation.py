@@ -163,9 +163,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
             f"belongs to the system in {prefix}, which cannot be moved: its files lie among those "
             "of all other programs"
         )
-    made = Installation(
-        prefix=prefix, program=f"bin/{program.name}", version=facts.version
-    )
+    made = Installation(prefix=prefix, program=f"bin/{program.name}", version=facts.version)
     for part in (made.program, f"{made.library}/os.py", f"{made.library}/encodings"):
         if not (prefix / part).exists():
             raise _UnusableError(f"is not relocatable: {prefix} has no {part}")

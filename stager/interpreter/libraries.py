@@ -1,4 +1,4 @@
-"""The shared libraries that a Python needs: those that go with it, and those it leaves to a node."""
+"""The shared libraries that a Python needs: those that go with it, those left to the nodes."""
 
 from __future__ import annotations
 

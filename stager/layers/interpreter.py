@@ -1,4 +1,4 @@
-"""The layer of the Python that a bundle brings: its files made relocatable, its modules compiled."""
+"""The layer of the Python that a bundle brings: made relocatable, and compiled by itself."""
 
 from __future__ import annotations
 

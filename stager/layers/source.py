@@ -94,9 +94,11 @@ def origin(source: LayerSource, target: Target) -> Origin:
     sampled = compression(sampled=source.sampled)
     options: dict[str, object] = {"format": INDEX_FORMAT, "compression": sampled}
     if source.kind != "asset":
-        compiled: object = [importlib.util.MAGIC_NUMBER.hex(), COMPILED] if target.is_host_python else None
+        compiled: object = None
         if source.interpreter is not None:
             compiled = "its own"
+        elif target.is_host_python:
+            compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED]
         options |= {"python": target.python_tag, "bytecode": compiled}
     if source.kind != "wheel":
         options["prefix"] = source.prefix

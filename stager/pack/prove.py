@@ -45,6 +45,10 @@ _OF_THE_STORE = (
     ProblemCode.ENVIRONMENT_UNWRITABLE,
 )
 """Problems with the scratch directory, which lies in the store."""
+_HINT = (
+    "add what is missing to environment.requirements, or correct environment.imports, and build "
+    "again; --no-prove skips this check"
+)
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""
 
@@ -114,21 +118,31 @@ def prove(
         denied, how = _deny_network(run)
         program = node_program(bundle, store, manifest.id)
         result = _probe(program, ChosenBundle(path=bundle, id=manifest.id), scratch, denied, run)
+        if manifest.requires.bundled_python:
+            _require_relocatable(faults_elsewhere(result.path, target.python, denied))
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
         site = result.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, wanted.requirements, target, wanted.overridden)
-        if manifest.requires.bundled_python:
-            faults += faults_elsewhere(result.path, target.python, denied)
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node",
-            hint="add what is missing to environment.requirements, or correct environment.imports, "
-            "and build again; --no-prove skips this check",
+            hint=_HINT,
             context=faults,
         )
     with store.publishing(record) as partial:
         partial.write_text(how + "\n")
     return Proof(done=True, how=f"nothing is missing: {how}")
+
+
+def _require_relocatable(faults: Sequence[str]) -> None:
+    """Refuse a Python that takes anything from the place that it was taken from."""
+    if faults:
+        raise BundleError(
+            "the Python that the bundle brings is not relocatable: it would fail on a node",
+            hint="name another one with environment.interpreter, such as one of uv's (uv python "
+            "install); --no-prove skips this check",
+            context=faults,
+        )
 
 
 def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
