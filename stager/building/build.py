@@ -187,7 +187,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 decompressor=decompressor,
                 packages=_reported(requested, made.layers),
                 imports=_imports(config, requested, made.layers, store),
-                glibc=own.glibc if own else (0, 0),
+                bundled_glibc=own.glibc if own else None,
             )
             packed = pack(contents, store)
             compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)

@@ -107,16 +107,20 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
             checks.variables,
             'a table of variables and their values, for example { MAX_JOBS = "4" }',
         ),
-        interpreter=table.take(
-            "interpreter",
-            OF_NODE,
-            checks.interpreter(root, (OF_NODE, BUNDLED)),
-            f'"{OF_NODE}", "{BUNDLED}", or the path of a Python, for example '
-            '"~/.pyenv/versions/3.12.1"',
-        ),
+        interpreter=_interpreter(table, root),
     )
     _check_target(table, config)
     return config
+
+
+def _interpreter(table: Table, root: Path) -> str:
+    return table.take(
+        "interpreter",
+        OF_NODE,
+        checks.interpreter(root, (OF_NODE, BUNDLED)),
+        f'"{OF_NODE}", "{BUNDLED}", or the path of a Python, for example '
+        '"~/.pyenv/versions/3.12.1"',
+    )
 
 
 def _requirements(table: Table, source: Path) -> tuple[str, ...]:

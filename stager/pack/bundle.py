@@ -16,7 +16,6 @@ from bundle.format.layer import Index, LayerError
 from bundle.format.layer_head import decode_head
 from bundle.format.manifest import (
     BLOCK,
-    INTERPRETER,
     MANIFEST_NAME,
     NODE_NAME,
     Layer,
@@ -59,8 +58,8 @@ class Contents:
     """Names of the packages in the user's requirements."""
     imports: tuple[str, ...]
     """Modules that must import on every node."""
-    glibc: tuple[int, int] = (0, 0)
-    """The oldest glibc that the bundle's own Python runs with."""
+    bundled_glibc: tuple[int, int] | None = None
+    """The oldest glibc that the bundle's own Python runs with; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,23 +150,29 @@ def _stamp(path: Path, key: Digest) -> str:
     return " ".join(map(str, [*stamp(path.stat()), key])) + "\n"
 
 
-def requires(contents: Contents) -> Requires:
+def requires(
+    target: Target, wheels: Sequence[Wheel], bundled_glibc: tuple[int, int] | None = None
+) -> Requires:
     """Return the requirements on a node: the newest C library that anything inside needs.
 
     It is often much older than the target's own, so a bundle built on a new login node runs on
     older compute nodes if its wheels allow it.
+
+    Args:
+        target: the target the environment was resolved for.
+        wheels: the wheels, whose tags count.
+        bundled_glibc: the oldest glibc for the bundle's own Python; None without one.
     """
-    target = contents.target
     libc, newest = target.libc
-    needed = contents.glibc
-    for wheel in contents.wheels:
+    needed = bundled_glibc or (0, 0)
+    for wheel in wheels:
         needed = max(needed, _libc_needed(wheel, newest))
     return Requires(
         python=target.python,
         machine=target.machine,
         libc=libc,
         libc_version=f"{needed[0]}.{needed[1]}",
-        bundled_python=any(layer.kind == INTERPRETER for layer in contents.layers),
+        bundled_python=bundled_glibc is not None,
     )
 
 
@@ -194,7 +199,7 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
         decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
-        requires=requires(contents),
+        requires=requires(contents.target, contents.wheels, contents.bundled_glibc),
         node=Part(name=NODE_NAME, sha256=Digest.of(node), size=len(node)),
         decompressor=decompressor,
         layers=contents.layers,
