@@ -115,6 +115,10 @@ REQUIREMENTS = {
     ),
     "ip": Requirement(title="ip", packages=("iproute2",)),
     "ipv6": Requirement(title="IPv6", advice="enable it on the loopback interface", optional=True),
+    "movable python": Requirement(
+        title="another Python that can be moved",
+        advice="install one, with uv or pyenv: uv python install 3.12",
+    ),
     "namespaces": Requirement(title="namespaces", root=True, namespaces=True),
     "older python": Requirement(
         title="a Python older than 3.9", advice="install one, with pyenv for example"
