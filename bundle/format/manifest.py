@@ -40,9 +40,9 @@ PART_LIMIT = 64 << 20
 """The largest member that is read whole: it bounds what a hostile bundle can claim."""
 HEAD_LIMIT = 256 << 20
 """The same for the head of a layer."""
-INTERPRETER = "interpreter"
+PYTHON = "python"
 """The kind of the layer with a bundle's own Python."""
-KINDS = ("wheel", "project", "trainer", "asset", INTERPRETER)
+KINDS = ("wheel", "project", "trainer", "asset", PYTHON)
 
 _SIZE_LIMIT = 1 << 60
 _DISK_BLOCK = 4096
@@ -274,9 +274,8 @@ def _check(manifest: Manifest) -> None:
         _check_part(manifest.decompressor)
     for layer in manifest.layers:
         _check_layer(layer)
-    if manifest.requires.bundled_python != any(
-        layer.kind == INTERPRETER for layer in manifest.layers
-    ):
+    has_python = any(layer.kind == PYTHON for layer in manifest.layers)
+    if manifest.requires.bundled_python != has_python:
         raise ValueError("requires.bundled_python does not fit the layers")
     names = [name for name, _ in manifest.members()]
     if len(set(names)) != len(names):

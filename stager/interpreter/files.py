@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.environment.merge import OWN_PYTHON
-from bundle.format.manifest import INTERPRETER
+from bundle.format.manifest import PYTHON
 from bundle.protocol.digest import Digest
 
 from ..config.environment import HEADERS
@@ -51,8 +51,8 @@ class BundledInterpreter:
         )
         return (
             f"Python {self.source.version} goes into the bundle, but some of its modules need "
-            f"shared libraries that the nodes must have: {needs}. Those of uv need none "
-            "(uv python install)"
+            f"shared libraries that the nodes must have: {needs}. Those of uv need hardly "
+            "any (uv python install)"
         )
 
 
@@ -84,8 +84,8 @@ def bundled(
     tree = collector.tree(what=f"the Python in {prefix}", hint=_HINT)
     interpreter = Interpreter(program=prefix / installation.program, run_paths=libraries.run_paths)
     source = LayerSource(
-        kind=INTERPRETER,
-        name="python",
+        kind=PYTHON,
+        name="cpython",
         version=installation.version,
         digest=_digest(tree, interpreter),
         tree=tree,

@@ -18,7 +18,7 @@ from typing import cast
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from bundle.format.manifest import INTERPRETER, Manifest, room_for
+from bundle.format.manifest import PYTHON, Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode
@@ -257,7 +257,7 @@ def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
 
 
 def _key(manifest: Manifest, wanted: Wanted) -> str:
-    proved = ("wheel", INTERPRETER)
+    proved = ("wheel", PYTHON)
     parts = {
         "layers": sorted(layer.head for layer in manifest.layers if layer.kind in proved),
         "imports": manifest.imports,

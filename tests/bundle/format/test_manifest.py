@@ -153,6 +153,7 @@ def forged(**changes: object) -> bytes:
 
 def test_forging_as_such_is_not_what_is_refused() -> None:
     assert parse(forged(name="other", layer_size=901)).name == "other"
+    assert parse(forged(requires_bundled_python=True, layer_kind="python")).requires.bundled_python
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,9 @@ def test_forging_as_such_is_not_what_is_refused() -> None:
         {"requires_python": "3"},
         {"requires_python": 3.11},
         {"requires_machine": None},
+        {"requires_bundled_python": True},
+        {"requires_bundled_python": 1, "layer_kind": "python"},
+        {"layer_kind": "python"},
         {"layer_kind": "other"},
         {"layer_kind": []},
         {"layer_id": "../" + "0" * 61},

@@ -43,7 +43,7 @@ def test_what_goes_and_what_stays(own: OwnPython, python: BundledInterpreter) ->
     assert not folders & {"site-packages", "__pycache__", "test", "tests", "man"}
     assert not [path for path in shipped if path.endswith((".a", ".pyc")) or "/config-3" in path]
     assert [path for path in shipped if path.startswith("bin/")] == [f"bin/{own.program.name}"]
-    assert (python.source.kind, python.source.prefix) == ("interpreter", "python")
+    assert (python.source.kind, python.source.prefix) == ("python", "python")
     assert python.glibc > (2, 0)
 
 
