@@ -11,6 +11,7 @@ from pathlib import Path
 from bundle.environment.merge import OWN_PYTHON
 from stager.pack.existing import manifest_of
 from tests.support.building import Project
+from tests.support.needs import needs
 from tests.support.own_pythons import fetch_zstandard, movable_python, oldest_python
 
 RANK = """\
@@ -60,6 +61,23 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     _assert_own(done.stdout, python, base)
+
+
+def test_a_python_that_cannot_be_moved_is_refused_before_anything_is_made(
+    project: Project,
+) -> None:
+    needs("system python")
+    version = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    more = f'python = "{version}"\ninterpreter = "/usr/bin/python3"\n'
+    done = project.settings("alpha", more=more).stager("build")
+    assert done.returncode == 1
+    assert "environment.interpreter: /usr/bin/python3 belongs to the system in /usr" in done.stderr
+    assert f"uv python install {version}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(project.store.layers.iterdir()) == []
 
 
 def _assert_own(output: str, python: str, place: Path) -> None:

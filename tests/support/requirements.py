@@ -147,6 +147,7 @@ REQUIREMENTS = {
     "ssh-keygen": Requirement(title="ssh-keygen", packages=("openssh-client",)),
     "sshd": Requirement(title="sshd", packages=("openssh-server",), root=True),
     "strace": Requirement(title="strace", packages=("strace",)),
+    "system python": Requirement(title="the system's Python", files=(Path("/usr/bin/python3"),)),
     "tar": Requirement(title="tar", packages=("tar",)),
     "zstd": Requirement(title="zstd", packages=("zstd",)),
 }
