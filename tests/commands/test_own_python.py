@@ -42,6 +42,10 @@ def test_a_bundle_for_another_python_runs_where_there_is_only_an_older_one(
     again = json.loads(project.stager("build", "--json").stdout)
     assert (again["id"], again["layers_built"]) == (report["id"], 0)
 
+    bill = json.loads(project.stager("inspect", report["bundle"], "--sbom").stdout)
+    (listed,) = [part for part in bill["components"] if part["name"] == "cpython"]
+    assert (listed["type"], listed["version"].rpartition(".")[0]) == ("platform", python)
+
     logs = tmp_path / "logs"
     local = ("--allocation", "local", "--launcher", "processes", "--nproc-per-node", "2")
     ran = project.stager("run", *local, "--log-dir", str(logs), "--", "train.py")
