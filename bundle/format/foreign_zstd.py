@@ -41,16 +41,13 @@ class ForeignZstd:
             AttributeError: it does not export the functions.
         """
         library = ctypes.CDLL(path)
+        frame = [ctypes.c_char_p, ctypes.c_size_t]
         self._claimed = library.ZSTD_getFrameContentSize
-        self._claimed.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        self._claimed.restype = ctypes.c_ulonglong
+        self._claimed.argtypes, self._claimed.restype = frame, ctypes.c_ulonglong
         self._length = library.ZSTD_findFrameCompressedSize
-        self._length.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        self._length.restype = ctypes.c_size_t
+        self._length.argtypes, self._length.restype = frame, ctypes.c_size_t
         self._decompress = library.ZSTD_decompress
-        self._decompress.argtypes = [
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t
-        ]  # fmt: skip
+        self._decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *frame]
         self._decompress.restype = ctypes.c_size_t
 
     def claimed_size(self, frame: bytes) -> int | None:
