@@ -41,7 +41,7 @@ class ForeignZstd:
             AttributeError: it does not export the functions.
         """
         library = ctypes.CDLL(path)
-        frame = [ctypes.c_char_p, ctypes.c_size_t]
+        frame = (ctypes.c_char_p, ctypes.c_size_t)
         self._claimed = library.ZSTD_getFrameContentSize
         self._claimed.argtypes, self._claimed.restype = frame, ctypes.c_ulonglong
         self._length = library.ZSTD_findFrameCompressedSize
