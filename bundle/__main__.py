@@ -160,11 +160,12 @@ def _command(options: argparse.Namespace) -> list[str]:
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
     """Return the environment of the bundle on the command line; make it if it is missing."""
     from .checks import probe
+    from .environment.merge import own_python
     from .format.archive import BundleFile
     from .format.manifest import room_for
     from .node import interpreter
     from .node.host import host_facts
-    from .node.location import base_for
+    from .node.location import base_for, env_path
     from .node.root import secure_root
     from .system import running_python
 
@@ -173,12 +174,14 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     host = host_facts()
     for problem in probe.check_requires(manifest.requires, host):
         raise NodeError(problem)
-    python = interpreter.find(manifest.requires.python, options.python)
-    if not running_python.loads_modules_for(manifest.requires.python):
-        # The decompressor in the bundle is compiled for that one.
-        os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
+    version, python = manifest.requires.python, ""
+    if not manifest.requires.bundled_python:
+        python = interpreter.find(version, options.python)
+        if not running_python.loads_modules_for(version):
+            os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     base = base_for(options.base, manifest.id, room_for(manifest.layers, manifest), os.environ)
     root = secure_root(base)
+    python = python or own_python(env_path(root, manifest.id), version)
     return _unpack(options, root, manifest.id, python, host.cpus)
 
 

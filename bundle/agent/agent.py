@@ -170,7 +170,8 @@ def _switch_python(channel: AgentChannel) -> None:
 def _start_early(request: AgentRequest) -> EarlyLauncher | None:
     """Start the launcher of a job's ranks, if its environment exists already."""
     job = request.job
-    if job.action is not Action.RUN or not loads_modules_for(job.requires.python):
+    own = job.requires.bundled_python or loads_modules_for(job.requires.python)
+    if job.action is not Action.RUN or not own:
         return None
     if job.allocation is not Allocation.LOCAL and not job.one_step:
         return None

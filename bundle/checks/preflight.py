@@ -88,7 +88,8 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
         root = secure_root(base_by_need(request))
         sweep(root, time.time())
     with _collecting(problems):
-        python = interpreter.find(job.requires.python, job.python_hints)
+        if not job.requires.bundled_python:
+            python = interpreter.find(job.requires.python, job.python_hints)
     host = host_facts(root)
     problems += probe.check_requires(job.requires, host)
     place, reached = NodeAddress(), step_variables.reached_address(os.environ)

@@ -14,6 +14,8 @@ from ..format.manifest import Layer
 
 STATE = ".stager"
 """The directory of an environment for its manifest and its listing."""
+OWN_PYTHON = "python"
+"""The directory of an environment for the Python that a bundle brings."""
 KEPT = ("layers", "decompressor")
 """Directories in it: the heads of the layers, and the wheel that they were unpacked with."""
 
@@ -40,6 +42,16 @@ class Merged:
 def site_packages(python: str) -> str:
     """Return the directory of packages in an environment for Python ``major.minor``."""
     return f"lib/python{python}/site-packages"
+
+
+def own_python(env_dir: str, python: str) -> str:
+    """Return the program of the Python that the bundle has brought.
+
+    Args:
+        env_dir: the environment.
+        python: its version, ``major.minor``.
+    """
+    return f"{env_dir}/{OWN_PYTHON}/bin/python{python}"
 
 
 def own_directories(python: str) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ import zipfile
 from collections.abc import Callable
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.running_python import short_version
+from ..system.running_python import loads_modules_for, short_version
 from .elf import mapped
+from .foreign_zstd import ForeignZstd, ZstdError, is_library, python_of
 from .layer import LayerError
 
 Decompress = Callable[[bytes, int], bytes]
@@ -33,6 +34,9 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
     """
     if data is None:
         return _standard_library_zstd()
+    version = python_of(name)
+    if version and not loads_modules_for(version):
+        return _foreign_zstd(name, data, scratch)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
             _extract(wheel, scratch)
@@ -61,6 +65,33 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
             why = TypeError(f"it made a {type(content).__name__} of a frame")
             raise NodeError(_unusable(name, scratch, "does not work", why))
         return content
+
+    return decompress
+
+
+def _foreign_zstd(name: str, data: bytes, scratch: str) -> Decompress:
+    """Return the decompressor in a wheel for another Python: the bundle brings that one.
+
+    Raises:
+        NodeError: it does not load here.
+    """
+    path = os.path.join(scratch, "zstd.so")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as wheel:
+            (member,) = filter(is_library, wheel.namelist())
+            with wheel.open(member) as library, open(path, "wb") as file:
+                file.write(mapped(library))
+        zstd = ForeignZstd(path)
+    except Exception as exc:  # whatever the wheel holds
+        raise NodeError(_unusable(name, scratch, "does not load", exc)) from exc
+
+    def decompress(data: bytes, size: int) -> bytes:
+        try:
+            claimed = zstd.claimed_size(data)
+            _refuse_bomb(claimed, size)
+            return zstd.decompress(data, claimed or 0)
+        except ZstdError as exc:
+            raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
 
     return decompress
 

@@ -31,7 +31,7 @@ from ..protocol.codec import decode
 from ..protocol.digest import Digest, canonical_json
 from ..protocol.requires import Requires, printable
 
-FORMAT = 3
+FORMAT = 4
 """Version of the bundle's layout; raised with each change that an older program cannot read."""
 MANIFEST_NAME = "manifest.json"
 NODE_NAME = "node.pyz"
@@ -40,7 +40,9 @@ PART_LIMIT = 64 << 20
 """The largest member that is read whole: it bounds what a hostile bundle can claim."""
 HEAD_LIMIT = 256 << 20
 """The same for the head of a layer."""
-KINDS = ("wheel", "project", "trainer", "asset")
+PYTHON = "python"
+"""The kind of the layer with a bundle's own Python."""
+KINDS = ("wheel", "project", "trainer", "asset", PYTHON)
 
 _SIZE_LIMIT = 1 << 60
 _DISK_BLOCK = 4096
@@ -80,16 +82,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Layer:
-    """One wheel, the project, the trainer or an asset, as a compressed tar."""
+    """One wheel, the project, the trainer, an asset or a Python, as a compressed tar."""
 
     id: Digest
     """Digest of the layer's origin; known before the layer is built."""
     kind: str
-    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    """One of :data:`KINDS`."""
     name: str
     """The distribution's normalized name, or the project's or asset's."""
     version: str
-    """The distribution's version; empty for the other kinds."""
+    """The distribution's or the interpreter's version; empty for the other kinds."""
     head: Digest
     """Digest of the first ``head_size`` bytes, which hold the index of all the rest."""
     head_size: int
@@ -272,6 +274,9 @@ def _check(manifest: Manifest) -> None:
         _check_part(manifest.decompressor)
     for layer in manifest.layers:
         _check_layer(layer)
+    has_python = any(layer.kind == PYTHON for layer in manifest.layers)
+    if manifest.requires.bundled_python != has_python:
+        raise ValueError("requires.bundled_python does not fit the layers")
     names = [name for name, _ in manifest.members()]
     if len(set(names)) != len(names):
         raise ValueError("two members have the same name")

@@ -79,7 +79,7 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
             answer = ask(candidate, env)
             misfit = answer.misfit(version)
             if not misfit:
-                return _base(version, answer, env)
+                return base(version, answer, env)
             refused[candidate] = misfit
         except processes.ProcessError as exc:
             refused[candidate] = " ".join([exc.reason, *exc.tail[-1:]])
@@ -124,11 +124,14 @@ def _running_interpreter() -> InterpreterFacts:
     )
 
 
-def _base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
+def base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
     """Return the program of the installation behind an interpreter, which must run by itself.
 
     The prefix is tried before ``sys._base_executable``, which before Python 3.11 names the virtual
     environment's own program on Linux.
+
+    Raises:
+        processes.ProcessError: there is none.
     """
     in_prefix = Path(answer.base_prefix, "bin", f"python{version}")
     failure = None

@@ -65,7 +65,7 @@ class PreflightAnswer(Answer):
     root: str = field(default="", metadata=WRITTEN)
     """The node root; empty if no directory fits."""
     python: str = field(default="", metadata=WRITTEN)
-    """An interpreter for the environment; empty if there is none."""
+    """An interpreter for the environment; empty if there is none, or the bundle has its own."""
     address: str = field(default="", metadata=WRITTEN)
     """Address at which the others reach the node; empty if none is known."""
     port: int = field(default=0, metadata=WRITTEN)

@@ -1,6 +1,6 @@
 """The job as it travels: one frozen value, JSON on the way, parsed once at the edge.
 
-``job.json``, version 4, has the fields of :class:`Job`. The driver reads it from a file; an agent
+``job.json``, version 5, has the fields of :class:`Job`. The driver reads it from a file; an agent
 gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
 id nor nodes until an allocation stands: ``bind`` of :mod:`bundle.driver.transports.slurm_commands`
 fills them in.
@@ -22,7 +22,7 @@ from .problem import NodeError, Problem, ProblemCode
 from .rates import Rates
 from .requires import Requires
 
-VERSION = 4
+VERSION = 5
 NAME_BYTES = 200
 """Bytes that a job's name, its id and a node may have together: a file's name has 255."""
 

@@ -68,8 +68,9 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.NO_CPYTHON: Wording(
         "there is no CPython {version}, which the bundle was built for",
         "found {listed}",
-        "put python{version} on PATH on every node (module load, pyenv or conda), or build for the "
-        "nodes' version with [environment] python in stager.toml",
+        "put python{version} on PATH on every node (module load, pyenv or conda), build for the "
+        "nodes' version with [environment] python in stager.toml, or let the bundle bring its "
+        'Python: interpreter = "bundled" there',
         meaning="the message lists every interpreter that was found",
     ),
     ProblemCode.OTHER_MACHINE: Wording(

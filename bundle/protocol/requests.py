@@ -49,7 +49,7 @@ class PlacedRequest(AgentRequest):
     root: str
     """The node root."""
     python: str
-    """The interpreter for the environment."""
+    """The interpreter for the environment; empty for the bundle's own."""
 
 
 @dataclass(frozen=True)

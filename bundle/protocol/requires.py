@@ -21,6 +21,8 @@ class Requires:
     """``glibc`` or ``musl``."""
     libc_version: str
     """The lowest version of the C library that every wheel inside accepts, ``2.28``."""
+    bundled_python: bool = False
+    """True if the bundle has that Python, and a node needs none of this version."""
 
     def __post_init__(self) -> None:
         """Refuse requirements that no node can be compared with.

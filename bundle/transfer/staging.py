@@ -12,10 +12,12 @@ from typing import Protocol
 
 from ..channel.agent_channel import GO, AgentChannel
 from ..environment import unpack
+from ..environment.merge import own_python
 from ..format import archive
 from ..format.archive import Excerpt
 from ..format.arriving_file import Arrival
 from ..node import host, locks, removal
+from ..node.location import env_path
 from ..protocol.answers import Ready, UnpackAnswer
 from ..protocol.digest import Digest
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -157,12 +159,13 @@ def _remove(folder: str) -> None:
 
 def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackAnswer:
     job, cpus = request.job, host.host_facts().cpus
+    version = job.requires.python
     try:
         made = unpack.unpack(
             path,
             root=request.root,
             expected=job.bundle_id,
-            python=request.python,
+            python=request.python or own_python(env_path(request.root, job.bundle_id), version),
             processes=max(1, cpus // request.nodes_here),
             source=replace(source, trusted=job.trusted_bundle),
         )

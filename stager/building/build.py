@@ -41,6 +41,7 @@ from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
 from .hub_layers import forget_files, hub_sources
 from .hub_lock import hub_files, upgraded, with_assets
+from .own_interpreter import own_interpreter
 from .project_lock import buildable_spec, current_lock
 from .project_size import project_is_large
 
@@ -159,6 +160,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         with phase("lock"):
             spec = buildable_spec(config, options.launcher)
+            own = own_interpreter(config, spec, listener.note)
             _note_no_requirements(config, listener)
             files = hub_files(store, options.offline, listener)
             locked = options.locked
@@ -167,14 +169,16 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             lock = with_assets(config, lock, files, listener, locked=locked, moved=moved)
         with phase("wheels"):
             wheels = _fetched(lock, store, spec, options, phase.fetched)
-            decompressor = _decompressor(spec, store, options, phase.fetched)
+            decompressor = _decompressor(spec, store, options, phase.fetched, own=bool(own))
         with phase("layers"):
             trees = sources_of_project(config, store, lock.path, listener.note)
             for line in notes_on_patterns(wheels, spec.prune):
                 listener.note(line)
             of_wheels = [LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels]
             of_hub = hub_sources(lock.assets, files, spec.target)
-            made = _made([*of_wheels, *trees, *of_hub], spec, store, options, listener)
+            of_python = [own.source] if own else []
+            sources = [*of_wheels, *trees, *of_hub, *of_python]
+            made = _made(sources, spec, store, options, listener)
         with phase("bundle"):
             requested = _requested(spec, lock)
             contents = Contents(
@@ -185,6 +189,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 decompressor=decompressor,
                 packages=_reported(requested, made.layers),
                 imports=_imports(config, requested, made.layers, store),
+                bundled_glibc=own.glibc if own else None,
             )
             packed = pack(contents, store)
             compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)
@@ -312,9 +317,14 @@ def _fetched(
 
 
 def _decompressor(
-    spec: Spec, store: Store, options: BuildOptions, progress: Callable[[str], None]
+    spec: Spec,
+    store: Store,
+    options: BuildOptions,
+    progress: Callable[[str], None],
+    *,
+    own: bool,
 ) -> Wheel | None:
-    lock = decompressor_lock(spec.target)
+    lock = decompressor_lock(spec.target, bundled_python=own)
     if lock is None:
         return None
     try:

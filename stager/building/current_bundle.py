@@ -181,5 +181,6 @@ def inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path)
     pinned = sha256_of(lock) if lock.is_file() else None
     node = Digest.of(make_node_program())
     content: dict[str, object] = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
+    content["interpreter"] = config.environment.interpreter
     content["hub"] = [request.to_dict() for request in hub_requests(config)]
     return Digest.of(canonical_json(content))

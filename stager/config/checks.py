@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -284,6 +284,21 @@ def place(root: Path) -> Callable[[object], str]:
 
     def checked(value: object) -> str:
         return word(value) if "://" in text(value) else str(local(value))
+
+    return checked
+
+
+def interpreter(root: Path, words: Collection[str]) -> Check[str]:
+    """One of some words, or a path, which has a slash and becomes absolute."""
+
+    @described(type="string", pattern=f"^({'|'.join(words)})$|/")
+    def checked(value: object) -> str:
+        string = text(value)
+        if string in words:
+            return string
+        if "/" not in string:
+            raise ValueError
+        return str(path(root)(string))
 
     return checked
 

@@ -13,6 +13,8 @@ from . import checks
 from .table import Table
 
 PYPROJECT = "pyproject.toml"
+OF_NODE, BUNDLED = "node", "bundled"
+"""Words for ``interpreter``: the nodes' own Python, or the one that is at hand here."""
 INDEX_STRATEGIES = ("first-index", "unsafe-first-match", "unsafe-best-match")
 """What uv may do where several indexes have a package."""
 HEADERS, TESTS = "headers", "tests"
@@ -50,6 +52,9 @@ class EnvironmentConfig:
     """Packages that are built from source with the environment's packages at hand."""
     build_env: tuple[tuple[str, str], ...] = ()
     """Variables for builds from source, with their values."""
+    interpreter: str = OF_NODE
+    """Where the environment's Python comes from: :data:`OF_NODE`, :data:`BUNDLED`, or the absolute
+    path of a Python, or of its folder, that the bundle is to bring."""
 
 
 def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
@@ -105,9 +110,20 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
             checks.variables,
             'a table of variables and their values, for example { MAX_JOBS = "4" }',
         ),
+        interpreter=_interpreter(table, root),
     )
     _check_target(table, config)
     return config
+
+
+def _interpreter(table: Table, root: Path) -> str:
+    return table.take(
+        "interpreter",
+        OF_NODE,
+        checks.interpreter(root, (OF_NODE, BUNDLED)),
+        f'"{OF_NODE}", "{BUNDLED}", or the path of a Python, for example '
+        '"~/.pyenv/versions/3.12.1"',
+    )
 
 
 def _requirements(table: Table, source: Path) -> tuple[str, ...]:

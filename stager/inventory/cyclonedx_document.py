@@ -25,6 +25,8 @@ from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
+from bundle.format.manifest import PYTHON
+
 from .. import __version__
 from .inventory import Inventory, InventoryAsset, InventoryPackage, InventoryPart
 from .licences import Licence
@@ -161,6 +163,15 @@ def _parts(inventory: Inventory) -> Iterator[Component]:
     for part in inventory.parts:
         if part.kind == "trainer":
             yield _part(part, ComponentType.LIBRARY, _properties({"tree-sha256": part.sha256}))
+        elif part.kind == PYTHON:
+            tree = _properties({"tree-sha256": part.sha256})
+            yield Component(
+                type=ComponentType.PLATFORM,
+                name=part.name,
+                version=part.version,
+                bom_ref=part.id,
+                properties=tree,
+            )
         elif part.kind == "program":
             yield _part(part, ComponentType.APPLICATION, [], _hashes(part.sha256))
     if inventory.decompressor is not None:

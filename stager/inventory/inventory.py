@@ -12,7 +12,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import LayerError
 from bundle.format.layer_head import origin_of
 from bundle.format.layer_origin import Origin
-from bundle.format.manifest import Layer, Manifest
+from bundle.format.manifest import PYTHON, Layer, Manifest
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError
@@ -70,16 +70,18 @@ class InventoryAsset:
 
 @dataclass(frozen=True, kw_only=True)
 class InventoryPart:
-    """A part of stager, or the project's own files."""
+    """A part of stager, the project's own files, or the Python that the bundle brings."""
 
     id: str
     """The id of its layer, or its digest."""
     kind: str
-    """``project``, ``trainer`` or ``program``."""
+    """``project``, ``trainer``, ``python`` or ``program``."""
     name: str
     """Its name."""
     sha256: str
     """Digest of the file; for a layer, of paths and contents together."""
+    version: str = ""
+    """The version of Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +239,15 @@ def _asset(
 
 
 def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[InventoryPart]:
-    """Yield the project, the trainer, and the program that runs on a node."""
+    """Yield the project, the trainer, a Python, and the program that runs on a node."""
     for layer in manifest.layers:
-        if layer.kind in ("project", "trainer"):
-            tree = origins[layer.id].content
-            yield InventoryPart(id=layer.id, kind=layer.kind, name=clean(layer.name), sha256=tree)
+        if layer.kind in ("project", "trainer", PYTHON):
+            yield InventoryPart(
+                id=layer.id,
+                kind=layer.kind,
+                name=clean(layer.name),
+                sha256=origins[layer.id].content,
+                version=clean(layer.version),
+            )
     node = manifest.node
     yield InventoryPart(id=node.sha256, kind="program", name=node.name, sha256=node.sha256)

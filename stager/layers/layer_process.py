@@ -8,7 +8,7 @@ import multiprocessing
 import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -22,6 +22,7 @@ from ..core.errors import StagerError
 from ..core.store import Store, cannot_write
 from ..core.values import Target
 from .bytecode import bytecode_path, compile_module
+from .interpreter import add_interpreter
 from .layer_file import Added, LayerWriter
 from .parallel_compile import compiling
 from .parent_death import end_with_parent
@@ -158,8 +159,11 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
         if source.wheel is not None:
             with compiling(source.wheel, target, work.scratch, work.jobs, source.prune) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)
+        elif source.interpreter is not None:
+            digests = add_interpreter(writer, source, source.interpreter, work)
+            _require_unchanged(source, digests)
         elif source.tree is not None:
-            _add_tree(writer, source, target)
+            _require_unchanged(source, _add_tree(writer, source, target))
         writer.write(path, origin(source, target))
 
 
@@ -169,11 +173,18 @@ def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
     return cannot_write(final, exc)
 
 
-def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> None:
+def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
+    """Refuse files that have changed since the layer's id was made."""
+    tree = source.tree or Tree(files=(), links=(), skipped=())
+    if digest_of(tree, digests) != source.digest:
+        raise _changed(source, "the contents of its files changed")
+
+
+def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> list[str]:
     """Add the files of a project or asset; a project's modules with their bytecode.
 
-    Raises:
-        StagerError: the files have changed since the layer's id was made.
+    Returns:
+        The digest of each file.
     """
     tree = source.tree or Tree(files=(), links=(), skipped=())
     compiled = source.kind != "asset" and target.is_host_python
@@ -189,8 +200,7 @@ def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> None:
         digests.append(added.sha256.hex())
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)
-    if digest_of(tree, digests) != source.digest:
-        raise _changed(source, "the contents of its files changed")
+    return digests
 
 
 def _add_module(

@@ -18,6 +18,7 @@ from ..core.errors import ConfigError
 from ..core.values import Target, Wheel
 from .bytecode import COMPILED
 from .ignore import anchored
+from .interpreter import Interpreter
 from .layer_file import compression
 from .project import asset_excludes, asset_files, project_files
 from .prune import RULES, concerned
@@ -35,11 +36,12 @@ class LayerSource:
     """The source of one layer."""
 
     kind: str
-    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    """One of :data:`bundle.format.manifest.KINDS`."""
     name: str
     """The distribution's normalized name, or the project's or asset's."""
     version: str = ""
-    """The distribution's version, or the beginning of the commit of a model or data set."""
+    """The distribution's or interpreter's version, or the beginning of the commit of a model or
+    data set."""
     digest: Digest
     """Digest of the content: the wheel's, or the tree's."""
     wheel: Path | None = None
@@ -54,6 +56,8 @@ class LayerSource:
     """What is left out: words of :data:`stager.config.environment.PRUNABLE`, and patterns."""
     hub: Mapping[str, str] = field(default_factory=dict)
     """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``."""
+    interpreter: Interpreter | None = None
+    """How the files of a Python are changed and compiled."""
 
     @classmethod
     def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
@@ -91,7 +95,11 @@ def origin(source: LayerSource, target: Target) -> Origin:
     sampled = compression(sampled=source.sampled)
     options: dict[str, object] = {"format": INDEX_FORMAT, "compression": sampled}
     if source.kind != "asset":
-        compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED] if target.is_host_python else None
+        compiled: object = None
+        if source.interpreter is not None:
+            compiled = "its own"
+        elif target.is_host_python:
+            compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED]
         options |= {"python": target.python_tag, "bytecode": compiled}
     if source.kind != "wheel":
         options["prefix"] = source.prefix

@@ -28,7 +28,7 @@ from installer.records import InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
-from bundle.environment.merge import HOOK
+from bundle.environment.merge import HOOK, OWN_PYTHON
 from bundle.format.path_limits import excess
 
 from ..core.errors import WheelError
@@ -48,6 +48,7 @@ RESERVED = (
     "assets",
     ".stager",
     "lib64",
+    OWN_PYTHON,
 )
 """Names in an environment that no wheel may provide."""
 

@@ -58,6 +58,8 @@ class Contents:
     """Names of the packages in the user's requirements."""
     imports: tuple[str, ...]
     """Modules that must import on every node."""
+    bundled_glibc: tuple[int, int] | None = None
+    """The oldest glibc that the bundle's own Python runs with; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +150,21 @@ def _stamp(path: Path, key: Digest) -> str:
     return " ".join(map(str, [*stamp(path.stat()), key])) + "\n"
 
 
-def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:
-    """Return the requirements on a node: the newest C library that any wheel's tags name.
+def requires(
+    target: Target, wheels: Sequence[Wheel], bundled_glibc: tuple[int, int] | None = None
+) -> Requires:
+    """Return the requirements on a node: the newest C library that anything inside needs.
 
     It is often much older than the target's own, so a bundle built on a new login node runs on
     older compute nodes if its wheels allow it.
+
+    Args:
+        target: the target the environment was resolved for.
+        wheels: the wheels, whose tags count.
+        bundled_glibc: the oldest glibc for the bundle's own Python; None without one.
     """
     libc, newest = target.libc
-    needed = (0, 0)
+    needed = bundled_glibc or (0, 0)
     for wheel in wheels:
         needed = max(needed, _libc_needed(wheel, newest))
     return Requires(
@@ -163,6 +172,7 @@ def requires(target: Target, wheels: Sequence[Wheel]) -> Requires:
         machine=target.machine,
         libc=libc,
         libc_version=f"{needed[0]}.{needed[1]}",
+        bundled_python=bundled_glibc is not None,
     )
 
 
@@ -189,7 +199,7 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
         decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
-        requires=requires(contents.target, contents.wheels),
+        requires=requires(contents.target, contents.wheels, contents.bundled_glibc),
         node=Part(name=NODE_NAME, sha256=Digest.of(node), size=len(node)),
         decompressor=decompressor,
         layers=contents.layers,

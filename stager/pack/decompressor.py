@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 
 from packaging.pylock import PackageWheel, Pylock, PylockSelectError
@@ -16,17 +17,25 @@ from ..lock.pylock import Lock
 PINNED = "zstandard.toml"
 _STANDARD_LIBRARY_HAS_ZSTD = (3, 14)
 """The first version with ``compression.zstd`` (PEP 784)."""
+_LAST_WITHOUT_ZSTD = "3.13"
 
 
-def decompressor_lock(target: Target) -> Lock | None:
+def decompressor_lock(target: Target, *, bundled_python: bool = False) -> Lock | None:
     """Return the pinned wheel for a target, as a lock of one file; None if Python has zstd itself.
+
+    Args:
+        target: the target.
+        bundled_python: true if the target's Python is in the bundle: another one unpacks it, by
+            the library in the wheel, whatever Python that is for.
 
     Raises:
         ResolveError: there is no wheel for the target.
     """
     major, minor = target.python.split(".")
     if (int(major), int(minor)) >= _STANDARD_LIBRARY_HAS_ZSTD:
-        return None
+        if not bundled_python:
+            return None
+        target = replace(target, python=_LAST_WITHOUT_ZSTD)
     resource = resources.files(__package__) / PINNED
     with resources.as_file(resource) as path:
         pinned = Pylock.from_dict(toml.read(path))

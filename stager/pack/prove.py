@@ -18,7 +18,7 @@ from typing import cast
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from bundle.format.manifest import Manifest, room_for
+from bundle.format.manifest import PYTHON, Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode
@@ -27,6 +27,7 @@ from ..core.errors import BundleError, SpaceError, StagerError
 from ..core.processes import CommandError, Runner, run
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
+from ..interpreter.start import faults_elsewhere
 from .existing import ChosenBundle, node_program
 
 PROBE_SECONDS = 1200.0
@@ -44,6 +45,10 @@ _OF_THE_STORE = (
     ProblemCode.ENVIRONMENT_UNWRITABLE,
 )
 """Problems with the scratch directory, which lies in the store."""
+_HINT = (
+    "add what is missing to environment.requirements, or correct environment.imports, and build "
+    "again; --no-prove skips this check"
+)
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""
 
@@ -113,19 +118,31 @@ def prove(
         denied, how = _deny_network(run)
         program = node_program(bundle, store, manifest.id)
         result = _probe(program, ChosenBundle(path=bundle, id=manifest.id), scratch, denied, run)
+        if manifest.requires.bundled_python:
+            _require_relocatable(faults_elsewhere(result.path, target.python, denied))
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
         site = result.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, wanted.requirements, target, wanted.overridden)
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node",
-            hint="add what is missing to environment.requirements, or correct environment.imports, "
-            "and build again; --no-prove skips this check",
+            hint=_HINT,
             context=faults,
         )
     with store.publishing(record) as partial:
         partial.write_text(how + "\n")
     return Proof(done=True, how=f"nothing is missing: {how}")
+
+
+def _require_relocatable(faults: Sequence[str]) -> None:
+    """Refuse a Python that takes anything from the place that it was taken from."""
+    if faults:
+        raise BundleError(
+            "the Python that the bundle brings is not relocatable: it would fail on a node",
+            hint="name another one with environment.interpreter, such as one of uv's (uv python "
+            "install); --no-prove skips this check",
+            context=faults,
+        )
 
 
 def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
@@ -135,7 +152,7 @@ def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
         return f"this machine is not {target.machine} with {needs.libc}"
     if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
         return f"{needs.libc} is older than {needs.libc_version} here"
-    if target.is_host_python or _has_python(target, run):
+    if needs.bundled_python or target.is_host_python or _has_python(target, run):
         return ""
     return f"there is no Python {target.python} here"
 
@@ -240,9 +257,9 @@ def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
 
 
 def _key(manifest: Manifest, wanted: Wanted) -> str:
-    wheels = sorted(layer.head for layer in manifest.layers if layer.kind == "wheel")
+    proved = ("wheel", PYTHON)
     parts = {
-        "layers": wheels,
+        "layers": sorted(layer.head for layer in manifest.layers if layer.kind in proved),
         "imports": manifest.imports,
         "requirements": sorted(wanted.requirements),
     }

@@ -38,6 +38,7 @@ ORDER = {
         "lock",
         "wheels",
         "layers",
+        "interpreter",
         "pack",
         "trust",
         "building",

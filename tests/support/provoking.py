@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -256,8 +256,23 @@ exec {shutil.which(self.command)} "$@"
         (self.folder / "open").touch()
 
 
-def build(place: Path, zstandard_wheel: Path, *, more: Mapping[str, bytes] = {}) -> Path:
-    """Build a project whose ranks Slurm starts, by the real command; returns its folder."""
+def build(
+    place: Path,
+    zstandard_wheel: Path,
+    *,
+    more: Mapping[str, bytes] = {},
+    environment: str = "",
+    options: Sequence[str] = ("--no-prove",),
+) -> Path:
+    """Build a project whose ranks Slurm starts, by the real command; returns its folder.
+
+    Args:
+        place: where all of it goes.
+        zstandard_wheel: the decompressor for the target.
+        more: further files of the project.
+        environment: further settings of the environment.
+        options: of ``stager build``.
+    """
     root, offline, home = place / "project", place / "offline", place / "home"
     for folder in (root, offline / "wheels", home, place / "wheelhouse"):
         folder.mkdir(parents=True)
@@ -268,7 +283,7 @@ def build(place: Path, zstandard_wheel: Path, *, more: Mapping[str, bytes] = {})
         (root / name).write_bytes(data)
     assets = f"[assets]\npaths = {json.dumps(sorted(more))}\n" if more else ""
     (root / "stager.toml").write_text(
-        f'[environment]\nrequirements = ["alpha"]\n{assets}'
+        f'[environment]\nrequirements = ["alpha"]\n{environment}{assets}'
         '[launch]\nlauncher = "srun"\nbackend = "gloo"\n'
     )
     env = {
@@ -280,7 +295,7 @@ def build(place: Path, zstandard_wheel: Path, *, more: Mapping[str, bytes] = {})
         "PIP_CONFIG_FILE": os.devnull,
     }
     done = subprocess.run(
-        [STAGER, "build", "--no-prove"],
+        [STAGER, "build", *options],
         cwd=root,
         env=env,
         capture_output=True,
@@ -343,16 +358,17 @@ def large_project(cluster: Cluster, zstandard_wheel: Path) -> Path:
 @pytest.fixture
 def bench(cluster: Cluster, small_project: Path, shared: Path) -> Bench:
     """The small project, on nodes that have nothing of it."""
-    return _bench(cluster, small_project, shared)
+    return bench_for(cluster, small_project, shared)
 
 
 @pytest.fixture
 def large_bench(cluster: Cluster, large_project: Path, shared: Path) -> Bench:
     """The large project, on nodes that have nothing of it."""
-    return _bench(cluster, large_project, shared)
+    return bench_for(cluster, large_project, shared)
 
 
-def _bench(cluster: Cluster, root: Path, shared: Path) -> Bench:
+def bench_for(cluster: Cluster, root: Path, shared: Path) -> Bench:
+    """A project that is built, on nodes that have nothing of it."""
     empty_nodes(cluster)
     logs = shared / "logs"
     logs.mkdir()

@@ -120,6 +120,10 @@ REQUIREMENTS = {
     ),
     "ip": Requirement(title="ip", packages=("iproute2",)),
     "ipv6": Requirement(title="IPv6", advice="enable it on the loopback interface", optional=True),
+    "movable python": Requirement(
+        title="another Python that can be moved",
+        advice="install one, with uv or pyenv: uv python install 3.12",
+    ),
     "namespaces": Requirement(title="namespaces", root=True, namespaces=True),
     "older python": Requirement(
         title="a Python older than 3.9", advice="install one, with pyenv for example"
@@ -148,6 +152,7 @@ REQUIREMENTS = {
     "ssh-keygen": Requirement(title="ssh-keygen", packages=("openssh-client",)),
     "sshd": Requirement(title="sshd", packages=("openssh-server",), root=True),
     "strace": Requirement(title="strace", packages=("strace",)),
+    "system python": Requirement(title="the system's Python", files=(Path("/usr/bin/python3"),)),
     "tar": Requirement(title="tar", packages=("tar",)),
     "zstd": Requirement(title="zstd", packages=("zstd",)),
 }

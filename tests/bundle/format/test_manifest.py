@@ -104,7 +104,7 @@ def leaves(value: object, path: tuple[object, ...] = ()) -> list[tuple[tuple[obj
 def test_a_change_of_any_field_is_noticed() -> None:
     data = MANIFEST.to_bytes()
     fields = leaves(json.loads(data))
-    assert len(fields) == 34
+    assert len(fields) == 35
     for path, value in fields:
         raw = json.loads(data)
         holder = raw
@@ -153,6 +153,7 @@ def forged(**changes: object) -> bytes:
 
 def test_forging_as_such_is_not_what_is_refused() -> None:
     assert parse(forged(name="other", layer_size=901)).name == "other"
+    assert parse(forged(requires_bundled_python=True, layer_kind="python")).requires.bundled_python
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,9 @@ def test_forging_as_such_is_not_what_is_refused() -> None:
         {"requires_python": "3"},
         {"requires_python": 3.11},
         {"requires_machine": None},
+        {"requires_bundled_python": True},
+        {"requires_bundled_python": 1, "layer_kind": "python"},
+        {"layer_kind": "python"},
         {"layer_kind": "other"},
         {"layer_kind": []},
         {"layer_id": "../" + "0" * 61},

@@ -43,7 +43,7 @@ def refused(value: Any) -> str:
 def test_what_is_written_is_read_again() -> None:
     assert parse(raw()) == JOB
     assert parse(json.loads(json.dumps(parse(raw()).to_json()))) == JOB
-    assert raw()["v"] == VERSION == 4
+    assert raw()["v"] == VERSION == 5
     measured = replace(JOB, rates=Rates(link=1e9))
     assert parse(json.loads(json.dumps(measured.to_json()))) == measured
 
@@ -77,7 +77,7 @@ def test_an_unknown_field_is_named() -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2, "3", None])
 def test_another_version_is_refused(version: object) -> None:
-    assert "this program speaks 4" in refused({**raw(), "v": version})
+    assert "this program speaks 5" in refused({**raw(), "v": version})
 
 
 @pytest.mark.parametrize("value", [None, 7, "job", [], [1], {}])

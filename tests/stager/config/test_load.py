@@ -22,6 +22,7 @@ torch-backend = "cpu"
 offline-root = "~/offline_repo_py311"
 imports = ["torch", "torch.nn"]
 prune = ["tests", "headers", "tests", "My.Pkg:/my_pkg/test/"]
+interpreter = "../pythons/3.11"
 
 [project]
 name = "demo"
@@ -103,6 +104,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             offline_root=isolated / "offline_repo_py311",
             imports=("torch", "torch.nn"),
             prune=("headers", "my-pkg:/my_pkg/test/", "tests"),
+            interpreter=str(tmp_path / "../pythons/3.11"),
         ),
         project=load.ProjectConfig(
             path=tmp_path / "src",
@@ -194,6 +196,18 @@ def test_a_value_in_another_form(
     assert getattr(getattr(found, table), key.replace("-", "_")) == expected
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("node", "node"), ("bundled", "bundled"), ("~/py", "{home}/py"), ("/opt/py", "/opt/py")],
+)
+def test_an_interpreter_is_a_word_or_a_path(
+    tmp_path: Path, isolated: Path, written: str, value: str
+) -> None:
+    text = f'[environment]\nrequirements = []\ninterpreter = "{written}"\n'
+    config = load.load(write(tmp_path, text))
+    assert config.environment.interpreter == value.format(home=isolated)
+
+
 def test_a_time_without_quotes_is_a_time(tmp_path: Path) -> None:
     write(tmp_path, "[environment]\nrequirements = []\n[cluster]\ntime = 01:30:00\n")
     assert load.load(tmp_path).cluster.time == "01:30:00"
@@ -275,6 +289,9 @@ def test_a_wrong_table(tmp_path: Path) -> None:
     [
         ("environment", "platform", "linux"),
         ("environment", "platform", "win_amd64"),
+        ("environment", "interpreter", "bundeld"),
+        ("environment", "interpreter", "python3.12"),
+        ("environment", "interpreter", True),
         ("environment", "torch-backend", "cuda12"),
         ("environment", "imports", ["torch nn"]),
         ("environment", "imports", ["os; bad()"]),

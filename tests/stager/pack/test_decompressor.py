@@ -48,6 +48,14 @@ def test_a_python_with_zstd_of_its_own_needs_none(python: str) -> None:
     assert decompressor_lock(Target(python=python, platform=HOST.platform)) is None
 
 
+def test_another_python_unpacks_a_bundle_that_brings_one_with_zstd() -> None:
+    lock = decompressor_lock(Target(python="3.14", platform=HOST.platform), bundled_python=True)
+    assert lock is not None
+    assert "-cp313-" in lock.files[0].filename
+    same = Target(python="3.12", platform=HOST.platform)
+    assert decompressor_lock(same, bundled_python=True) == decompressor_lock(same)
+
+
 @pytest.mark.parametrize(
     ("python", "platform"),
     [("3.8", "manylinux_2_28_x86_64"), ("3.11", "manylinux_2_28_mips64"),

@@ -1,0 +1,1 @@
+"""The Python that a bundle brings: found, its files and libraries, started in another place."""

@@ -1,0 +1,172 @@
+"""A Python of this machine that a bundle can bring: named by the user, or found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.node import interpreter
+from bundle.system.processes import ProcessError
+
+from ..config.environment import BUNDLED
+from ..core.errors import ConfigError, StagerError
+from ..core.home import expanded
+from ..core.processes import Runner, run
+from ..core.values import Target
+from ..lock import uv
+
+_KEY = "environment.interpreter"
+_SYSTEM = (Path("/usr"), Path("/"))
+"""Folders that a distribution's Python shares with everything else."""
+_UV_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """A CPython of this machine."""
+
+    prefix: Path
+    """Its folder, without links."""
+    program: str
+    """The path of its program in it."""
+    version: str
+    """Its full version, ``3.12.1``."""
+
+    @property
+    def library(self) -> str:
+        """Return the path of its standard library in the folder."""
+        return f"lib/python{self.version.rpartition('.')[0]}"
+
+
+class _UnusableError(ValueError):
+    """A Python cannot be the one that a bundle brings; says why."""
+
+
+def find(
+    setting: str, target: Target, env: Mapping[str, str] = os.environ, run: Runner = run
+) -> Installation:
+    """Return the Python that a bundle is to bring.
+
+    Args:
+        setting: ``environment.interpreter``: ``bundled``, or the path of a Python or of its folder.
+        target: the version and platform that it must be for.
+        env: the variables of this process.
+        run: starts ``uv``.
+
+    Raises:
+        ConfigError: there is none that fits.
+    """
+    host = Target.of_host()
+    if (target.machine, target.libc[0]) != (host.machine, host.libc[0]):
+        raise ConfigError(
+            f"{_KEY}: the Python of this machine is for {host.machine} with {host.libc[0]}, and "
+            f"the environment is for {target.machine} with {target.libc[0]}",
+            hint="build on a machine of the nodes' kind, or leave the interpreter to the nodes",
+        )
+    if setting == BUNDLED:
+        return _found(target, env, run)
+    path = Path(setting)
+    try:
+        return _installation(_program_in(path, target), target, env)
+    except _UnusableError as exc:
+        raise ConfigError(f"{_KEY}: {path} {exc}", hint=_advice(target)) from exc
+
+
+def _found(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
+    """Return the first Python of the target's version that can be moved.
+
+    Raises:
+        ConfigError: there is none; each that was looked at is in the context.
+    """
+    refused: dict[str, str] = {}
+    for path in _candidates(target, env, run):
+        try:
+            return _installation(path, target, env)
+        except _UnusableError as exc:
+            refused.setdefault(str(path), f"{path} {exc}")
+    raise ConfigError(
+        f"{_KEY}: there is no Python {target.python} here that a bundle can bring",
+        hint=_advice(target),
+        context=list(refused.values()),
+    )
+
+
+def _advice(target: Target) -> str:
+    return (
+        f"uv has Pythons that can be moved: uv python install {target.python}, then "
+        f'{_KEY} = "{BUNDLED}"; or name the folder of one that pyenv or conda has made'
+    )
+
+
+def _candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
+    """Yield the programs of the target's version: uv's, pyenv's, and the one that runs this."""
+    program = f"bin/python{target.python}"
+    kept = _uv_folder(run)
+    if kept is not None:
+        yield from _newest_first(kept, f"cpython-{target.python}.*", program)
+    pyenv = Path(env.get("PYENV_ROOT") or expanded("~/.pyenv"))
+    yield from _newest_first(pyenv / "versions", f"{target.python}.*", program)
+    if target.is_host_python:
+        yield Path(interpreter.find(target.python, (), env))
+
+
+def _newest_first(folder: Path, pattern: str, program: str) -> list[Path]:
+    found = [path / program for path in folder.glob(pattern) if not path.is_symlink()]
+    return sorted(filter(Path.is_file, found), key=_patch, reverse=True)
+
+
+def _patch(program: Path) -> tuple[int, str]:
+    """Return the last number of the version that the folder of a Python is named after."""
+    name = program.parents[1].name
+    digits = name.removeprefix("cpython-").split(".")[2:3]
+    number = "".join(digits).partition("-")[0].partition("+")[0]
+    return int(number) if number.isdigit() else -1, name
+
+
+def _uv_folder(run: Runner) -> Path | None:
+    """Return the folder in which uv keeps Pythons; None where there is no uv."""
+    command = uv.command()
+    if command is None:
+        return None
+    try:
+        return Path(run([*command, "python", "dir"], timeout=_UV_SECONDS).stdout.strip())
+    except StagerError:
+        return None
+
+
+def _program_in(path: Path, target: Target) -> Path:
+    """Return the program that a path means, which may be the folder of an installation."""
+    return path / "bin" / f"python{target.python}" if path.is_dir() else path
+
+
+def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Installation:
+    """Return the installation that a program belongs to; a virtual environment's is its base.
+
+    Raises:
+        _UnusableError: it cannot be the one of a bundle.
+    """
+    if not path.is_file():
+        raise _UnusableError(f"has no Python {target.python}: there is no file {path}")
+    try:
+        facts = interpreter.ask(str(path), env)
+        misfit = facts.misfit(target.python)
+        if misfit:
+            raise _UnusableError(f"is {misfit}; environment.python asks for {target.python}")
+        program = Path(interpreter.base(target.python, facts, env))
+    except ProcessError as exc:
+        raise _UnusableError(" ".join([exc.reason, *exc.tail[-1:]])) from exc
+    prefix = Path(facts.base_prefix).resolve()
+    if prefix in _SYSTEM:
+        raise _UnusableError(
+            f"belongs to the system in {prefix}, which cannot be moved: its files lie among those "
+            "of all other programs"
+        )
+    made = Installation(prefix=prefix, program=f"bin/{program.name}", version=facts.version)
+    for part in (made.program, f"{made.library}/os.py", f"{made.library}/encodings"):
+        if not (prefix / part).exists():
+            raise _UnusableError(f"is not relocatable: {prefix} has no {part}")
+    if not program.samefile(prefix / made.program):
+        raise _UnusableError(f"is not relocatable: {program} does not lie in {prefix}")
+    return made

@@ -1,0 +1,128 @@
+"""Which Python of this machine a bundle brings, and which it refuses, with what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundle.system.processes import CompletedCommand
+from stager.core.errors import ConfigError, StagerError
+from stager.core.values import Target
+from stager.interpreter.installation import find
+from tests.support.building import HOST
+from tests.support.needs import needs
+from tests.support.own_pythons import OwnPython, movable_python
+
+
+@pytest.fixture(scope="module")
+def own() -> OwnPython:
+    return movable_python()
+
+
+def refused(setting: Path | str, target: Target) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        find(str(setting), target, os.environ)
+    assert "environment.interpreter" in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+def no_uv(argv: list[str], **_: object) -> CompletedCommand:
+    raise StagerError(f"{argv[-1]}: uv is not here")
+
+
+def test_a_program_or_its_folder_may_be_named(own: OwnPython) -> None:
+    by_folder, by_program = find(str(own.prefix), own.target), find(str(own.program), own.target)
+    assert by_folder == by_program
+    assert (by_folder.prefix, by_folder.program) == (own.prefix, f"bin/{own.program.name}")
+    assert by_folder.library == f"lib/python{own.target.python}"
+
+
+def test_of_a_virtual_environment_its_base_is_taken(own: OwnPython, tmp_path: Path) -> None:
+    argv = [str(own.program), "-m", "venv", "--without-pip", str(tmp_path / "venv")]
+    subprocess.run(argv, check=True)
+    assert find(str(tmp_path / "venv"), own.target) == find(str(own.prefix), own.target)
+
+
+def test_another_version_is_refused(own: OwnPython) -> None:
+    error = refused(own.program, HOST)
+    assert f"environment.python asks for {HOST.python}" in error.message
+    assert f"uv python install {HOST.python}" in error.hint
+    assert (
+        f"there is no file {own.prefix}/bin/python{HOST.python}"
+        in refused(own.prefix, HOST).message
+    )
+
+
+def test_what_is_no_python_is_refused(own: OwnPython, tmp_path: Path) -> None:
+    assert "there is no file" in refused(tmp_path / "nowhere", own.target).message
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho hello\n")
+    assert str(script) in refused(script, own.target).message
+    script.chmod(0o755)
+    assert "is not a Python interpreter" in refused(script, own.target).message
+
+
+def test_a_systems_python_is_refused() -> None:
+    needs("system python")
+    system = Path("/usr/bin/python3")
+    argv = [str(system), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    target = Target(python=done.stdout.strip(), platform=HOST.platform)
+    error = refused(system, target)
+    assert "belongs to the system in /usr, which cannot be moved" in error.message
+    assert "uv python install" in error.hint
+
+
+def test_a_link_leads_to_its_folder(own: OwnPython, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / own.program.name).symlink_to(own.program)
+    assert find(str(tmp_path), own.target).prefix == own.prefix
+
+
+def test_for_other_machines_there_is_none(own: OwnPython) -> None:
+    for platform in ("manylinux_2_28_s390x", f"musllinux_1_2_{HOST.machine}"):
+        error = refused(own.prefix, replace(own.target, platform=platform))
+        assert "the Python of this machine is for" in error.message
+
+
+def test_pyenvs_newest_is_found(own: OwnPython, tmp_path: Path) -> None:
+    versions = tmp_path / "versions"
+    versions.mkdir()
+    minor = own.target.python
+    for name in (f"{minor}.0", f"{minor}.10", f"{minor}.9"):
+        (versions / name / "bin").mkdir(parents=True)
+    real = versions / f"{minor}.9" / "bin" / own.program.name
+    real.symlink_to(own.program)
+    broken = versions / f"{minor}.10" / "bin" / own.program.name
+    broken.write_text("#!/bin/sh\nexit 7\n")
+    broken.chmod(0o755)
+    env = {**os.environ, "PYENV_ROOT": str(tmp_path)}
+    assert find("bundled", own.target, env, run=no_uv).prefix == own.prefix
+    real.unlink()
+    with pytest.raises(ConfigError) as caught:
+        find("bundled", own.target, env, run=no_uv)
+    assert f"there is no Python {minor} here" in caught.value.message
+    assert any(str(broken) in line for line in caught.value.context)
+    assert f"uv python install {minor}" in caught.value.hint
+
+
+def test_uvs_come_first(own: OwnPython, tmp_path: Path) -> None:
+    minor = own.target.python
+    kept = tmp_path / f"cpython-{minor}.4-linux-{HOST.machine}-gnu" / "bin"
+    kept.mkdir(parents=True)
+    (kept / own.program.name).symlink_to(own.program)
+    asked = []
+
+    def uv(argv: list[str], **_: object) -> CompletedCommand:
+        asked.append(argv)
+        return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
+
+    env = {**os.environ, "PYENV_ROOT": str(tmp_path / "none")}
+    assert find("bundled", own.target, env, run=uv).prefix == own.prefix
+    assert asked == [[sys.executable, "-m", "uv", "python", "dir"]]

@@ -1,0 +1,84 @@
+"""Pythons of this machine that a bundle can bring, and what else such a bundle needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stager.core.errors import ConfigError
+from stager.core.values import Target
+from stager.interpreter.installation import find
+from tests.support.building import HOST
+from tests.support.interpreters import other_pythons
+from tests.support.needs import lacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPython:
+    """A Python of another version than the one that runs the tests."""
+
+    target: Target
+    """The target that it is for."""
+    prefix: Path
+    """Its folder."""
+
+    @property
+    def program(self) -> Path:
+        """Its program."""
+        return self.prefix / "bin" / f"python{self.target.python}"
+
+
+def movable_pythons() -> list[OwnPython]:
+    """Those of other versions that a bundle can bring, the newest last."""
+    found = []
+    for path in map(Path, other_pythons()):
+        minor = path.name.removeprefix("python")
+        target = Target(python=minor, platform=HOST.platform)
+        try:
+            found.append(OwnPython(target=target, prefix=find(str(path), target).prefix))
+        except ConfigError:
+            continue
+    return found
+
+
+def movable_python() -> OwnPython:
+    """The newest that has a decompressor of its own; the test is skipped without one."""
+    usable = [own for own in movable_pythons() if _minor(own) < 14]
+    if not usable:
+        lacks("movable python", "there is none here")
+    preferred = [own for own in usable if own.target.python == "3.12"]
+    return (preferred or usable)[-1]
+
+
+def oldest_python(other_than: OwnPython) -> OwnPython:
+    """The oldest one, for nodes that have nothing newer; the test is skipped without one."""
+    usable = [own for own in movable_pythons() if _minor(own) < _minor(other_than)]
+    if not usable:
+        lacks("movable python", f"there is none older than {other_than.target.python}")
+    return usable[0]
+
+
+def fetch_zstandard(python: str, folder: Path, pip_settings: Mapping[str, str]) -> Path:
+    """Download the pinned decompressor for a version of Python into a folder."""
+    argv: Sequence[str] = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)),
+        *("--only-binary", ":all:", "--python-version", python, "zstandard==0.25.0"),
+        *(word for platform in HOST.platforms() for word in ("--platform", platform)),
+    ]
+    # The test's own index, if it has one, does not count.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    done = subprocess.run(
+        argv, env={**env, **pip_settings}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lacks("index", done.stderr.strip()[-300:])
+    tag = f"-cp{python.replace('.', '')}-"
+    return next(path for path in folder.iterdir() if tag in path.name)
+
+
+def _minor(own: OwnPython) -> int:
+    return int(own.target.python.partition(".")[2])
