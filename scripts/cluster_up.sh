@@ -202,9 +202,9 @@ runs() { [ -n "$("$@")" ]; }
 # Its hardware address follows from the other one: a host that comes back has the one it had, and
 # others send to it at once.
 connect() {
-    local link=${bridge}n${1#node} hardware
-    # shellcheck disable=SC2046 # four numbers
-    hardware=$(printf '02:00:%02x:%02x:%02x:%02x' $(address_of "$1" | tr . ' '))
+    local link=${bridge}n${1#node} hardware numbers
+    IFS=. read -ra numbers <<<"$(address_of "$1")"
+    hardware=02:00$(printf ':%02x' "${numbers[@]}")
     ip link delete "$link" 2>/dev/null || true
     ip link add "$link" type veth peer name eth0 address "$hardware" netns "$2" &&
         ip link set "$link" master "$bridge" up &&
