@@ -19,9 +19,10 @@ from ..core.errors import BundleError
 from ..core.regular_files import opened
 from ..core.store import Store
 from ..pack import existing
-from ..pack.bundle import bundle_path, is_sealed, seal, size_of
+from ..pack.bundle import bundle_path
 from ..pack.inspect import InspectedSignature
 from ..pack.members import MemberError, reader
+from ..pack.seals import is_sealed, seal, size_of
 from ..trust.check import decide, inspected_signature, signature_of
 from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile, write_member
 from .exports import members_of

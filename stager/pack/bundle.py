@@ -29,12 +29,13 @@ from bundle.protocol.digest import Digest
 from bundle.protocol.requires import Requires
 
 from ..core.errors import BundleError, WheelError
-from ..core.regular_files import bytes_of, opened, text_of
-from ..core.store import Store, stamp
+from ..core.regular_files import bytes_of, opened
+from ..core.store import Store
 from ..core.values import Target, Wheel, libc_version
 from ..layers.layer_file import decompress_index
 from ..layers.tree import folders_of
 from .program import make_node_program
+from .seals import is_sealed, seal, size_of
 
 _AHEAD = 2
 """Frames that are hashed while one is written."""
@@ -113,41 +114,6 @@ def pack(contents: Contents, store: Store) -> Packed:
 def bundle_path(store: Store, manifest: Manifest) -> Path:
     """Return the path of a bundle in the store."""
     return store.bundles / f"{manifest.name}-{manifest.id[:12]}.pkgs.tar"
-
-
-def size_of(manifest: Manifest) -> int:
-    """Return the length in bytes of a bundle."""
-    return sum(BLOCK + size + padding(size) for _, size in manifest.members()) + 2 * BLOCK
-
-
-def is_sealed(store: Store, path: Path, size: int, key: Digest) -> bool:
-    """Return whether a bundle is the file that was written, not changed since.
-
-    Reading all of it again would take longer than the rest of a build in which nothing changed.
-    """
-    try:
-        written = text_of(_seal(store, path))
-        return path.stat().st_size == size and written == _stamp(path, key)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def seal(store: Store, path: Path, key: Digest) -> None:
-    """Note that a bundle is as it was written, all of it checked.
-
-    Raises:
-        StagerError: the note cannot be written.
-    """
-    with store.publishing(_seal(store, path)) as partial:
-        partial.write_text(_stamp(path, key), encoding="utf-8")
-
-
-def _seal(store: Store, path: Path) -> Path:
-    return store.seals / f"{path.name}.txt"
-
-
-def _stamp(path: Path, key: Digest) -> str:
-    return " ".join(map(str, [*stamp(path.stat()), key])) + "\n"
 
 
 def requires(

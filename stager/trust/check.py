@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bundle.checks.signature import lines_of, verify
 from bundle.protocol.job import Trust
@@ -20,11 +21,12 @@ from ..core.errors import BundleError, StagerError
 from ..core.regular_files import opened
 from ..core.store import Store
 from ..pack import existing
-from ..pack.bundle import is_sealed, size_of
-from ..pack.inspect import InspectedSignature
-from ..pack.members import MemberError, refuse_damage
+from ..pack.seals import is_sealed, size_of
 from . import keygen
 from .signers import read_signers
+
+if TYPE_CHECKING:
+    from ..pack.inspect import InspectedSignature
 
 SUFFIX = ".sig"
 """The signature of a bundle lies beside it, under its name with this ending."""
@@ -119,6 +121,8 @@ def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
     with existing.opened(bundle, bundle_id) as held:
         if is_sealed(store, bundle, size_of(held.manifest), held.manifest.id):
             return
+        from ..pack.members import MemberError, refuse_damage  # not before: it takes a while
+
         try:
             refuse_damage(held)
         except MemberError as exc:
@@ -142,6 +146,8 @@ def inspected_signature(
         BundleError: it cannot be read.
         ConfigError: the file of signers cannot be used.
     """
+    from ..pack.inspect import InspectedSignature  # not before: it takes a while
+
     place = signature_of(bundle)
     signature = read_signature(place)
     if signature is None:
