@@ -31,6 +31,8 @@ class Inside:
     def __init__(self, home: Path) -> None:
         home.mkdir()
         self.home = home
+        self.nodes = home / "nodes"
+        self.nodes.mkdir()
         self.tool = home / ".local" / "share" / "stager" / "bin" / "stager"
 
     def run(self, *argv: str | Path) -> subprocess.CompletedProcess[str]:
@@ -38,7 +40,11 @@ class Inside:
         return subprocess.run(
             [*entering("-n", "ip link set lo up"), *map(str, argv)],
             cwd=self.home,
-            env={"HOME": str(self.home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            env={
+                "HOME": str(self.home),
+                "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+                "STAGER_NODE_ROOT": str(self.nodes),
+            },
             capture_output=True,
             text=True,
             check=False,
