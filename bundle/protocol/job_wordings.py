@@ -56,7 +56,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.RELAY_NOT_STARTED: Wording(
         "the relay of the bundle cannot be started",
-        fix='set cluster.transfer = "sbcast" to send it in the other way',
+        fix="the node gets it without the relay; check its addresses (--interface)",
     ),
     ProblemCode.SLURM_COMMAND_FAILED: Wording(
         "{command} failed",

@@ -77,30 +77,40 @@ def unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadF
         made: its files.
         gpus: number of GPUs that the test had; without one, files for a GPU are set apart.
     """
-    for_gpu = [unit for unit in made if not unit.read and not gpus and _for_gpu(package, unit)]
-    programs = [unit for unit in made if not unit.read and _PROGRAM.fullmatch(unit.path)]
-    programs = [unit for unit in programs if unit not in for_gpu]
-    apart = {unit.path for unit in (*for_gpu, *programs)}
-    kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)} | apart
-    left = [unit for unit in made if unit.path not in kept and not is_top(unit.path)]
-    groups = _groups(left, _holding(kept) | _tests_in(kept), {unit.path for unit in made})
+    apart = _set_apart(package, made, gpus=gpus)
     small: list[Unit] = []
-    for path, members in groups.items():
+    for path, members in _left_out(made, apart).items():
         if sum(unit.size for unit in members) < LEAST or not path.isprintable():
             small += members
             continue
         pattern = f"{package}:{_pattern(path)}"
         yield _unread(package, members, path=path, pattern=pattern)
-    if small:
-        yield _unread(package, small, reason=SMALL)
-    if programs:
-        yield _unread(package, programs, reason=PROGRAMS)
-    if for_gpu:
-        yield _unread(package, for_gpu, reason=gpu_files.REASON)
+    for reason, members in {SMALL: small, **apart}.items():
+        if members:
+            yield _unread(package, members, reason=reason)
 
 
-def _for_gpu(package: str, unit: Unit) -> bool:
-    return gpu_files.needs_gpu(package, unit.path) and not is_metadata(unit.path)
+def _set_apart(package: str, made: Sequence[Unit], *, gpus: int) -> Mapping[str, list[Unit]]:
+    """Return the files that were not read and are not proposed, by the reason."""
+    apart: dict[str, list[Unit]] = {PROGRAMS: [], gpu_files.REASON: []}
+    for unit in made:
+        if unit.read or is_metadata(unit.path):
+            continue
+        if not gpus and gpu_files.needs_gpu(package, unit.path):
+            apart[gpu_files.REASON].append(unit)
+        elif _PROGRAM.fullmatch(unit.path):
+            apart[PROGRAMS].append(unit)
+    return apart
+
+
+def _left_out(
+    made: Sequence[Unit], apart: Mapping[str, Sequence[Unit]]
+) -> Mapping[str, Sequence[Unit]]:
+    """Return the files that may be proposed, by the directory or file of the proposal."""
+    kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)}
+    kept.update(unit.path for units_apart in apart.values() for unit in units_apart)
+    left = [unit for unit in made if unit.path not in kept and not is_top(unit.path)]
+    return _groups(left, _holding(kept) | _tests_in(kept), {unit.path for unit in made})
 
 
 def _unread(
