@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
+from hashlib import shake_256
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import pytest
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.slurm_torch import SlurmRan, SlurmTorch
-from tests.support.torch_project import REQUIREMENTS, SETTINGS, STAGER
+from tests.support.torch_project import REQUIREMENTS, SETTINGS, STAGER, TorchProject
+from tests.support.wheelhouse import make_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-UPGRADED = "tqdm"
-OLDER = f"{UPGRADED}==4.67.1"
+UPGRADED = "upgraded"
+"""A package of the test's own: which versions of others an index has changes from day to day."""
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 # Notes the size of what is sent, and then sends it.
 NOTING_SBCAST = """\
@@ -37,15 +39,25 @@ print(f"[RANK {os.environ['RANK']}] WORLD_SIZE={os.environ['WORLD_SIZE']}", flus
 
 
 @pytest.fixture(scope="module")
-def older(torch_project: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle as it was before one small package was upgraded."""
-    root = tmp_path_factory.mktemp("older") / "project"
+def versions(
+    torch_project: TorchProject, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The project's bundle before and after one small package was upgraded."""
+    root = tmp_path_factory.mktemp("versions") / "project"
     shutil.copytree(torch_project.root, root)
-    pinned = SETTINGS.replace(json.dumps(REQUIREMENTS), json.dumps([*REQUIREMENTS, OLDER]))
-    (root / "stager.toml").write_text(pinned)
-    done = torch_project.stager("build", "--json", "--no-prove", cwd=root, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return Path(json.loads(done.stdout)["bundle"])
+
+    def build(version: str) -> Path:
+        data = shake_256(version.encode()).digest(100_000)  # far more than the bundle's own parts
+        files = {f"{UPGRADED}.py": f"version = {version!r}\n", f"{UPGRADED}.bin": data}
+        wheel = make_wheel(root.parent, UPGRADED, version, files=files)
+        asked = [*REQUIREMENTS, f"{UPGRADED} @ {wheel.as_uri()}"]
+        pinned = SETTINGS.replace(json.dumps(REQUIREMENTS), json.dumps(asked))
+        (root / "stager.toml").write_text(pinned)
+        done = torch_project.stager("build", "--json", "--no-prove", cwd=root, timeout=900)
+        assert done.returncode == 0, done.stderr
+        return Path(json.loads(done.stdout)["bundle"])
+
+    return build("1.0"), build("2.0")
 
 
 @pytest.fixture
@@ -90,10 +102,11 @@ def path(ran: SlurmRan, node: str) -> str:
 
 
 def test_only_what_is_new_is_sent(
-    slurm_torch: SlurmTorch, older: Path, noting: tuple[dict[str, str], Path]
+    slurm_torch: SlurmTorch, versions: tuple[Path, Path], noting: tuple[dict[str, str], Path]
 ) -> None:
     """All of it, then nothing, then the one package that was upgraded."""
     slurm_torch.clean()
+    older, newer = versions
     env, sent = noting
     (slurm_torch.work / "script.py").write_text(SCRIPT)
 
@@ -113,7 +126,6 @@ def test_only_what_is_new_is_sent(
     assert len(sent_bytes(sent)) == 1
     assert "nothing to send" in second.report["plan"]["why"]
 
-    newer = slurm_torch.project.bundle
     before, after = layers(older), layers(newer)
     changed = [name for name in after if after[name] != before.get(name)]
     third = run(newer)
@@ -128,7 +140,7 @@ def test_only_what_is_new_is_sent(
     assert [one["files_written"] for one in third.events("unpack")] == [files] * 3
     node = slurm_torch.cluster.nodes[1]
     places = [path(ran, node) for ran in (second, third)]
-    for file, linked in (("torch/__init__.py", True), (f"{UPGRADED}/std.py", False)):
+    for file, linked in (("torch/__init__.py", True), (f"{UPGRADED}.py", False)):
         inodes = [inode(slurm_torch, node, f"{place}/{SITE}/{file}") for place in places]
         assert (inodes[0] == inodes[1]) is linked, file
 
