@@ -208,7 +208,7 @@ class Fanout:
             return
         self._input += chunk
         self._input_ended = not chunk
-        if self._input_ended and self._attached:
+        if self._driver_has_ended():
             self._give_up_logins()
         for host in self._hosts:
             if host.begun:
@@ -235,9 +235,13 @@ class Fanout:
         self._hosts.remove(host)
         if host in self._ending:
             self._ending.remove(host)
-        away = host.was_turned_away()
-        if not (away and self._waiting.turned_away(host.name, self._logging_in())):
+        again = host.was_turned_away() and not self._driver_has_ended()
+        if not (again and self._waiting.turned_away(host.name, self._logging_in())):
             self._report(host)
+
+    def _driver_has_ended(self) -> bool:
+        """Return whether the driver has: nobody is to be logged in to any more."""
+        return self._attached and self._input_ended
 
     def _report(self, host: Host) -> None:
         line = host.report(max(1, self._waiting.tries(host.name)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Callable
 
@@ -89,10 +90,8 @@ def lines_of(done: CompletedCommand) -> tuple[str, ...]:
 
 def _renamed(line: str, here: str) -> str:
     """Return a line with ``line 3`` in the place of ``/proc/.../fd/5:3``."""
-    if not line.startswith(here):
-        return line
-    _, number, rest = line.split(":", 2) if line.count(":") > 1 else ("", "", line)
-    return f"line {number}:{rest}"
+    numbered = re.sub(rf"^{here}\d+:(\d+)", r"line \1", line)
+    return re.sub(rf"^{here}\d+", "a file in memory", numbered)
 
 
 def _run(argv: Sequence[str], text: str) -> CompletedCommand:

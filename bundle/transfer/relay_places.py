@@ -108,7 +108,7 @@ def ask_source(
         except _NoAnswer as exc:
             reason = str(exc)
         except OSError as exc:
-            reason = _reason(exc)
+            reason = _reason(exc, CONNECT_SECONDS)
             unreached += 1
             if unreached == 1:
                 on_unreached(reason)
@@ -153,7 +153,7 @@ def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
             body = _exactly(connection, answer.have)
             seal = _exactly(connection, SEAL_BYTES)
         except OSError as exc:
-            raise _NoAnswer(_reason(exc)) from exc
+            raise _NoAnswer(_reason(exc, HANDSHAKE_SECONDS)) from exc
     if not handshake.is_sealed(hello, body, seal):
         raise _NoAnswer("its answer was changed on the way")
     return decode(RelayCandidates, json.loads(zlib.decompress(body)))
@@ -175,7 +175,8 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def _reason(exc: OSError) -> str:
+def _reason(exc: OSError, seconds: float) -> str:
+    """Return why there was no answer; the seconds are those that one may take."""
     if isinstance(exc, socket.timeout):
-        return f"no answer within {CONNECT_SECONDS:g} s"
+        return f"no answer within {seconds:g} s"
     return error_text(exc).lower()

@@ -18,6 +18,7 @@ program, which ``python3 FILE install`` starts.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -197,7 +198,7 @@ class CarriedFile:
             raise self._damaged("more follows than it says")
 
     def _first(self) -> bytes:
-        header = self._handle.read(BLOCK)
+        header = self._read_up_to(BLOCK)
         size = 0
         try:
             size = int(header[124:135], 8)
@@ -224,9 +225,7 @@ class CarriedFile:
         sizes = [len(self.label.to_bytes()), *(part.size for part in self.label.parts)]
         sizes += [size for name, size in self.manifest.members() if name not in left_out]
         needed = sum(BLOCK + size + padding(size) for size in sizes) + len(END)
-        place = self._handle.tell()
-        actual = self._handle.seek(0, 2)
-        self._handle.seek(place)
+        actual = os.fstat(self._handle.fileno()).st_size
         if actual < needed:
             raise BundleError(
                 f"{self.path} ends too early: it has {sized(actual)} of {sized(needed)}",
@@ -246,16 +245,20 @@ class CarriedFile:
             raise self._damaged("there are bytes between its members")
 
     def _read(self, size: int) -> bytes:
+        data = self._read_up_to(size)
+        if len(data) != size:
+            raise self._damaged("it ends too early")
+        return data
+
+    def _read_up_to(self, size: int) -> bytes:
+        """Return the next bytes; fewer where the file ends before."""
         try:
-            data = self._handle.read(size)
+            return self._handle.read(size)
         except OSError as exc:
             raise BundleError(
                 f"{self.path} cannot be read: {exc.strerror or exc}",
                 hint="the disk or stick that it is on fails: copy it again, or use another",
             ) from exc
-        if len(data) != size:
-            raise self._damaged("it ends too early")
-        return data
 
     def _damaged(self, why: str) -> BundleError:
         return BundleError(f"{self.path} is damaged: {why}", hint=_COPY_AGAIN)

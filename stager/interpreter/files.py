@@ -71,13 +71,18 @@ def bundled(
         StagerError: files that cannot be shipped.
     """
     prefix = installation.prefix
-    _refuse_other_libc(installation, target)
     folders = [installation.library]
     if HEADERS not in prune:
         folders.append(installation.library.replace("lib/", "include/", 1))
-    paths = [path for folder in folders for path in _files(prefix, folder)]
-    modules = sorted(path for path in paths if path.endswith(".so"))
-    libraries = libraries_of(prefix, installation.program, modules)
+    try:
+        _refuse_other_libc(installation, target)
+        paths = [path for folder in folders for path in _files(prefix, folder)]
+        modules = sorted(path for path in paths if path.endswith(".so"))
+        libraries = libraries_of(prefix, installation.program, modules)
+    except OSError as exc:
+        raise ConfigError(
+            f"environment.interpreter: {exc.filename} cannot be read: {exc.strerror}", hint=_HINT
+        ) from exc
     collector = Collector()
     for path in [installation.program, *paths, *libraries.own]:
         collector.add(path, str(prefix / path))
@@ -115,15 +120,23 @@ def _refuse_other_libc(installation: Installation, target: Target) -> None:
 
 
 def _files(prefix: Path, top: str) -> Iterator[str]:
-    """Yield the paths of the files below a directory that are shipped, in any order."""
+    """Yield the paths of the files below a directory that are shipped, in any order.
+
+    Raises:
+        OSError: a directory cannot be read; without its files the Python would not be whole.
+    """
     config = re.compile(r"config-\d.*")
-    for folder, names, files in os.walk(prefix / top, followlinks=False):
+    for folder, names, files in os.walk(prefix / top, onerror=_raise, followlinks=False):
         names[:] = [name for name in names if name not in _LEFT_OUT and not config.fullmatch(name)]
         path = Path(folder).relative_to(prefix)
         dynload = path.name == "lib-dynload"
         for name in files:
             if not name.endswith((".a", ".pyc")) and not (dynload and _TEST_MODULE.fullmatch(name)):
                 yield str(path / name)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _digest(tree: Tree, interpreter: Interpreter) -> Digest:

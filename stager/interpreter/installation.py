@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.node import interpreter
+from bundle.protocol.problem import NodeError
 from bundle.system.processes import ProcessError
 
 from ..config.environment import BUNDLED
@@ -109,7 +111,8 @@ def _candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator
     pyenv = Path(env.get("PYENV_ROOT") or expanded("~/.pyenv"))
     yield from _newest_first(pyenv / "versions", f"{target.python}.*", program)
     if target.is_host_python:
-        yield Path(interpreter.find(target.python, (), env))
+        with suppress(NodeError):  # this one is free-threaded, or no CPython
+            yield Path(interpreter.find(target.python, (), env))
 
 
 def _newest_first(folder: Path, pattern: str, program: str) -> list[Path]:

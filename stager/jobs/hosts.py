@@ -12,7 +12,7 @@ from bundle.system.hostlist import expand_hostlist, wrong_hosts
 
 from ..config.load import Config
 from ..core.errors import ConfigError
-from .job import JobOptions
+from .job import JobOptions, all_excluded
 
 _NODE_FILES = {
     "PBS_NODEFILE": "PBS",
@@ -46,7 +46,7 @@ def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hos
     Raises:
         ConfigError: a list of hosts cannot be read, or names one twice.
     """
-    excluded = options.exclude or config.cluster.exclude
+    excluded = all_excluded(config.cluster.exclude, options.exclude)
     found = _by_option(options) or _by_job(env)
     if found is None and config.cluster.hosts:
         found = Hosts(
@@ -173,7 +173,7 @@ def _machine(name: str) -> str:
     return name.rpartition("@")[2].lower()
 
 
-def _without(hosts: Hosts, excluded: str | None) -> Hosts:
+def _without(hosts: Hosts, excluded: str) -> Hosts:
     """Return the hosts without those to avoid.
 
     Raises:

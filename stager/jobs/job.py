@@ -129,7 +129,7 @@ def settle(config: Config, options: JobOptions) -> Config:
         partition=options.partition,
         account=options.account,
         time=options.time,
-        exclude=_excluded(config.cluster.exclude, options.exclude),
+        exclude=all_excluded(config.cluster.exclude, options.exclude),
         nodelist=options.nodelist,
         qos=options.qos,
         constraint=options.constraint,
@@ -172,8 +172,8 @@ def _given(**options: object) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _excluded(setting: str | None, option: str | None) -> str:
-    """Return the nodes to avoid, of the settings and of the command line."""
+def all_excluded(setting: str | None, option: str | None) -> str:
+    """Return the nodes to avoid, those of the settings and those of the command line."""
     return ",".join(nodes for nodes in (setting, option) if nodes)
 
 

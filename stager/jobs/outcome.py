@@ -164,8 +164,8 @@ class Outcome:
 
     def _begin(self, event: JobBegins, job_id: str) -> None:
         """Learn the job's number and nodes; an attempt before Slurm requeued it does not count."""
-        self.result = None
-        self.launch_begun, self.started = None, {}
+        self.result, self.plan = None, None
+        self.probes, self.launch_begun, self.started = {}, None, {}
         self.job = replace(
             self.job,
             id=job_id,

@@ -202,10 +202,11 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
     # Hosts on the command line count more than a number in the settings.
     if not (options.nodes or (hosts and hosts.by_option) or config.cluster.nodes == (1, 1)):
         least, most = config.cluster.nodes
-    if len(names) < (options.min_nodes or config.cluster.min_nodes or least):
+    needed = options.min_nodes or config.cluster.min_nodes or least
+    if len(names) < needed:
         raise ConfigError(
             f"{hosts.origin if hosts else 'the hosts'}: {counted(len(names), 'host')} for a job "
-            f"that needs {least}",
+            f"that needs {needed}",
             hint="name more hosts, or ask for fewer with --nodes",
         )
     names = names[:most]

@@ -54,8 +54,7 @@ def parse(printed: str) -> str:
     field = re.search(r"\bJobState=([A-Z_]+)", printed)
     if field:
         return field[1]
-    # sacct: "CANCELLED by 1000", and one line for each run of a job that was requeued.
-    word = printed.strip().split("\n")[0].split(" ")[0]
+    word = printed.strip().split(" ")[0]  # sacct: "CANCELLED by 1000"
     return word if re.fullmatch(r"[A-Z_]+", word) else ""
 
 

@@ -117,7 +117,7 @@ back_into_the_queue() {
     fi
     say "the time limit is near: back into the queue (restart $((restarts + 1)))"
     clean_up
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$SLURM_JOB_ID" || fail "Slurm did not queue the job again"
 }
 
 #@end

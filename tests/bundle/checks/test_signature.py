@@ -15,13 +15,14 @@ import pytest
 from bundle.agent import agent
 from bundle.agent.agent import SESSION
 from bundle.checks import signature
-from bundle.checks.signature import NAMESPACE, refuse_unsigned, statement
+from bundle.checks.signature import NAMESPACE, lines_of, refuse_unsigned, statement
 from bundle.driver.transports.agent_program import AgentProgram, factored
 from bundle.driver.transports.step_starter import phases_of
 from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job, Trust, redacted
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.protocol.requests import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
+from bundle.system.processes import CompletedCommand
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -62,6 +63,20 @@ def test_a_key_that_nobody_allows(alice: Key, mallory: Key) -> None:
 def test_a_key_that_has_expired(alice: Key) -> None:
     reason = why(alice.trusted(PLAIN.bundle_id, 'valid-before="20200101"'))
     assert reason.startswith("line 1: key has expired"), reason
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("{here}:3: key has expired", "line 3: key has expired"),
+        ("{here}: invalid option: bad", "a file in memory: invalid option: bad"),
+        ("Could not verify signature.", "Could not verify signature."),
+    ],
+)
+def test_files_in_memory_have_no_path(said: str, told: str) -> None:
+    here = f"/proc/{os.getpid()}/fd/5"
+    done = CompletedCommand(("ssh-keygen",), 255, "", said.format(here=here) + "\n")
+    assert lines_of(done) == (told,)
 
 
 def test_a_key_for_another_purpose(alice: Key) -> None:

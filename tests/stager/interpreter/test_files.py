@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from stager.core.errors import ConfigError
 from stager.core.store import Store
+from stager.core.values import Target
 from stager.interpreter.files import BundledInterpreter, bundled
-from stager.interpreter.installation import find
+from stager.interpreter.installation import Installation, find
 from stager.interpreter.start import faults_elsewhere
 from stager.layers.build import make_layers
 from stager.layers.source import layer_id
@@ -60,6 +64,20 @@ def test_what_the_nodes_must_have_is_said(own: OwnPython, python: BundledInterpr
     for name, files in python.foreign.items():
         assert f"{name} ({files[0].partition('.')[0]}" in note
     assert bool(note) == bool(python.foreign)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    """The modules are opened before anything else looks at the files."""
+    target = Target.of_host()
+    library = tmp_path / "lib" / f"python{target.python}"
+    (library / "lib-dynload").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    shutil.copy2(os.path.realpath(sys.executable), tmp_path / "bin" / "python3")
+    (library / "lib-dynload" / "_gone.so").symlink_to("nowhere.so")
+    made = Installation(prefix=tmp_path, program="bin/python3", version=f"{target.python}.1")
+    with pytest.raises(ConfigError, match=r"_gone\.so cannot be read: No such file") as caught:
+        bundled(made, target, ("headers",))
+    assert caught.value.hint.startswith("make these files readable")
 
 
 def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(

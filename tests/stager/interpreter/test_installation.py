@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bundle.node import interpreter
+from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import ConfigError, StagerError
 from stager.core.values import Target
@@ -110,6 +112,18 @@ def test_pyenvs_newest_is_found(own: OwnPython, tmp_path: Path) -> None:
     assert f"there is no Python {minor} here" in caught.value.message
     assert any(str(broken) in line for line in caught.value.context)
     assert f"uv python install {minor}" in caught.value.hint
+
+
+def test_where_the_running_python_does_not_fit_there_is_none(
+    own: OwnPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_none(*_: object) -> str:
+        raise NodeError(Problem(ProblemCode.NO_CPYTHON, "here", {}))
+
+    monkeypatch.setattr(interpreter, "find", find_none)
+    env = {**os.environ, "PYENV_ROOT": str(tmp_path)}
+    with pytest.raises(ConfigError, match="there is no Python"):
+        find("bundled", replace(own.target, python=HOST.python), env, run=no_uv)
 
 
 def test_uvs_come_first(own: OwnPython, tmp_path: Path) -> None:

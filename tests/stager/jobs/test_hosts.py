@@ -115,5 +115,13 @@ def test_hosts_to_avoid_are_left_out(config: Config) -> None:
         hosts_of(JobOptions(exclude="node[01-03]"), settings, {})
 
 
+def test_an_option_adds_to_the_hosts_that_the_settings_avoid(config: Config) -> None:
+    settings = named(config, "node[01-03]")
+    settings = replace(settings, cluster=replace(settings.cluster, exclude="node02"))
+    found = hosts_of(JobOptions(exclude="node01"), settings, {})
+    assert found is not None
+    assert found.names == ("node03",)
+
+
 def test_none_are_named(config: Config) -> None:
     assert hosts_of(JobOptions(), config, {}) is None
