@@ -23,6 +23,7 @@ from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher  
 from bundle.protocol.job import Job, Launch  # noqa: E402
 from bundle.protocol.requires import Requires  # noqa: E402
 from stager import __version__  # noqa: E402
+from stager.slurm.request import Request  # noqa: E402
 from stager.slurm.script import ScriptFacts, batch_script  # noqa: E402
 
 BUNDLE_ID = Digest(hashlib.sha256(b"an example's bundle").hexdigest())
@@ -62,10 +63,10 @@ FACTS = ScriptFacts(
     job=JOB,
     program=b"stands in for the far side's program",
     bundle_bytes=395_000_000,
-    nodes=(3, 3),
+    request=Request(
+        name=JOB.name, nodes=(3, 3), cpus_per_task=4, partition="torch", time="00:30:00"
+    ),
     version=__version__,
-    partition="torch",
-    time="00:30:00",
     embed=False,
 )
 USUAL = "--nodes 3 --nproc-per-node 2 --partition torch --time 00:30:00"

@@ -118,7 +118,7 @@ def _with_driver(config: Config, options: BuildOptions) -> BuildOptions:
     """Return options that know where to look for the nodes' NVIDIA driver, where it matters."""
     if config.environment.torch_backend != "auto" or options.driver is not None:
         return options
-    from .jobs.gpu_driver import find_driver
+    from .jobs.nvidia_driver import find_driver
 
     return replace(options, driver=partial(find_driver, config.name))
 

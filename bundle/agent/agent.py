@@ -164,7 +164,7 @@ def _switch_python(channel: AgentChannel) -> None:
     if not channel.handed_over and not loads_modules_for(request.job.requires.python):
         open_files.restore_open_files()  # the other Python must not inherit the raised limit
         argv = [request.python, "-I", "-S", sys.argv[0], "agent", SESSION]
-        os.execv(request.python, [*argv, "--request", str(channel.again())])
+        os.execv(request.python, [*argv, "--request", str(channel.handover_file())])
 
 
 def _start_early(request: AgentRequest) -> EarlyLauncher | None:
@@ -180,7 +180,7 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
     from ..launch import early_torchrun as early
 
     try:
-        _refuse_unsigned(request)
+        _check_signature(request)
         return early.start(job, request.root if isinstance(request, PlacedRequest) else "")
     except NodeError:  # the phase itself reports it
         return None
@@ -190,7 +190,7 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
     """Do the phase that is asked for; return its answer, whether it went well or not."""
     started = time.monotonic()
     try:
-        _refuse_unsigned(channel.request)
+        _check_signature(channel.request)
         answer = phases[channel.request.phase](channel.request, channel)
     except NodeError as exc:
         answer = Answer(problems=(exc.problem,))
@@ -202,8 +202,8 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
     )
 
 
-def _refuse_unsigned(request: AgentRequest) -> str:
-    """Check the signature of the job's bundle where one is required; see there.
+def _check_signature(request: AgentRequest) -> str:
+    """Check the signature of the job's bundle, see :func:`..checks.signature.check_signature`.
 
     Raises:
         NodeError: it is not accepted.
@@ -212,13 +212,13 @@ def _refuse_unsigned(request: AgentRequest) -> str:
         return ""
     from ..checks import signature
 
-    return signature.refuse_unsigned(request.job)
+    return signature.check_signature(request.job)
 
 
 def _preflight(request: PreflightRequest, channel: AgentChannel) -> PreflightAnswer:
     from ..checks.preflight import preflight
 
-    return replace(preflight(request), unchecked=_refuse_unsigned(request))
+    return replace(preflight(request), unchecked=_check_signature(request))
 
 
 def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:

@@ -20,7 +20,7 @@ from ..protocol.codec import decode, encode
 from ..protocol.requests import FramesAgain, Handover, RequestReader
 from ..system import signals
 from ..system.step_variables import node_name
-from .frames import Writer
+from .frames import FrameWriter
 from .lines import Lines
 
 GO, STOP = "go", "stop"
@@ -84,12 +84,12 @@ class AgentChannel:
         self.node = self.request.node
         task = os.environ.get("SLURM_PROCID", "0")
         self._source = f"{self.node}:{task}"
-        self._writer: Writer | None = None
+        self._writer: FrameWriter | None = None
         self._writing = threading.Lock()
         self._before_last = 0
         """The number of the frame before the last message."""
         if self._in_step:
-            self._writer = Writer(self._source, self._requests.frames_sent)
+            self._writer = FrameWriter(self._source, self._requests.frames_sent)
         if self._in_step and follow:
             threading.Thread(target=self._listen, daemon=True).start()
 
@@ -156,7 +156,7 @@ class AgentChannel:
         while self._awaited(until):
             pass
 
-    def again(self) -> int:
+    def handover_file(self) -> int:
         """Return the current request as an open file, for the program that goes on with it."""
         from .bootstrap import in_memory
 

@@ -14,7 +14,7 @@ from .login_reasons import reason
 
 BEGUN = b"stager-begun\n"
 """The line that a host prints when it is logged in to; before it, a login's own output comes."""
-REPORT = "stager-host "
+REPORT_PREFIX = "stager-host "
 """The beginning of the line that reports a host which ended badly; JSON follows."""
 LOGIN_SECONDS = 90.0
 """Time that a login may take, the connection included. A home on a file server that does not answer
@@ -48,7 +48,8 @@ def ssh_argv(host: str, script: str) -> list[str]:
         host: a name, with ``user@`` before it where it is another one.
         script: one line; ``STAGER_NODE`` is the host's name in it.
     """
-    named = f"STAGER_NODE={shlex.quote(host)}; export STAGER_NODE; echo stager-begun; {script}"
+    begun = f"echo {BEGUN.decode().strip()}"
+    named = f"STAGER_NODE={shlex.quote(host)}; export STAGER_NODE; {begun}; {script}"
     return ["ssh", *SSH_OPTIONS, "--", host, f"exec /bin/sh -c {shlex.quote(named)}"]
 
 
@@ -171,7 +172,7 @@ class Host:
             "tries": tries,
             "said": self._said(),
         }
-        return REPORT + json.dumps(told)
+        return REPORT_PREFIX + json.dumps(told)
 
     def _said(self) -> list[str]:
         """Return the last lines that it wrote to standard error."""

@@ -40,7 +40,7 @@ Gap = tuple[int, int]
 """The first and the last number of frames that are missing."""
 
 
-class Writer:
+class FrameWriter:
     """Cuts the messages of one source into frames, and keeps the last of them."""
 
     def __init__(self, source: str, number: int = 0) -> None:

@@ -60,7 +60,7 @@ class LoginQueue:
 
         Args:
             name: the host.
-            under_way: the number of the other logins, which were not: no more are from now on.
+            under_way: the number of the other logins, which were not: from now on the limit.
         """
         tries = self._tries[name] = self.tries(name) + 1
         self._most = max(1, min(self._most, under_way))

@@ -53,11 +53,12 @@ def verify(trust: Trust, bundle_id: str, run: Run) -> CompletedCommand:
         return run([*argv, "-s", signature], statement(bundle_id))
 
 
-def refuse_unsigned(job: Job) -> str:
+def check_signature(job: Job) -> str:
     """Check the signature of a job's bundle on this node, where the job requires one.
 
     Returns:
-        Why it cannot be checked here; empty if it is good, or none is required.
+        Why it cannot be checked here; empty if it is good, or none is required. The job goes on
+        where it cannot be: the login side has checked it, and the driver names these nodes.
 
     Raises:
         NodeError: it is not accepted.

@@ -25,10 +25,10 @@ from ..system.module_source import source_of
 _FEWEST, _MOST = 8, 1 << 14
 """Limits of the number of files that are kept open at a time; half of what a process may open."""
 
-Writer = tuple["str | int | None", ...]
+PieceWriter = tuple["str | int | None", ...]
 """The writer of a piece; a line that one has not ended yet is not joined with another's."""
-DRIVER: Writer = ("driver",)
-_CUT: Writer = ("cut",)
+DRIVER: PieceWriter = ("driver",)
+_CUT: PieceWriter = ("cut",)
 """Nobody: a full disk took only the beginning of a line, to which nothing belongs that follows."""
 
 
@@ -56,7 +56,7 @@ class Logs:
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
         self._begun: set[str] = set()
         self._most_open = min(_MOST, max(_FEWEST, open_files.open_files() // 2))
-        self._unended: dict[str, Writer] = {}
+        self._unended: dict[str, PieceWriter] = {}
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
             self._open(self._events)
@@ -84,7 +84,7 @@ class Logs:
         """Append lines of the driver's own to a task's log."""
         self.output(node, task, "".join(f"{line}\n" for line in lines).encode(), DRIVER)
 
-    def output(self, node: str, task: int, data: bytes, writer: Writer) -> None:
+    def output(self, node: str, task: int, data: bytes, writer: PieceWriter) -> None:
         """Append to a task's log, ``<jobname>.<jobid>.<node>.<task>.out``, and to the order."""
         name = self._log(node, task)
         size = len(data)

@@ -13,7 +13,7 @@ from ..protocol.problem_table import TABLE
 
 _LOST_ON_THE_WAY = TABLE[ProblemCode.OUTPUT_LOST].why
 
-Writer = tuple[str, "int | None"]
+RankOfNode = tuple[str, "int | None"]
 """A node and one of its ranks; the node's launcher has None in place of a rank."""
 
 
@@ -29,9 +29,9 @@ def loss_problem(loss: OutputLoss) -> Problem:
 class OutputAccount:
     """Output of one launch: received as it comes, compared with what the agents say they sent."""
 
-    _received: collections.Counter[Writer] = field(default_factory=collections.Counter)
+    _received: collections.Counter[RankOfNode] = field(default_factory=collections.Counter)
     """Bytes received."""
-    _missing: dict[Writer, OutputLoss] = field(default_factory=dict)
+    _missing: dict[RankOfNode, OutputLoss] = field(default_factory=dict)
     """Losses known so far."""
     _counted: set[tuple[str, str]] = field(default_factory=set)
     """The nodes and tasks that have said how much they have sent."""

@@ -13,7 +13,7 @@ from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
 from ..transfer.plan import first_names
-from . import collect, gpu_drivers, placement, ranks
+from . import collect, nvidia_drivers, placement, ranks
 from .state import State
 
 
@@ -56,7 +56,7 @@ class PreflightPhase(Phase):
 
     def use(self, state: State) -> None:
         """Keep the facts, log them, and decide how many ranks each node gets."""
-        gpu_drivers.compare(state)
+        nvidia_drivers.compare(state)
         state.facts = state.answers_of(PreflightAnswer)
         lines: list[str] = []
         for node, facts in state.facts.items():
@@ -67,7 +67,7 @@ class PreflightPhase(Phase):
         _refuse_interface_of_none(state)
         _note_addresses(state)
         _note_unchecked(state)
-        _refuse_same_hosts(state)
+        _add_same_host_problems(state)
         state.leave_out_or_fail()
         state.choose_nproc()
 
@@ -212,7 +212,7 @@ def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[st
     """Return what the preflight's log says of a node."""
     lines = [preflight_line(facts)]
     if facts.gpus is not None:
-        lines.append(gpu_drivers.line(node, facts.gpus))
+        lines.append(nvidia_drivers.line(node, facts.gpus))
     if facts.damage is not None:
         _warn_of_damage(state, node, facts.damage)
         lines.append(f"{node} damage: {facts.damage}")
@@ -238,7 +238,7 @@ def _refuse_interface_of_none(state: State) -> None:
         raise NodeError(Problem(ProblemCode.INTERFACE_OF_NO_NODE, "[launch] interface", values))
 
 
-def _refuse_same_hosts(state: State) -> None:
+def _add_same_host_problems(state: State) -> None:
     """Note the problem of each host that the user has named twice, by different names."""
     if state.job.allocation is not Allocation.SSH:
         return

@@ -136,7 +136,7 @@ class _Shipment:
     members: tuple[str, ...] = ()
     """The members of the bundle that the file has, where it has only a part."""
     relayed: bool = False
-    """True if the nodes pass it on to each other; False if ``sbcast`` brings it."""
+    """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
 
     @classmethod
     def of_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
@@ -174,7 +174,7 @@ class _Shipment:
 
         Args:
             facts: the node's answer to the preflight.
-            token: that of the relay; empty if ``sbcast`` sends the file.
+            token: that of the relay; empty if the file is sent without one.
         """
         task = RelayTask(token, facts.address) if token else None
         return Incoming(self.target(facts.root), self.manifest, self.members, self.size, task)
@@ -183,7 +183,7 @@ class _Shipment:
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
     """Send to all nodes at once, then to each of those alone that it failed on.
 
-    Nodes that a relay did not reach get the file by ``sbcast``.
+    Nodes that a relay did not reach get the file by ``sbcast``, or by ``ssh``.
     """
     if shipment.relayed:
         unreached = _unreached(state, nodes, _try(state, shipment, nodes))

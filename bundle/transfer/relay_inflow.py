@@ -194,8 +194,8 @@ class Inflow:
     def _leave(self, link: RelayParent, why: str, now: float, *, silent: bool = False) -> None:
         """End a connection that has failed; if it was the parent's, look for another one.
 
-        A parent that sent nothing does not count as lost: one that fails each time would be asked
-        for ever.
+        A parent that sent nothing does not renew the time for which others are looked for: one
+        that fails each time would be asked for ever.
         """
         if link is self.parent:
             if self._file.have[self.tree] > self._had:

@@ -85,12 +85,12 @@ def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:
 
 def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
     """Let the command hear of a failure, if there is one."""
-    from ..jobs.failure_hook import start
+    from ..jobs.failure_hook import run_hook
 
     hook = _hook(config, options)
     if hook:
         console.stop()
-        start(hook, result, console.warn)
+        run_hook(hook, result, console.warn)
 
 
 def _show_planned(

@@ -12,10 +12,10 @@ SECONDS = 60.0
 """The time that it may take."""
 
 
-def start(
+def run_hook(
     argv: Sequence[str], result: object, warn: Callable[[str], None], seconds: float = SECONDS
 ) -> None:
-    """Start the command and wait for its end; its failure is a warning and changes nothing.
+    """Run the command to its end; its failure is a warning and changes nothing.
 
     Args:
         argv: the command; no shell reads it.

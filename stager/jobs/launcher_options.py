@@ -12,7 +12,7 @@ from .option_scan import Option
 _RENDEZVOUS = "the job's own nodes, port and id are used"
 _LOGS = "every rank has a log of its own in the log directory"
 _NO_PYTHON = "ranks are Python programs, started by the environment's own interpreter"
-_TORCHRUN = "stager sets it itself where it starts torchrun on each node"
+_SET_BY_STAGER = "stager sets it itself where it starts torchrun on each node"
 
 
 def _values(names: str, why: str) -> dict[str, Option]:
@@ -37,8 +37,8 @@ TORCHRUN: dict[str, Option] = {
     "redirects": Option(takes=True, dropped=_LOGS, short="r"),
     "tee": Option(takes=True, dropped=_LOGS, short="t"),
     **_flags("run-path", "the wrapper runs the script in its own interpreter anyway"),
-    **_values("monitor-interval start-method event-log-handler role", _TORCHRUN),
-    **_values("signals-to-handle shutdown-timeout", _TORCHRUN),
+    **_values("monitor-interval start-method event-log-handler role", _SET_BY_STAGER),
+    **_values("signals-to-handle shutdown-timeout", _SET_BY_STAGER),
     **_values("numa-binding", "bind through Slurm, with [cluster] salloc-args"),
     **_flags("virtual-local-rank", "each rank finds its GPU by LOCAL_RANK"),
 }
@@ -62,7 +62,7 @@ ACCELERATE: dict[str, Option] = {
     **_flags("same-network", _RENDEZVOUS),
     **_values("log-dir", _LOGS),
     "tee": Option(takes=True, dropped=_LOGS, short="t"),
-    **_values("role monitor-interval", _TORCHRUN),
+    **_values("role monitor-interval", _SET_BY_STAGER),
     **_values("gpu-ids", "Slurm decides which GPUs a job gets"),
     **_values("num-cpu-threads-per-process", "set it with [launch] omp-num-threads"),
     **_flags("enable-cpu-affinity", "bind through Slurm, with [cluster] salloc-args"),

@@ -159,32 +159,42 @@ def prepare(
     # Before anything else: what follows leads to the start of a program that is in the bundle.
     store = Store(offline_root(config))
     verdict, trust = trust_in(config, store, bundle[0], bundle[1].id)
-    notes: tuple[str, ...] = ()
-    if verdict is not None:
-        notes = (f"{bundle[0].name}: {verdict.words}",)
+    notes = [] if verdict is None else [f"{bundle[0].name}: {verdict.words}"]
     if action is Action.RUN:
         config, options, converted = _converted(config, options)
-        notes = (*notes, *converted)
-    if action is Action.RUN and options.bundle is None and not options.bundle_id:
-        notes = (*notes, *script.without_effect(config, options.command or config.project.command))
+        notes += [*converted, *_ignored_block(config, options)]
     if source == "inside":
-        notes = (*notes, *without_effect(options, os.environ))
+        notes += without_effect(options, os.environ)
     where = _ALLOCATIONS.get(source, Allocation.SLURM)
     if where is Allocation.SSH:
         options = _with_hosts(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
     ours = made_here(store, bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours, trust=trust)
+    return Prepared(
+        config=settle(config, options),
+        bundle=bundle[0],
+        source=source,
+        job=job,
+        notes=(*notes, *_notes_on(job, source)),
+    )
+
+
+def _ignored_block(config: Config, options: JobOptions) -> Iterator[str]:
+    """Yield a note if the script names requirements that the project's bundle does not follow."""
+    if options.bundle is None and not options.bundle_id:
+        yield from script.without_effect(config, options.command or config.project.command)
+
+
+def _notes_on(job: Job, source: Source) -> Iterator[str]:
+    """Yield what the user is to know of a job's variables and of what is brought back."""
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
-        notes = (*notes, f"pass-env: {', '.join(absent)} not set here, so no rank gets a value")
-    if job.tracked and where is not Allocation.LOCAL:
-        notes = (*notes, f"brought back if they are written: {', '.join(job.tracked)} (trackers)")
-    if action is Action.RUN:
-        notes = (*notes, *_withheld(job.launch.pass_env, os.environ))
-    return Prepared(
-        config=settle(config, options), bundle=bundle[0], source=source, job=job, notes=notes
-    )
+        yield f"pass-env: {', '.join(absent)} not set here, so no rank gets a value"
+    if job.tracked and job.allocation is not Allocation.LOCAL:
+        yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
+    if job.action is Action.RUN:
+        yield from _withheld(job.launch.pass_env, os.environ)
 
 
 _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": Allocation.SSH}
@@ -245,19 +255,8 @@ def script_facts(
         job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
         program=program,
         bundle_bytes=prepared.bundle.stat().st_size,
-        nodes=asked.nodes,
+        request=asked,
         version=__version__,
-        partition=asked.partition,
-        account=asked.account,
-        time=asked.time,
-        exclude=asked.exclude,
-        gpus_per_node=asked.gpus_per_node,
-        sbatch_args=asked.args,
-        nodelist=asked.nodelist,
-        qos=asked.qos,
-        constraint=asked.constraint,
-        reservation=asked.reservation,
-        mem=asked.mem,
         requeue=requeue,
     )
 

@@ -116,7 +116,7 @@ def usable_nodes(asked: Request, nodes: Sequence[PartitionNode]) -> list[Partiti
 
 
 def listed_nodes(runner: Runner = run) -> list[PartitionNode] | None:
-    """Return all nodes that Slurm has; none where it does not answer, None without ``sinfo``."""
+    """Return Slurm's nodes: an empty list where it does not answer, None without ``sinfo``."""
     if shutil.which(LISTING[0]) is None:
         return None
     try:

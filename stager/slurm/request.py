@@ -29,21 +29,20 @@ class Request:
     """The job's name."""
     nodes: tuple[int, int]
     """Fewest and most nodes."""
-    partition: str | None
+    partition: str | None = None
     """Slurm partition."""
-    account: str | None
+    account: str | None = None
     """Slurm account that is charged."""
-    time: str | None
+    time: str | None = None
     """Time limit in one of Slurm's forms."""
-    exclude: str | None
+    exclude: str | None = None
     """Nodes to avoid: those of the settings or the command line, and of ``args``."""
-    cpus_per_task: int | None
+    cpus_per_task: int | None = None
     """CPUs of each node's one task."""
-    gpus_per_node: str | None
+    gpus_per_node: str | None = None
     """GPUs on each node."""
-    args: tuple[str, ...]
+    args: tuple[str, ...] = ()
     """Further options as they are; where one is given twice, Slurm takes the last."""
-
     nodelist: str | None = None
     """Nodes that must be among them, as a Slurm node list."""
     qos: str | None = None

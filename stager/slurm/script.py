@@ -1,4 +1,4 @@
-"""The batch script of a job, and how it is submitted: pure functions of one frozen value.
+"""The batch script of a job, and how it is submitted: functions of one frozen value.
 
 The script is complete. It carries the far side's program and the job's description, so that the
 nodes need neither ``stager`` nor the login node's home directory: bash, coreutils, gzip and any
@@ -76,32 +76,10 @@ class ScriptFacts:
     """The far side's program, ``node.pyz``."""
     bundle_bytes: int
     """The bundle's size."""
-    nodes: tuple[int, int]
-    """Fewest and most nodes; the same number twice for exactly so many."""
+    request: Request
+    """The request for nodes that the ``#SBATCH`` lines make."""
     version: str
     """Version of stager that makes the script."""
-    partition: str | None = None
-    """``[cluster] partition``; None leaves it to Slurm, here and below."""
-    account: str | None = None
-    """``[cluster] account``."""
-    time: str | None = None
-    """``[cluster] time``."""
-    exclude: str | None = None
-    """Nodes to avoid, in Slurm's notation."""
-    gpus_per_node: str | None = None
-    """``[cluster] gpus-per-node``: ``4``, or ``a100:4``."""
-    nodelist: str | None = None
-    """``[cluster] nodelist``."""
-    qos: str | None = None
-    """``[cluster] qos``."""
-    constraint: str | None = None
-    """``[cluster] constraint``."""
-    reservation: str | None = None
-    """``[cluster] reservation``."""
-    mem: str | None = None
-    """``[cluster] mem``."""
-    sbatch_args: tuple[str, ...] = ()
-    """``[cluster] salloc-args``, passed on as they are."""
     requeue: bool = False
     """Whether the job goes back into the queue when its time is nearly up, or a node is lost."""
     embed: bool = True
@@ -116,26 +94,6 @@ class ScriptFacts:
         Slurm may be late by up to a minute; then the ranks save, and their results are collected.
         """
         return _SIGNAL_DELAY_SECONDS + self.job.launch.grace_seconds
-
-    @property
-    def request(self) -> Request:
-        """The request for nodes that the ``#SBATCH`` lines make."""
-        return Request(
-            name=self.job.name,
-            nodes=self.nodes,
-            partition=self.partition,
-            account=self.account,
-            time=self.time,
-            exclude=self.exclude,
-            cpus_per_task=self.job.cpus_per_task,
-            gpus_per_node=self.gpus_per_node,
-            args=self.sbatch_args,
-            nodelist=self.nodelist,
-            qos=self.qos,
-            constraint=self.constraint,
-            reservation=self.reservation,
-            mem=self.mem,
-        )
 
 
 def batch_script(facts: ScriptFacts) -> str:
@@ -234,8 +192,8 @@ def _directives(facts: ScriptFacts) -> Iterator[str]:
             yield f"#SBATCH --{key}={_sbatch_word(_printable(key, value))}"
     yield "#SBATCH --requeue" if facts.requeue else "#SBATCH --no-requeue"
     yield "#SBATCH --no-kill"
-    if facts.sbatch_args:
-        words = [_sbatch_word(_printable("salloc-args", word)) for word in facts.sbatch_args]
+    if facts.request.args:
+        words = [_sbatch_word(_printable("salloc-args", word)) for word in facts.request.args]
         yield f"#SBATCH {' '.join(words)}"
 
 

@@ -71,7 +71,7 @@ def _purpose(facts: ScriptFacts) -> str:
 
 
 def _node_count(facts: ScriptFacts) -> str:
-    least, most = facts.nodes
+    least, most = facts.request.nodes
     if least == most:
         return counted(most, "node")
     return f"{least} to {counted(most, 'node')}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
-from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, driver
+from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
 from tests.support.cluster import REPO, Cluster
 from tests.support.processes import until
 
@@ -19,7 +19,8 @@ from tests.support.processes import until
 def facts(logs: Path, **changed: Any) -> ScriptFacts:
     """A job on one node whose driver stands in for the far side's."""
     job = replace(JOB, log_dir=str(logs), cpus_per_task=1, python_hints=())
-    return replace(FACTS, **{"job": job, "program": driver(), "nodes": (1, 1), **changed})
+    one = asking(FACTS, nodes=(1, 1), cpus_per_task=1)
+    return replace(one, **{"job": job, "program": driver(), **changed})
 
 
 def submit(
@@ -73,10 +74,14 @@ def test_the_examples_are_accepted(cluster: Cluster, name: str) -> None:
 
 def test_options_arrive_as_they_were_given(cluster: Cluster, shared: Path) -> None:
     comment = "a \"b\" \\c # d 'e' %j"
-    made = facts(
-        shared, nodes=(1, 2), exclude="node[02-03]", sbatch_args=("--comment", comment, "--hold"),
-        partition="torch", time="00:07:00",
-    )  # fmt: skip
+    made = asking(
+        facts(shared),
+        nodes=(1, 2),
+        exclude="node[02-03]",
+        args=("--comment", comment, "--hold"),
+        partition="torch",
+        time="00:07:00",
+    )
     job, _ = submit(made, wait=False)
     said = shown(cluster, job)
     assert said["Comment"].rstrip() == comment
@@ -112,7 +117,7 @@ def test_scancel_ends_the_driver(cluster: Cluster, shared: Path) -> None:
 
 def test_a_job_near_its_time_limit_goes_back_into_the_queue(cluster: Cluster, shared: Path) -> None:
     """Slurm sends USR1 itself; the second run appends to the same log."""
-    job, _ = submit(facts(shared, requeue=True, time="2"), wait=False, DRIVER_WAITS="1")
+    job, _ = submit(asking(facts(shared, requeue=True), time="2"), wait=False, DRIVER_WAITS="1")
     assert until(lambda: "back into the queue (restart 1)" in log_of(shared, job), 600)
     assert until(lambda: shown(cluster, job)["JobState"] == "PENDING")
     again = f"job {job} restart 1 on"
@@ -123,7 +128,7 @@ def test_a_job_near_its_time_limit_goes_back_into_the_queue(cluster: Cluster, sh
 
 def test_a_lost_node_does_not_end_the_driver(cluster: Cluster, shared: Path) -> None:
     """It is the driver that says which node was lost, and brings home what there is."""
-    made = facts(shared, nodes=(2, 2))
+    made = asking(facts(shared), nodes=(2, 2))
     job, _ = submit(made, "--nodelist=node01,node02", wait=False, DRIVER_WAITS="1")
     assert until(lambda: "\ndriver " in log_of(shared, job))
     cluster.lose("node02")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import zipfile
 from dataclasses import replace
+from typing import Any
 
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
 from bundle.protocol.requires import Requires
+from stager.slurm.request import Request
 from stager.slurm.script import ScriptFacts
 from tests.support.jobs import LAUNCH
 
@@ -39,9 +41,16 @@ FACTS = ScriptFacts(
     job=JOB,
     program=b"stands in for the far side's program, which is a zip file" * 3,
     bundle_bytes=395_000_000,
-    nodes=(3, 3),
+    request=Request(name=JOB.name, nodes=(3, 3), cpus_per_task=4),
     version="0.1.0",
 )
+
+
+def asking(facts: ScriptFacts, **changed: Any) -> ScriptFacts:
+    """The same script with another request for nodes."""
+    return replace(facts, request=replace(facts.request, **changed))
+
+
 DRIVER = """
 import json, os, signal, sys, time
 assert sys.argv[1] == "drive" and sys.flags.isolated and sys.flags.no_site

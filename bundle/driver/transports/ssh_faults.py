@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...channel import login_reasons
-from ...channel.fanout_host import LOGIN_SECONDS, REPORT
+from ...channel.fanout_host import LOGIN_SECONDS, REPORT_PREFIX
 from ...protocol.codec import decode
 from ...protocol.json_values import DecodeError
 from ...protocol.problem import ProblemCode
@@ -55,7 +55,9 @@ def ended_tasks(stderr: str) -> dict[str, set[int]]:
 
 def general_fault(code: int, stderr: str) -> StepFault:
     """Return the fault of a host of which nothing was said: that of the fan-out."""
-    others = [line for line in stderr.splitlines() if line.strip() and not line.startswith(REPORT)]
+    others = [
+        line for line in stderr.splitlines() if line.strip() and not line.startswith(REPORT_PREFIX)
+    ]
     return StepFault(ProblemCode.NO_ANSWER, {"why": "; ".join([describe_exit(code), *others[-3:]])})
 
 
@@ -66,9 +68,9 @@ def send_faults(stderr: str) -> dict[str, str]:
 
 def _ends(stderr: str) -> Iterator[HostEnd]:
     for line in stderr.splitlines():
-        if line.startswith(REPORT):
+        if line.startswith(REPORT_PREFIX):
             try:
-                yield decode(HostEnd, json.loads(line[len(REPORT) :]))
+                yield decode(HostEnd, json.loads(line[len(REPORT_PREFIX) :]))
             except (DecodeError, ValueError):  # it was cut
                 continue
 

@@ -59,11 +59,11 @@ class Transfer:
     source: str
     """Its path where the driver runs."""
     target: str
-    """Its path on the nodes, for ``sbcast``."""
+    """Its path on the nodes, for ``sbcast`` and ``ssh``."""
     size: int
     """Bytes."""
     token: str = field(default="", repr=False)
-    """The random token of a relay, in hexadecimal digits; empty if ``sbcast`` brings it."""
+    """The random token of a relay, in hexadecimal digits; empty if it is sent without one."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Delivery:
     failed: dict[str, str]
     """The nodes that the file did not reach, and why; under ``""`` what concerns no single node.
 
-    After a relay the other nodes have it; after ``sbcast`` none of them has. Those in ``settled``
-    are not among them."""
+    After a relay the other nodes have it; after ``sbcast`` or ``ssh`` none of them has. Those in
+    ``settled`` are not among them."""
     ended: dict[str, Ended]
     """The end of each node's part, for the case that it gave no answer."""
     seconds: float = 0.0

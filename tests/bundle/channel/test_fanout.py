@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bundle.channel import fanout_host
-from bundle.channel.fanout_host import REPORT
+from bundle.channel.fanout_host import REPORT_PREFIX
 
 REPO = Path(__file__).resolve().parents[3]
 SSH = """\
@@ -27,7 +27,7 @@ case $2 in
     chatty*) echo "Welcome to $2"; echo "last line without an end of $2" ;;
     hung*) exec sleep 600 ;;
     slow*) # is turned away when it is asked to end
-        trap 'echo "Connection closed by 10.0.0.7 port 22" >&2; exit 255' TERM
+        trap 'kill $!; echo "Connection closed by 10.0.0.7 port 22" >&2; exit 255' TERM
         sleep 600 & wait ;;
     full*) # takes one login at a time
         if ! mkdir "$0.$2" 2>/dev/null; then
@@ -88,8 +88,8 @@ def fan_out(
         check=False,
     )
     lines = done.stderr.decode().splitlines()
-    assert all(line.startswith(REPORT) for line in lines), done.stderr
-    reports = [json.loads(line[len(REPORT) :]) for line in lines]
+    assert all(line.startswith(REPORT_PREFIX) for line in lines), done.stderr
+    reports = [json.loads(line[len(REPORT_PREFIX) :]) for line in lines]
     return done.returncode, done.stdout, {report["host"]: report for report in reports}
 
 
@@ -174,7 +174,9 @@ def test_logins_that_are_not_done_end_with_an_attached_input(path: str) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == b"well\n"
         _, errors = running.communicate(timeout=60)  # of itself the login would take 90 s
-    reports = [json.loads(line.removeprefix(REPORT)) for line in errors.decode().splitlines()]
+    reports = [
+        json.loads(line.removeprefix(REPORT_PREFIX)) for line in errors.decode().splitlines()
+    ]
     ended = sorted((one["host"], one["tries"], one["begun"], one["slow"]) for one in reports)
     assert ended == [("hung", 1, False, False), ("slow", 1, False, False)]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.channel.frames import KEPT, LONGEST, FrameReader, Writer
+from bundle.channel.frames import KEPT, LONGEST, FrameReader, FrameWriter
 
 ALPHABET = 'ab {}[]":,.+ \t\x1e\r\n\\' + "\u00fc\u20ac\N{SNOWMAN}\U0001f600"
 
@@ -64,7 +64,7 @@ def test_any_mix_in_any_pieces_gives_the_messages_back(seed: int) -> None:
     messages = messages_of(rng)
     queues = []
     for source, own in messages.items():
-        writer = Writer(source)
+        writer = FrameWriter(source)
         queues.append(frames_of(b"".join(writer.frames(one.encode()) for one in own)))
     assert all(len(frame) <= LONGEST for queue in queues for frame in queue)
     reader = FrameReader()
@@ -87,7 +87,7 @@ def test_whatever_is_cut_is_delivered_or_counted(seed: int) -> None:
     """Every source ends and has its bytes cut anywhere, so that others' are in between."""
     rng = random.Random(seed)
     messages = messages_of(rng, 16)
-    writers = {source: Writer(source) for source in messages}
+    writers = {source: FrameWriter(source) for source in messages}
     sent = {
         source: b"".join(writers[source].frames(one.encode()) for one in own)
         for source, own in messages.items()
@@ -118,7 +118,7 @@ def test_what_is_cut_and_sent_again_is_all_there(seed: int) -> None:
     """As the driver asks for it; the last word is said again by itself."""
     rng = random.Random(seed)
     messages = messages_of(rng, 12)
-    writers = {source: Writer(source) for source in messages}
+    writers = {source: FrameWriter(source) for source in messages}
     queues, last = [], {}
     for source, own in messages.items():
         data = b""
@@ -147,7 +147,7 @@ def test_what_is_cut_and_sent_again_is_all_there(seed: int) -> None:
 
 
 def test_a_flipped_bit_is_never_delivered() -> None:
-    data = Writer("n7:0").frames(b'{"a": 1}')
+    data = FrameWriter("n7:0").frames(b'{"a": 1}')
     for at in range(len(data)):
         for bit in range(8):
             broken = bytearray(data)
@@ -159,7 +159,7 @@ def test_a_flipped_bit_is_never_delivered() -> None:
 
 
 def test_what_is_missing_is_given_up_and_counted_with_what_it_was_part_of() -> None:
-    writer = Writer("n7:0")
+    writer = FrameWriter("n7:0")
     long, short = b'"' + b"x" * 5000 + b'"', b'"after"'
     frames = frames_of(writer.frames(long)) + frames_of(writer.frames(short))
     reader = FrameReader()
@@ -170,7 +170,7 @@ def test_what_is_missing_is_given_up_and_counted_with_what_it_was_part_of() -> N
 
 
 def test_a_gap_does_not_fill_the_memory() -> None:
-    writer = Writer("n7:0")
+    writer = FrameWriter("n7:0")
     writer.frames(b'"lost"')
     reader = FrameReader()
     message = b'"' + b"x" * 60_000 + b'"'
@@ -181,7 +181,7 @@ def test_a_gap_does_not_fill_the_memory() -> None:
 
 
 def test_a_writer_keeps_so_much_and_goes_on_where_another_was() -> None:
-    writer = Writer("n7:0", 41)
+    writer = FrameWriter("n7:0", 41)
     assert writer.frames(b"{}").startswith(b"\x1en7:0 42 2 ")
     for _ in range(KEPT // 900 + 1):
         writer.frames(b"x" * 900)
@@ -195,7 +195,7 @@ def test_a_frame_that_a_shell_sends() -> None:
 
 
 def test_a_long_name_leaves_room() -> None:
-    writer = Writer("n" * 255 + ":12345")
+    writer = FrameWriter("n" * 255 + ":12345")
     frames = frames_of(writer.frames(("\u20ac" * 5000).encode()))
     assert all(len(frame) <= LONGEST for frame in frames)
     reader = FrameReader()
@@ -213,6 +213,6 @@ def test_a_long_name_leaves_room() -> None:
 )
 def test_what_is_no_frame_has_no_source(line: str) -> None:
     reader = FrameReader()
-    data = Writer("n7:0").frames(b'"x"')
+    data = FrameWriter("n7:0").frames(b'"x"')
     assert list(reader.feed(f"{line}\n".encode() + data)) == [("", line), ("n7:0", '"x"')]
     assert list(reader.end()) == []

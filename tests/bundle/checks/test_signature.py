@@ -15,7 +15,7 @@ import pytest
 from bundle.agent import agent
 from bundle.agent.agent import SESSION
 from bundle.checks import signature
-from bundle.checks.signature import NAMESPACE, lines_of, refuse_unsigned, statement
+from bundle.checks.signature import NAMESPACE, check_signature, lines_of, statement
 from bundle.driver.transports.agent_program import AgentProgram, factored
 from bundle.driver.transports.step_starter import phases_of
 from bundle.protocol.enumerations import Action, Allocation
@@ -38,7 +38,7 @@ OTHER = "0" * 64
 def why(trust: Trust, bundle_id: str = PLAIN.bundle_id) -> str:
     """The reason for which a node refuses a job."""
     with pytest.raises(NodeError) as caught:
-        refuse_unsigned(replace(PLAIN, trust=trust))
+        check_signature(replace(PLAIN, trust=trust))
     problem = caught.value.problem
     assert problem.code is ProblemCode.SIGNATURE_REFUSED
     assert problem.where == bundle_id[:12]
@@ -47,8 +47,8 @@ def why(trust: Trust, bundle_id: str = PLAIN.bundle_id) -> str:
 
 
 def test_a_good_signature_is_accepted(alice: Key) -> None:
-    assert refuse_unsigned(replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))) == ""
-    assert refuse_unsigned(PLAIN) == "", "none is required"
+    assert check_signature(replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))) == ""
+    assert check_signature(PLAIN) == "", "none is required"
 
 
 def test_a_signature_of_another_bundle(alice: Key) -> None:
@@ -96,12 +96,12 @@ def test_a_node_that_cannot_check_says_so(
     job = replace(PLAIN, trust=alice.trusted(PLAIN.bundle_id))
     signature._checked.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert refuse_unsigned(job).startswith("ssh-keygen cannot be started")
+    assert check_signature(job).startswith("ssh-keygen cannot be started")
     old = tmp_path / "ssh-keygen"
     old.write_text("#!/bin/sh\necho unknown option -- Y >&2\nexit 1\n")
     old.chmod(0o755)
     signature._checked.cache_clear()
-    assert "older than OpenSSH 8.1" in refuse_unsigned(job)
+    assert "older than OpenSSH 8.1" in check_signature(job)
     signature._checked.cache_clear()
 
 

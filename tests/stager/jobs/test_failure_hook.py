@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stager.jobs.failure_hook import start
+from stager.jobs.failure_hook import run_hook
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Verdict:
 
 def test_the_verdict_is_told_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     warnings: list[str] = []
-    start([sys.executable, "-c", "print(input() + input())"], Verdict(), warnings.append)
-    start(["cat"], Verdict(), warnings.append)
+    run_hook([sys.executable, "-c", "print(input() + input())"], Verdict(), warnings.append)
+    run_hook(["cat"], Verdict(), warnings.append)
     captured = capfd.readouterr()
     assert captured.out == ""
     first, _, rest = captured.err.partition("\n")
@@ -41,7 +41,7 @@ def test_the_verdict_is_told_as_json(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_its_failure_is_a_warning(argv: list[str], seconds: float, words: str) -> None:
     warnings: list[str] = []
-    start(argv, Verdict(), warnings.append, seconds)
+    run_hook(argv, Verdict(), warnings.append, seconds)
     (warning,) = warnings
     assert warning.startswith("the on-failure command failed: ")
     assert words in warning

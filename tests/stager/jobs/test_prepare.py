@@ -155,8 +155,9 @@ def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
     tables = {"cluster": {"partition": "torch", "exclude": "n1", "salloc-args": ["--mem=1G"]}}
     made = make(tmp_path, "train.py", source="sbatch", nproc_per_node=2, tables=tables)
     facts = script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
-    assert (facts.partition, facts.exclude, facts.requeue) == ("torch", "n1,n2", True)
-    assert facts.sbatch_args == ("--mem=1G", "-v")
+    asked = facts.request
+    assert (asked.partition, asked.exclude, facts.requeue) == ("torch", "n1,n2", True)
+    assert asked.args == ("--mem=1G", "-v")
     assert (facts.bundle_bytes, facts.job.cpus_per_task) == (1000, 2)
 
 

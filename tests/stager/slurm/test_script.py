@@ -22,7 +22,7 @@ from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import parse
 from stager.core.errors import ConfigError
 from stager.slurm.script import batch_script, submit_argv, submit_environment
-from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, driver
+from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
 from tests.support.jobs import LAUNCH
 from tests.support.namespaces import entering
 
@@ -30,21 +30,23 @@ REPO = Path(__file__).resolve().parents[3]
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 SETTINGS = {
-    "run": replace(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
+    "run": asking(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
     "verify": replace(
-        FACTS,
+        asking(
+            FACTS,
+            nodes=(2, 4),
+            account="lab",
+            cpus_per_task=None,
+            gpus_per_node="a100:4",
+            args=("--mem=8G", "--comment", 'a "b" \\c # d'),
+        ),
         job=replace(JOB, action=Action.VERIFY, deep=True, cpus_per_task=None),
-        nodes=(2, 4),
-        account="lab",
-        gpus_per_node="a100:4",
-        sbatch_args=("--mem=8G", "--comment", 'a "b" \\c # d'),
         made_with="stager script --nodes 2:4",
     ),
     "requeue": replace(
-        FACTS,
+        asking(FACTS, nodes=(1, 1)),
         requeue=True,
         embed=False,
-        nodes=(1, 1),
         job=replace(
             JOB, launch=replace(LAUNCH, command=("-m", "a\nb", "it's"), nproc_per_node=None)
         ),
@@ -111,25 +113,25 @@ def test_nothing_begins_a_line_of_its_own() -> None:
         ({"time": "1:00\r"}, "cluster.time"),
         ({"exclude": "n1\x00"}, "cluster.exclude"),
         ({"account": "x\u2028y"}, "cluster.account"),
-        ({"sbatch_args": ("--mem=1G", "--comment=a\nb")}, "cluster.salloc-args"),
+        ({"args": ("--mem=1G", "--comment=a\nb")}, "cluster.salloc-args"),
         ({"gpus_per_node": "4\n"}, "cluster.gpus-per-node"),
     ],
 )
 def test_values_that_cannot_stand_in_a_directive(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        batch_script(replace(FACTS, **changed))
+        batch_script(asking(FACTS, **changed))
     assert message in str(caught.value)
 
 
 def test_submitting() -> None:
     assert submit_argv(FACTS) == ["sbatch", "--parsable", "--export=ALL"]
-    set_all = replace(FACTS, partition="p", account="a", time="10", exclude="n1")
+    set_all = asking(FACTS, partition="p", account="a", time="10", exclude="n1")
     assert submit_argv(set_all) == [
         *["sbatch", "--parsable", "--export=ALL"],
         *["--partition=p", "--account=a", "--time=10"],
     ]
     with pytest.raises(ConfigError, match="partition"):
-        submit_argv(replace(FACTS, partition="a\nb"))
+        submit_argv(asking(FACTS, partition="a\nb"))
 
 
 OWN = {"PATH": "/bin", "LANG": "C", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
@@ -234,6 +236,28 @@ def test_signals_end_the_driver(tmp_path: Path, tmp: Path, name: str) -> None:
     assert process.returncode == 130
     assert out == "signal SIGTERM\n"
     assert list(tmp.iterdir()) == []
+
+
+def test_a_job_that_slurm_does_not_queue_again_fails(tmp_path: Path, tmp: Path) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    scontrol.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    env = {"PATH": path, "TMPDIR": str(tmp), "DRIVER_WAITS": "1", "SLURM_JOB_ID": "12"}
+    with subprocess.Popen(
+        ["bash", str(script(tmp_path, requeue=True))],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("driver"):
+            assert line
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 3
+    assert errors.endswith(": Slurm did not queue the job again\n")
 
 
 def test_a_program_that_was_changed(tmp_path: Path, tmp: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from bundle.channel.fanout_host import REPORT
+from bundle.channel.fanout_host import REPORT_PREFIX
 from bundle.driver.transports import driver_channel, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.driver.transports.timeouts import endings
@@ -144,7 +144,7 @@ def test_nodes_that_a_stopped_step_said_nothing_of_follow_the_one_it_named() -> 
     end = {"host": "n3", "status": 255, "begun": True, "slow": False, "said": ["it broke"]}
     code = (
         "import sys, time\n"
-        + f"print({REPORT + json.dumps(end)!r}, file=sys.stderr, flush=True)\n"
+        + f"print({REPORT_PREFIX + json.dumps(end)!r}, file=sys.stderr, flush=True)\n"
         + FRAME.format("'heard'")
         + "time.sleep(604)\n"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.channel.fanout_host import REPORT
+from bundle.channel.fanout_host import REPORT_PREFIX
 from bundle.driver.transports import ssh_faults
 from bundle.driver.transports.step_faults import StepFault
 from bundle.protocol.problem import Problem, ProblemCode
@@ -36,7 +36,7 @@ Host key verification failed."""
 
 def report(said: str = "", *, status: int = 255, begun: bool = False, slow: bool = False) -> str:
     end = {"host": "n2", "status": status, "begun": begun, "slow": slow}
-    return REPORT + json.dumps({**end, "said": said.splitlines()})
+    return REPORT_PREFIX + json.dumps({**end, "said": said.splitlines()})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bundle.checks.cuda import CudaNeed
-from bundle.driver.gpu_drivers import described, line, notes
+from bundle.driver.nvidia_drivers import described, line, notes
 from bundle.protocol.facts import Gpu, GpuFacts
 from stager.core.store import Store
 from stager.core.values import Wheel
