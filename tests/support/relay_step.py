@@ -37,10 +37,10 @@ REPORTING = "reporting"
 _REPO = Path(__file__).resolve().parents[2]
 _SRUN = """\
 import json, os, sys, threading, time
-from bundle.channel.frames import Writer
+from bundle.channel.frames import FrameWriter
 
 kinds = json.loads(sys.argv[1])
-writers = {node: Writer(f"{node}:0") for node in kinds}
+writers = {node: FrameWriter(f"{node}:0") for node in kinds}
 writing = threading.Lock()
 
 def say(nodes, event, **values):  # in one piece: nobody sees that one was later than another
