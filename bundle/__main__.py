@@ -5,6 +5,7 @@ node.pyz agent PHASE             one node's part; requests come on standard inpu
 node.pyz unpack BUNDLE ROOT      make the environment under a directory, print its path
 node.pyz probe BUNDLE ROOT       unpack if needed, import what must import, print facts as JSON
 node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
+node.pyz mounted PLACE -- COMMAND...       run a command in an environment that an image holds
 node.pyz fanout [--attached] SCRIPT HOST...    run a shell script on hosts, over ssh
 """
 
@@ -51,8 +52,8 @@ def _run(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     # If the starting process ignores it, no child could be waited for: that passes through exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if options.command == "exec" and not _command(options):
-        parser.error("exec: the command is missing")
+    if options.command in ("exec", "mounted") and not _command(options):
+        parser.error(f"{options.command}: the command is missing")
     try:
         if options.command == "drive":
             return _drive(options.job)
@@ -60,6 +61,8 @@ def _run(argv: Sequence[str]) -> int:
             return _fanout(options.script, options.hosts, attached=options.attached)
         if options.command == "agent":
             return _agent(options.phase, options.request)
+        if options.command == "mounted":
+            return _mounted(options.place, _command(options))
         return _use_environment(options, argv)
     except NodeError as exc:
         if getattr(options, "json", False):
@@ -136,6 +139,9 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     agent = commands.add_parser("agent")
     agent.add_argument("phase", choices=phases)
     agent.add_argument("--request", type=int, help="descriptor that holds the request")
+    mounted = commands.add_parser("mounted")
+    mounted.add_argument("place", help="where the image is mounted")
+    mounted.add_argument("argv", nargs=argparse.REMAINDER)
     for name in ("unpack", "probe", "exec"):
         command = commands.add_parser(name)
         command.add_argument("bundle")
@@ -252,6 +258,37 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     sources = os.path.join(variables["STAGER_PROJECT"], "src")
     if os.path.isdir(sources) and not os.path.exists(os.path.join(sources, "__init__.py")):
         variables["PYTHONPATH"] = sources  # a src layout; for ranks, the wrapper does it
+    return _become(command, variables)
+
+
+def _mounted(place: str, command: list[str]) -> int:
+    """Become the command, in an environment that an image holds."""
+    from .checks import probe
+    from .environment.layer_writer import write_problem
+    from .launch import hub_cache, mounted
+    from .launch.step_ranks import step_variables
+    from .node.host import host_facts
+    from .node.location import choose_base
+    from .node.root import secure_root
+
+    place = os.path.realpath(place)
+    manifest = mounted.manifest_of(place)
+    for problem in probe.check_requires(manifest.requires, host_facts()):
+        raise NodeError(problem)
+    python = mounted.python_for(place, manifest)
+    root = secure_root(choose_base("auto", os.environ))
+    try:
+        directories = mounted.view(place, manifest, root, python)
+        hub_cache.prepare(directories, os.environ)
+    except OSError as exc:
+        raise NodeError(write_problem(exc, root)) from exc
+    variables = mounted.variables(directories, place, os.environ)
+    variables.update(step_variables(os.environ))
+    return _become(mounted.program(directories, command), variables)
+
+
+def _become(command: list[str], variables: dict[str, str]) -> int:
+    """Become a command; return the exit status of a shell that cannot."""
     try:
         os.execvpe(command[0], command, variables)
     except (OSError, ValueError) as exc:

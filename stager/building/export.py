@@ -11,6 +11,7 @@ from ..core.regular_files import opened
 
 SUFFIX = ".pkgs.tar"
 CARRIED_SUFFIX = ".carry.tar"
+IMAGE_SUFFIX = ".env.sqsh"
 """No project ships a file with a name that ends in one of these."""
 
 

@@ -1,4 +1,4 @@
-"""``stager export``: write the bundle to a file that is carried over an air gap."""
+"""``stager export``: write the bundle to a file that is carried, or to an image to mount."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags:
-    """What is carried, and the file."""
+    """What is written, and the file."""
 
     output: Annotated[
-        Path | None, file_option("The file; default: NAME-ID.carry.tar in this directory.")
+        Path | None,
+        file_option("The file; default: NAME-ID.carry.tar in this directory, or NAME-ID.env.sqsh."),
     ] = None
+    squashfs: Annotated[
+        bool,
+        typer.Option("--squashfs", help="Write the environment as an image to mount instead."),
+    ] = False
     base: Annotated[
         str | None,
         typer.Option(
@@ -50,12 +55,20 @@ class ExportFlags:
         from ..carrying.carry import ExportOptions
         from ..carrying.exports import Base
 
+        if self.squashfs and (self.base or self.since or self.with_tool or self.offline):
+            other = next(name for name in _OF_CARRIED if getattr(self, name))
+            name = f"--{other.replace('_', '-')}"
+            raise typer.BadParameter("cannot be used with --squashfs", param_hint=name)
         if self.base and self.since:
             raise typer.BadParameter("cannot be used with --since", param_hint="--base")
         base = Base(id=bundle_id(self.base, "--base"), until=_moment(self.since))
         return ExportOptions(
             output=self.output, base=base, with_tool=self.with_tool, offline=self.offline
         )
+
+
+_OF_CARRIED = ("base", "since", "with_tool", "offline")
+"""What concerns only a file to carry."""
 
 
 def _moment(text: str | None) -> datetime.datetime | None:
@@ -74,12 +87,21 @@ def _moment(text: str | None) -> datetime.datetime | None:
 @app.command()
 @grouped
 def export(*, script: Script = None, what: ExportFlags, talk: Talk) -> None:
-    """Write the bundle to a file to carry over an air gap."""
+    """Write the bundle to a file to carry over an air gap, or to an image to mount."""
     from ..carrying.carry import export_project
+    from ..carrying.image import export_image
 
     console = talk.reports()
     with boundary(console):
-        result = export_project(settings_for(script), what.options(), console)
+        options, config = what.options(), settings_for(script)
+        if what.squashfs:
+            image = export_image(config, options.output, console)
+            console.stop()
+            if talk.json:
+                console.emit(image)
+            console.exported_image(image)
+            return
+        result = export_project(config, options, console)
         console.stop()
         if talk.json:
             console.emit(result)

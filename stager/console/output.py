@@ -24,6 +24,7 @@ PHASES = {
     "sign": "Signing the bundle",
     "tool": "Collecting stager's own wheels",
     "export": "Writing the file to carry",
+    "squashfs": "Writing the image",
     "import": "Taking the bundle out of the file",
     "proof": "Proving that nothing is missing offline",
     "trace": "Running the smoke test, to see which files it reads",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..building.build import BuildResult
     from ..building.project_lock import LockResult
     from ..carrying.exports import ExportResult
+    from ..carrying.image import ImageResult
     from ..carrying.imports import ImportResult
     from ..cleanup.result import CleanResult
     from ..config.listing import ConfigResult
@@ -181,6 +182,15 @@ class Reports(Output):
             self.say(f"  on the other side: python3 {name} install; stager import {name}")
         else:
             self.say(f"  on the other side: stager import {name}")
+        self.data(str(result.file))
+
+    def exported_image(self, result: ImageResult) -> None:
+        """Show the result of ``stager export --squashfs``."""
+        own = "brings its Python" if result.brings_python else f"needs Python {result.python} there"
+        self.say(f"{sized(result.bytes)}: an image that {own}", "good")
+        self.say(f"  sha256 {result.sha256}")
+        name = shlex.quote(result.file.name)
+        self.say(f"  to use it: mount -o loop {name} /opt/env; /opt/env/run python train.py")
         self.data(str(result.file))
 
     def imported(self, result: ImportResult) -> None:

@@ -29,6 +29,7 @@ NEVER_SHIPPED = (
         "*.pkgs.tar",
         "*.pkgs.tar.sig",
         "*.carry.tar",
+        "*.env.sqsh",
         "*.cdx.json",
     ),  # our own, of an earlier job or build
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),

@@ -7,9 +7,7 @@ read, since each job reads that.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +16,12 @@ from bundle.format.manifest import Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE, node_root_name
 from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
-from bundle.protocol.problem import Problem
 from bundle.protocol.records import Record
 from bundle.redaction.masking import masked
 
 from ..building.current_bundle import offline_root
 from ..config.load import Config
-from ..core.errors import BundleError, JobError
-from ..core.processes import CommandError, Runner, run
+from ..core.errors import JobError
 from ..core.store import Store
 from ..jobs.driver import DriverStart, run_driver
 from ..jobs.job import JobOptions
@@ -37,13 +33,13 @@ from ..jobs.scripts import refuse_absent
 from ..layers.layer_file import decompress_index
 from ..layers.prune_patterns import is_metadata
 from ..pack.existing import ChosenBundle, manifest_of, node_program, opened
+from ..pack.unpacked import unpacked
 from .access_times import is_read, set_back, traced_place
 from .result import TracedPackage, TraceResult, UnreadFiles
 from .unread import ReadFile, Unit, units, unread
 
 MOST_PROPOSED = 40
 """Number of patterns that are proposed."""
-_UNPACK_SECONDS = 1200.0
 
 
 def trace(
@@ -69,7 +65,8 @@ def trace(
         (node,) = prepared.job.nodes
         place = folder / node_root_name() / "nodes" / node  # where the job looks for it
         place.mkdir(mode=0o700, parents=True)
-        environment = _unpacked(node_program(bundle.path, store, bundle.id), bundle, place)
+        program = node_program(bundle.path, store, bundle.id)
+        environment = unpacked(program, bundle, place, trusted=True)  # just built
         set_back(environment)
         smoke = _SmokeTest(listener)
         outcome = smoke.run(prepared, folder)
@@ -110,28 +107,6 @@ def _prepared(
     prepared = prepare(config, options, chosen, action=Action.RUN, source="local")
     refuse_absent(prepared.job.launch.command[0], bundle.path)
     return prepared
-
-
-def _unpacked(program: Path, bundle: ChosenBundle, folder: Path, run: Runner = run) -> Path:
-    """Make the environment below a directory, with the program that does so on nodes.
-
-    Raises:
-        BundleError: it cannot be unpacked here.
-        CommandError: the program fails for another reason.
-    """
-    python = getattr(sys, "_base_executable", sys.executable)
-    argv = [sys.executable, "-I", "-S", str(program), "unpack", str(bundle.path), str(folder)]
-    # The build has just checked the digest of each file in its index.
-    argv += ["--id", bundle.id, "--trusted", "--json", "--python", python]
-    done = run(argv, timeout=_UNPACK_SECONDS, env={ROOT_VARIABLE: str(folder)}, check=False)
-    answer = done.stdout.rstrip("\n").rpartition("\n")[2]
-    if done.returncode == 0:
-        return Path(answer)
-    try:
-        problem = Problem.from_json(json.loads(answer)["problem"])
-    except (ValueError, KeyError, TypeError):
-        raise CommandError(done, reason="the bundle could not be unpacked") from None
-    raise BundleError(f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix)
 
 
 class _SmokeTest:

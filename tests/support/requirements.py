@@ -42,6 +42,8 @@ _PROOFS = {
     "slurm-client": ("srun",),
     "slurmctld": ("slurmctld",),
     "slurmd": ("slurmd",),
+    "squashfs-tools": ("mksquashfs",),
+    "squashfuse": ("squashfuse",),
     "strace": ("strace",),
     "tar": ("tar",),
     "zstd": ("zstd",),
@@ -140,6 +142,12 @@ REQUIREMENTS = {
     "slurm": Requirement(
         title="Slurm",
         packages=("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps"),
+        root=True,
+        namespaces=True,
+    ),
+    "squashfs": Requirement(
+        title="squashfs images",
+        packages=("squashfs-tools", "squashfuse"),
         root=True,
         namespaces=True,
     ),

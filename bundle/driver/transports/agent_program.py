@@ -36,7 +36,7 @@ NOT_FOR_AGENTS = frozenset(
         *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
         *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
         *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
-        "launch/step_ranks",
+        *("launch/step_ranks", "launch/mounted"),
         *("channel/fanout", "channel/fanout_host", "channel/login_queue", "channel/login_reasons"),
         "format/partial_bundle",
         *("redaction/known_values", "results/publish", "results/receive"),

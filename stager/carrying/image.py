@@ -1,0 +1,229 @@
+"""``stager export --squashfs``: the environment of a bundle as an image that sites mount.
+
+The image holds what a node unpacks, and ``run``, which starts a command in it wherever it is
+mounted. What depends on the place, or on the time, is left out: the link to an interpreter,
+``pyvenv.cfg`` and the listing. So the same bundle gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.environment import listing
+from bundle.environment.merge import OWN_PYTHON, STATE
+from bundle.format.manifest import Manifest, room_for
+from bundle.launch.mounted import LOOKING
+
+from ..building.current_bundle import Listener, current_bundle, offline_root
+from ..building.export import IMAGE_SUFFIX, refuse_in_project
+from ..config.load import Config
+from ..core.atomic_write import replacing
+from ..core.errors import StagerError
+from ..core.processes import CommandError, run
+from ..core.store import Store, sha256_of
+from ..pack.existing import ChosenBundle, made_here, node_program, opened
+from ..pack.unpacked import unpacked
+from ..trust.check import trust_in
+
+PROGRAM = "mksquashfs"
+_PLACES = ("/usr/sbin", "/sbin")
+"""Where some distributions have it, which is not on every user's PATH."""
+_SECONDS = 6 * 3600.0
+_TRY_SECONDS = 60.0
+_TIME = "315532800"
+"""The time of everything in an image, 1980: the earliest that a zip made of it can hold."""
+_LEVEL = "9"
+_MEMORY = "1G"
+"""Its queues take at most this; by default it is a quarter of the machine's, however many share it.
+"""
+
+_RUN = f"""\
+#!/bin/sh
+# Runs a command in this environment, wherever it is mounted:
+#     run python train.py       run torchrun --nproc-per-node 2 train.py       run train.py
+here=$(dirname -- "$(realpath -- "$0")")
+old=$IFS; IFS=:
+for folder in "$here/{OWN_PYTHON}/bin" $PATH /usr/local/bin /usr/bin; do
+    IFS=$old
+    for python in "$folder/python@VERSION@" "$folder/python3"; do
+        if [ -x "$python" ] && {LOOKING}=1 "$python" -I -S -c \\
+            'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+            exec "$python" -I -S "$here/{STATE}/node.pyz" mounted "$here" -- "$@"
+        fi
+    done
+done
+echo "stager: $here needs a Python 3.9 or newer on PATH, or in /usr/bin" >&2
+exit 127
+"""
+_PYTHON = f"""\
+#!/bin/sh
+# Not an interpreter: the node's own, or the one in this image, is started by ../run.
+[ -z "${LOOKING}" ] || exit 1
+exec "$(dirname -- "$(realpath -- "$0")")/../run" python "$@"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageResult:
+    """The result of ``stager export --squashfs``."""
+
+    file: Path
+    """The image."""
+    id: str
+    """The bundle's id."""
+    sha256: str
+    """The digest of the whole file."""
+    bytes: int
+    """Its length."""
+    brings_python: bool
+    """True if the bundle's own Python is in it; else the machine must have one."""
+    python: str
+    """The version of Python that it is for."""
+
+
+def export_image(config: Config, output: Path | None, listener: Listener) -> ImageResult:
+    """Write the environment of the project's bundle to a squashfs image.
+
+    Args:
+        config: the project's settings.
+        output: the file; None for one in the current directory.
+        listener: told the progress.
+
+    Raises:
+        BundleError: it has not the signature that the settings require.
+        StagerError: mksquashfs is missing, there is no bundle, or the file cannot be written.
+    """
+    tool = find_tool()
+    if output is not None:
+        refuse_in_project(output, config.project.path, IMAGE_SUFFIX)
+    chosen = current_bundle(config, listener)
+    store = Store(offline_root(config))
+    with opened(chosen.path, chosen.id) as bundle:
+        manifest = bundle.manifest
+        program = bundle.part(manifest.node)
+    whole = ChosenBundle(path=chosen.path, id=manifest.id)
+    trust_in(config, store, whole.path, whole.id)  # its program is about to run
+    output = output or Path(f"{config.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
+    output = output.absolute()
+    store.require_space(*_room(manifest))
+    with store.scratch_without_lock("export") as scratch, _written(output) as target:
+        _require_zstd(tool, scratch)
+        listener.begin("unpack")
+        trusted = made_here(store, whole.path, whole.id)
+        unpacker = node_program(whole.path, store, whole.id)
+        tree = unpacked(unpacker, whole, scratch, trusted=trusted)
+        _make_movable(tree, manifest, program)
+        listener.begin("squashfs")
+        _squash(tool, tree, target, output)
+    return ImageResult(
+        file=output,
+        id=manifest.id,
+        sha256=sha256_of(output),
+        bytes=output.stat().st_size,
+        brings_python=manifest.requires.bundled_python,
+        python=manifest.requires.python,
+    )
+
+
+def find_tool() -> str:
+    """Return the path of mksquashfs.
+
+    Raises:
+        StagerError: it is not installed.
+    """
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_PLACES])
+    found = shutil.which(PROGRAM, path=path)
+    if found is None:
+        raise StagerError(
+            f"--squashfs needs {PROGRAM}, which is not on PATH",
+            hint="install the package squashfs-tools (it has this name in Debian, Ubuntu, Fedora, "
+            "RHEL and conda-forge), or ask your site to do so",
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _written(output: Path) -> Iterator[Path]:
+    """Yield a new file beside an image's place, which it gets once the block succeeds.
+
+    It is opened before anything is unpacked, so a place that cannot be written is known at once.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    try:
+        with replacing(output) as target:
+            yield Path(target.name)
+    except OSError as exc:
+        raise StagerError(
+            f"{exc.filename or output} cannot be written: {exc.strerror or exc}",
+            hint="name another file with --output",
+        ) from exc
+
+
+def _room(manifest: Manifest) -> tuple[int, str, int]:
+    needed, inodes = room_for(manifest.layers, manifest)
+    return needed, "the environment, before it is an image", inodes
+
+
+def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
+    """Take out of an unpacked environment what is for one place, and put in what starts it."""
+    tree.chmod(0o755)  # it becomes the top of what everybody mounts
+    for name in ("pyvenv.cfg", listing.PATH, "bin/python"):
+        (tree / name).unlink()
+    (tree / STATE / "node.pyz").write_bytes(program)
+    for name, text in (("run", _RUN), ("bin/python", _PYTHON)):
+        path = tree / name
+        path.write_text(text.replace("@VERSION@", manifest.requires.python))
+        path.chmod(0o755)
+    (tree / STATE / "node.pyz").chmod(0o644)
+
+
+def _argv(tool: str, tree: Path, image: Path) -> list[str]:
+    """Return the command that makes an image.
+
+    Times come from ``SOURCE_DATE_EPOCH``, as mksquashfs refuses options for them where it is set.
+    """
+    return [
+        *(tool, str(tree), str(image), "-noappend", "-no-progress", "-quiet"),
+        *("-comp", "zstd", "-Xcompression-level", _LEVEL, "-all-root", "-no-xattrs"),
+        *("-processors", str(len(os.sched_getaffinity(0))), "-mem", _MEMORY),
+    ]
+
+
+def _require_zstd(tool: str, scratch: Path) -> None:
+    """Try the tool on an empty directory: old ones have no zstd, or not these options.
+
+    Raises:
+        StagerError: it fails.
+    """
+    empty = scratch / "empty"
+    empty.mkdir()
+    try:
+        run(_argv(tool, empty, scratch / "empty.img"), timeout=_TRY_SECONDS, env=_variables())
+    except CommandError as exc:
+        raise StagerError(
+            f"{tool} cannot make an image with zstd",
+            hint="install squashfs-tools 4.4 or newer, with zstd",
+            context=exc.context,
+        ) from exc
+
+
+def _squash(tool: str, tree: Path, image: Path, output: Path) -> None:
+    try:
+        run(_argv(tool, tree, image), timeout=_SECONDS, env=_variables())
+    except CommandError as exc:
+        raise StagerError(
+            f"{output} cannot be written: {PROGRAM} failed",
+            hint="free some space, or name another file with --output",
+            context=exc.context,
+        ) from exc
+
+
+def _variables() -> dict[str, str]:
+    return {"SOURCE_DATE_EPOCH": _TIME}
