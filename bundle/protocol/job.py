@@ -50,11 +50,16 @@ class Launch:
     pass_env: tuple[str, ...] = ()
     """Names of secret variables that the ranks get; only names ever travel in a job."""
     container_image: str | None = None
-    """Image that the ranks run in, for Slurm's pyxis plugin."""
+    """Image that the ranks run in: one for Slurm's pyxis plugin, or one of Apptainer's."""
     container_mounts: tuple[str, ...] = ()
     """``SOURCE:TARGET`` pairs for it, besides the node root."""
     grace_seconds: int = 7
     """Grace period of the ranks after SIGTERM, in seconds."""
+
+    @property
+    def in_apptainer(self) -> bool:
+        """True if Apptainer starts the image: a ``.sif``, or a directory, named with a slash."""
+        return (self.container_image or "").endswith((".sif", "/"))
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,18 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         'Python: interpreter = "bundled" there',
         meaning="the message lists every interpreter that was found",
     ),
+    ProblemCode.NO_CONTAINER_PROGRAM: Wording(
+        "it has neither apptainer nor singularity",
+        "--container-image names an image of theirs",
+        "put one of them on PATH there (module load before the job), or leave the node out with "
+        "--exclude={where}",
+        meaning="a `.sif` or a directory of `--container-image` needs one of them on each node",
+    ),
+    ProblemCode.IMAGE_UNREADABLE: Wording(
+        "the container image cannot be read",
+        "{image} is not there, or not for this user",
+        "put the image where every node sees it, such as a shared file system",
+    ),
     ProblemCode.OTHER_MACHINE: Wording(
         "the bundle is for another machine",
         "it is for {needed}, the node is {machine}",

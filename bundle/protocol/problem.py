@@ -36,6 +36,8 @@ class ProblemCode(TextEnum):
     # Its Python, processor and C library.
     NO_PYTHON = enum.auto()
     NO_CPYTHON = enum.auto()
+    NO_CONTAINER_PROGRAM = enum.auto()
+    IMAGE_UNREADABLE = enum.auto()
     OTHER_MACHINE = enum.auto()
     OTHER_LIBC = enum.auto()
     OLD_LIBC = enum.auto()

@@ -56,7 +56,7 @@ class ClusterConfig:
     log_mode: LogMode
     """The readers of a job's files."""
     container_image: str | None
-    """Image that the ranks run in, for Slurm's pyxis plugin."""
+    """Image that the ranks run in: one for Slurm's pyxis plugin, or one of Apptainer's."""
     container_mounts: tuple[str, ...]
     """``SOURCE:TARGET`` pairs for it, besides the node root."""
 

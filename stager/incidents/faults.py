@@ -92,6 +92,8 @@ PROBLEMS: Mapping[ProblemCode, Rule] = {
     ProblemCode.DECOMPRESSOR_UNUSABLE: _compared(NodeFault.NO_DIRECTORY),  # usually noexec
     ProblemCode.NO_PYTHON: _compared(NodeFault.NO_INTERPRETER),
     ProblemCode.NO_CPYTHON: _compared(NodeFault.NO_INTERPRETER),
+    ProblemCode.NO_CONTAINER_PROGRAM: _compared(NodeFault.NO_INTERPRETER),
+    ProblemCode.IMAGE_UNREADABLE: _compared(NodeFault.NO_DIRECTORY),
     ProblemCode.NO_INTERFACE: _compared(NodeFault.INTERFACE),
     ProblemCode.NO_INTERFACE_WITH_ADDRESS: _compared(NodeFault.INTERFACE),
     ProblemCode.NO_ADDRESS_FOR_OTHERS: _compared(NodeFault.INTERFACE),

@@ -139,7 +139,8 @@ def settle(config: Config, options: JobOptions) -> Config:
         salloc_args=(*own.salloc_args, *options.salloc_args),
         stage=options.stage,
         transfer=options.transfer,
-        container_image=options.container_image,
+        container_image=_image(options.container_image, Path.cwd())
+        or _image(own.container_image, config.root),
         container_mounts=_joined(config.cluster.container_mounts, options.container_mounts),
     )
     if options.avoid_bad is not None:  # false is a value, too
@@ -165,6 +166,23 @@ def settle(config: Config, options: JobOptions) -> Config:
             hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
         )
     return settled
+
+
+def _image(named: str | None, folder: Path) -> str | None:
+    """Return an image as nodes are to find it: absolute if it is a file or a directory.
+
+    Other names are pyxis's own. A directory ends in a slash then, see ``Launch.in_apptainer``.
+
+    Args:
+        named: the image as it was written.
+        folder: the directory that relative paths start from.
+    """
+    if named is None or "://" in named:
+        return named
+    path = folder / expanded(Path(named))
+    if "/" in named and path.is_dir():
+        return f"{Path(*path.parts)}/"
+    return str(path) if named.endswith(".sif") else named
 
 
 def _given(**options: object) -> dict[str, Any]:
@@ -258,11 +276,12 @@ def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation
         return _sends_nothing(cluster, options)
     if allocation is Allocation.SLURM:
         return cluster
-    if cluster.container_image is not None:
+    image = cluster.container_image
+    if image is not None and not image.endswith((".sif", "/")):
         raise ConfigError(
-            f"container-image {cluster.container_image}: Slurm's pyxis plugin starts containers, "
-            "and these hosts are reached over ssh",
-            hint="leave it out",
+            f"container-image {image}: Slurm's pyxis plugin starts such containers, and these "
+            "hosts are reached over ssh",
+            hint="leave it out, or name a .sif file or a directory, which Apptainer starts",
         )
     if cluster.transfer is not TransferWay.SBCAST:
         return cluster

@@ -30,6 +30,8 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
 from ...redaction.masking import without_secrets
 from ...system import permissions, processes, signals
+from . import apptainer
+from .slurm_commands import PYTHONS
 from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0
@@ -149,12 +151,22 @@ class LocalTransport:
 
     def _start(self, node: str, python: str) -> processes.Process:
         return processes.start(
-            [python or sys.executable, "-I", "-S", sys.argv[0], "agent", SESSION],
+            self._agent_argv(node, python),
             env={**self._variables, ROOT_VARIABLE: self._bases[node]},
             stdin=processes.PIPE,
             stdout=processes.PIPE,
             stderr=processes.STDOUT,
         )
+
+    def _agent_argv(self, node: str, python: str) -> list[str]:
+        """Return the command of an agent, in a container where the job has one of Apptainer's."""
+        program = os.path.abspath(sys.argv[0])
+        if not self._job.launch.in_apptainer:
+            return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", SESSION]
+        names = [*([python] if python else []), *self._job.python_hints, *PYTHONS]
+        inside = apptainer.local_agent(node, SESSION, program, names)
+        folders = (self._bases[node], os.path.dirname(program))
+        return apptainer.entering(self._job, SESSION, inside, framed=False, folders=folders)
 
 
 def begin(job: Job) -> Callable[[Job], LocalTransport] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.masking import without_secrets
 from ...system import processes
-from . import sbcast, slurm_commands, slurm_faults
+from . import apptainer, sbcast, slurm_commands, slurm_faults
 from .agent_program import may_carry
 from .phase_run import PhaseRun
 from .slurm_look import SlurmLook
@@ -67,6 +68,9 @@ class SlurmCluster:
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the ``srun`` of a step."""
         program = slurm_commands.starter(bootstrap, command, self._job.python_hints)
+        if self._job.launch.in_apptainer:
+            program = apptainer.entering(self._job, command, program)
+            step = replace(step, image=None)
         return slurm_commands.step_argv(step, program)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.masking import without_secrets
 from ...system.hostlist import wrong_hosts
-from . import ssh_faults
+from . import apptainer, ssh_faults
 from .file_sender import FileSender, SendCommand
 from .phase_answers import PhaseAnswers
 from .phase_run import PhaseRun
@@ -79,6 +79,9 @@ class SshCluster:
             f'"$python" -I -S -c "{_LOADER}" {program} agent {shlex.quote(command)}; exit; fi; '
             f"done; echo {len(names)} >&2; exit {ssh_faults.NO_PYTHON_STATUS}"
         )
+        if self._job.launch.in_apptainer:
+            inside = ["/bin/sh", "-c", script]
+            script = shlex.join(apptainer.entering(self._job, command, inside, stays=True))
         return _fanout("--attached", script, *step.nodes)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:

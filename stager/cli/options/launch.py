@@ -53,7 +53,9 @@ class LaunchFlags:
     container_image: Annotated[
         str | None,
         typer.Option(
-            "--container-image", metavar="IMAGE", help="Image for pyxis to run the ranks in."
+            "--container-image",
+            metavar="IMAGE",
+            help="Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
         ),
     ] = None
     container_mounts: Annotated[
