@@ -178,6 +178,28 @@ def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
     assert (settled.exclude, settled.partition, settled.time) == ("n1,n2", "gpu", "5")
 
 
+def test_images_of_apptainer_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    (here / "sandbox").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = {
+        "x.sif": f"{here}/x.sif",
+        "~/x.sif": f"{tmp_path}/x.sif",
+        "./sandbox": f"{here}/sandbox/",
+        "/elsewhere/sandbox/": "/elsewhere/sandbox/",
+        "sandbox": "sandbox",  # pyxis takes it for the name of an image
+        "nvcr.io#nvidia/pytorch:24.01-py3": "nvcr.io#nvidia/pytorch:24.01-py3",
+        "docker://lab/x.sif": "docker://lab/x.sif",
+    }
+    for named, expected in given.items():
+        options = JobOptions(container_image=named)
+        assert settle(config(tmp_path), options).cluster.container_image == expected
+    setting = {"cluster": {"container-image": "images/x.sif"}}
+    found = settle(config(tmp_path, **setting), JobOptions()).cluster.container_image
+    assert found == f"{tmp_path}/images/x.sif"
+
+
 def test_more_nodes_must_do_than_there_are(tmp_path: Path) -> None:
     options = JobOptions(nodes=(2, 2), min_nodes=3, command=("a.py",), log_dir=tmp_path / "logs")
     with pytest.raises(ConfigError, match="3 must work, and the job asks for 2 nodes"):
