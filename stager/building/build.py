@@ -31,11 +31,13 @@ from ..lock.resolver import ResolverName
 from ..lock.spec import Spec
 from ..lock.torch_backend import FindDriver
 from ..pack import existing
-from ..pack.bundle import Contents, Packed, pack, stored_index
+from ..pack.bundle import Contents, Packed, pack
 from ..pack.compiled_program import compiled_program
 from ..pack.decompressor import decompressor_lock
 from ..pack.existing import ChosenBundle, Newest
+from ..pack.libc_needs import file_needs
 from ..pack.prove import Proof, Wanted, prove
+from ..pack.stored_layers import stored_index
 from ..wheels.fetch import FetchSettings, fetch
 from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
@@ -179,6 +181,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             of_python = [own.source] if own else []
             sources = [*of_wheels, *trees, *of_hub, *of_python]
             made = _made(sources, spec, store, options, listener)
+            libraries = file_needs(wheels, made.layers, store, spec.target, listener.note)
         with phase("bundle"):
             requested = _requested(spec, lock)
             contents = Contents(
@@ -190,6 +193,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 packages=_reported(requested, made.layers),
                 imports=_imports(config, requested, made.layers, store),
                 bundled_glibc=own.glibc if own else None,
+                files=libraries,
             )
             packed = pack(contents, store)
             compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)

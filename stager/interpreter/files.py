@@ -13,13 +13,13 @@ from bundle.format.manifest import PYTHON
 from bundle.protocol.digest import Digest
 
 from ..config.environment import HEADERS
+from ..core import elf
 from ..core.errors import ConfigError
 from ..core.store import sha256_of
 from ..core.values import Target
 from ..layers.interpreter import Interpreter
 from ..layers.source import LayerSource
 from ..layers.tree import Collector, Tree, digest_of
-from . import elf
 from .installation import Installation
 from .libraries import libraries_of
 
