@@ -178,10 +178,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 listener.note(line)
             of_wheels = [LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels]
             of_hub = hub_sources(lock.assets, files, spec.target)
-            of_python = [own.source] if own else []
-            sources = [*of_wheels, *trees, *of_hub, *of_python]
+            sources = [*of_wheels, *trees, *of_hub, *([own.source] if own else [])]
             made = _made(sources, spec, store, options, listener)
-            libraries = file_needs(wheels, made.layers, store, spec.target, listener.note)
         with phase("bundle"):
             requested = _requested(spec, lock)
             contents = Contents(
@@ -193,7 +191,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 packages=_reported(requested, made.layers),
                 imports=_imports(config, requested, made.layers, store),
                 bundled_glibc=own.glibc if own else None,
-                files=libraries,
+                files=file_needs(wheels, made.layers, store, spec.target, listener.note),
             )
             packed = pack(contents, store)
             compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)
