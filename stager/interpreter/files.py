@@ -40,6 +40,8 @@ class BundledInterpreter:
     """The oldest glibc that it runs with."""
     foreign: Mapping[str, Sequence[str]]
     """Shared libraries that it leaves to the nodes, with the files that need each."""
+    program: Path
+    """Its program, where it was found."""
 
     def note(self) -> str:
         """Return a note on what the nodes must have for it; empty for nothing."""
@@ -98,7 +100,12 @@ def bundled(
         size=tree.size * 2,
         interpreter=interpreter,
     )
-    return BundledInterpreter(source=source, glibc=libraries.glibc, foreign=libraries.foreign)
+    return BundledInterpreter(
+        source=source,
+        glibc=libraries.glibc,
+        foreign=libraries.foreign,
+        program=interpreter.program,
+    )
 
 
 def _refuse_other_libc(installation: Installation, target: Target) -> None:
