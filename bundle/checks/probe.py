@@ -102,11 +102,14 @@ def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
         problems.append(Problem(ProblemCode.OTHER_MACHINE, where, values))
     libc, version = host.libc, host.libc_version
     if libc != requires.libc:
-        needed = f"{requires.libc} {requires.libc_version}"
-        values = {"needed": needed, "libc": f"{libc} {version}".rstrip()}
+        values = {"needed": requires.libc, "libc": f"{libc} {version}".rstrip()}
         problems.append(Problem(ProblemCode.OTHER_LIBC, where, values))
     elif _version(version) < _version(requires.libc_version):
-        values = {"needed": f"{libc} {requires.libc_version}", "version": version or "none"}
+        values = {
+            "package": requires.libc_needed_by or "the bundle",
+            "needed": f"{libc} {requires.libc_version}",
+            "version": version or "none",
+        }
         problems.append(Problem(ProblemCode.OLD_LIBC, where, values))
     return problems
 

@@ -92,15 +92,18 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.OTHER_LIBC: Wording(
         "the bundle is for another C library",
-        "it needs {needed}, the node has {libc}",
+        "the node's is {libc}, and the bundle's packages are for {needed}",
         _EXCLUDE_WRONG,
+        meaning="a node with musl, such as Alpine Linux, cannot load what was built for glibc. "
+        'Build for it with `environment.platform = "musllinux_1_2_x86_64"`, from wheels for musl',
     ),
     ProblemCode.OLD_LIBC: Wording(
         "the node's C library is too old",
-        "it needs {needed} or newer, the node has {version}",
+        "{package} needs {needed} or newer, the node has {version}",
         _EXCLUDE_WRONG,
-        meaning="a wheel needs a newer glibc than the node has. Build with a lower "
-        "`environment.platform`",
+        meaning="a package needs a newer glibc than the node has; in brackets is the file that "
+        "needs it, or the tag of its wheel. Build with a lower `environment.platform`, which "
+        "takes other wheels; where the tag of a wheel promises too much, pin another version",
     ),
     ProblemCode.OLD_GPU_DRIVER: Wording(
         "has driver {driver}, the bundle's CUDA {cuda} needs {needed} or newer",

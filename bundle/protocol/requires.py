@@ -20,7 +20,9 @@ class Requires:
     libc: str
     """``glibc`` or ``musl``."""
     libc_version: str
-    """The lowest version of the C library that every wheel inside accepts, ``2.28``."""
+    """The lowest version of the C library that all that is inside accepts, ``2.28``."""
+    libc_needed_by: str = ""
+    """What needs that version, with the file or tag that says so; empty for nothing."""
     bundled_python: bool = False
     """True if the bundle has that Python, and a node needs none of this version."""
 
@@ -30,7 +32,7 @@ class Requires:
         Raises:
             ValueError: a value is of another type or form; the message names it.
         """
-        for value in (self.machine, self.libc, self.libc_version):
+        for value in (self.machine, self.libc, self.libc_version, self.libc_needed_by):
             printable(value, "requires")
         if not _LIBC_VERSION.fullmatch(self.libc_version):
             raise ValueError(f"requires.libc_version is {self.libc_version[:20]!r}")

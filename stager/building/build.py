@@ -6,21 +6,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
-
-from bundle.format.manifest import Layer
 
 from ..config.load import Config
 from ..config.template import unnamed_requirements
 from ..core.errors import BundleError, StagerError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
+from ..interpreter.other_version import compiler_for
 from ..layers.build import MadeLayers, make_layers
-from ..layers.modules import top_modules
+from ..layers.compiler import Compiler
 from ..layers.prune import Pruned, notes_on_patterns
 from ..layers.source import LayerSource
 from ..lock.changes import PackageChanges
@@ -31,10 +27,11 @@ from ..lock.resolver import ResolverName
 from ..lock.spec import Spec
 from ..lock.torch_backend import FindDriver
 from ..pack import existing
-from ..pack.bundle import Contents, Packed, pack, stored_index
+from ..pack.bundle import Contents, Packed, pack
 from ..pack.compiled_program import compiled_program
 from ..pack.decompressor import decompressor_lock
 from ..pack.existing import ChosenBundle, Newest
+from ..pack.libc_needs import file_needs
 from ..pack.prove import Proof, Wanted, prove
 from ..wheels.fetch import FetchSettings, fetch
 from .changes import before, changes
@@ -44,9 +41,7 @@ from .hub_lock import hub_files, upgraded, with_assets
 from .own_interpreter import own_interpreter
 from .project_lock import buildable_spec, current_lock
 from .project_size import project_is_large
-
-REPORTED = ("torch", "transformers", "datasets", "numpy")
-"""Packages whose versions a probe always reports where they are present."""
+from .requested import imports_of, reported_of, requested_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +156,12 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         with phase("lock"):
             spec = buildable_spec(config, options.launcher)
             own = own_interpreter(config, spec, listener.note)
+            compiler = compiler_for(spec.target, own.program if own else None)
             _note_no_requirements(config, listener)
             files = hub_files(store, options.offline, listener)
-            locked = options.locked
             resolving, moved = upgraded(config, options.resolving)
-            lock = current_lock(config, spec, store, resolving, listener, locked=locked)
-            lock = with_assets(config, lock, files, listener, locked=locked, moved=moved)
+            lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
+            lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"):
             wheels = _fetched(lock, store, spec, options, phase.fetched)
             decompressor = _decompressor(spec, store, options, phase.fetched, own=bool(own))
@@ -176,27 +171,27 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 listener.note(line)
             of_wheels = [LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels]
             of_hub = hub_sources(lock.assets, files, spec.target)
-            of_python = [own.source] if own else []
-            sources = [*of_wheels, *trees, *of_hub, *of_python]
-            made = _made(sources, spec, store, options, listener)
+            sources = [*of_wheels, *trees, *of_hub, *([own.source] if own else [])]
+            made = _made(sources, spec, store, compiler, options, listener)
         with phase("bundle"):
-            requested = _requested(spec, lock)
+            requested = requested_of(spec, lock)
             contents = Contents(
                 name=config.name,
                 target=spec.target,
                 wheels=wheels,
                 layers=made.layers,
                 decompressor=decompressor,
-                packages=_reported(requested, made.layers),
-                imports=_imports(config, requested, made.layers, store),
+                packages=reported_of(requested, made.layers),
+                imports=imports_of(config, requested, made.layers, store),
                 bundled_glibc=own.glibc if own else None,
+                files=file_needs(wheels, made.layers, store, spec.target, listener.note),
             )
             packed = pack(contents, store)
             compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)
         proof = None
         if options.prove:
             with phase("proof"):
-                proof = _proved(packed, store, spec, requested, listener)
+                proof = _proved(packed, store, spec, _wanted(spec, requested, compiler), listener)
         made_of = inputs(config, spec, trees, lock.path)
         newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
         existing.remember(store, config.source, newest)
@@ -214,12 +209,13 @@ def _made(
     sources: Sequence[LayerSource],
     spec: Spec,
     store: Store,
+    compiler: Compiler | None,
     options: BuildOptions,
     listener: Listener,
 ) -> MadeLayers:
     """Make the layers that do not exist; what was fetched for them is of no use any more."""
     made = make_layers(
-        sources,
+        [replace(source, compiler=compiler) for source in sources],
         store=store,
         target=spec.target,
         jobs=options.jobs or len(os.sched_getaffinity(0)),
@@ -339,45 +335,14 @@ def _decompressor(
     return wheel
 
 
-def _requested(spec: Spec, lock: Lock) -> tuple[str, ...]:
-    """Return the user's requirements; all packages of a lock without requirements."""
-    requested = [*spec.requirements]
-    if spec.pylock is not None:
-        requested = [file.name for file in lock.files]
-    if spec.uv_lock is not None:
-        locked = {file.name for file in lock.files}
-        requested += [name for name in spec.uv_lock.direct() if name in locked]
-    for wheel, _ in lock.sources:
-        requested.append(parse_wheel_filename(wheel)[0])
-    return tuple(requested)
+def _wanted(spec: Spec, requested: Sequence[str], compiler: Compiler | None) -> Wanted:
+    """Return what the environment has to meet."""
+    python = compiler.program if compiler else None
+    return Wanted(requirements=requested, overridden=spec.overridden, python=python)
 
 
-def _reported(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return the packages whose versions a probe reports."""
-    present = {layer.name for layer in layers if layer.kind == "wheel"}
-    names = [canonicalize_name(Requirement(text).name) for text in requested]
-    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in present)
-
-
-def _imports(
-    config: Config, requested: Sequence[str], layers: Sequence[Layer], store: Store
-) -> tuple[str, ...]:
-    """Return the modules that must import: as set, else those of the requested packages."""
-    if config.environment.imports:
-        return config.environment.imports
-    names = {canonicalize_name(Requirement(text).name) for text in requested}
-    modules: list[str] = []
-    for layer in layers:
-        if layer.kind == "wheel" and layer.name in names:
-            modules += top_modules(layer.name, stored_index(store, layer))
-    return tuple(dict.fromkeys(modules))
-
-
-def _proved(
-    packed: Packed, store: Store, spec: Spec, requested: Sequence[str], listener: Listener
-) -> Proof:
+def _proved(packed: Packed, store: Store, spec: Spec, wanted: Wanted, listener: Listener) -> Proof:
     try:
-        wanted = Wanted(requirements=requested, overridden=spec.overridden)
         proof = prove(packed.path, packed.manifest, store=store, target=spec.target, wanted=wanted)
     except StagerError:
         if not packed.reused:  # a bundle that would fail on a node gets no name

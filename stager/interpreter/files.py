@@ -13,13 +13,13 @@ from bundle.format.manifest import PYTHON
 from bundle.protocol.digest import Digest
 
 from ..config.environment import HEADERS
+from ..core import elf
 from ..core.errors import ConfigError
 from ..core.store import sha256_of
 from ..core.values import Target
 from ..layers.interpreter import Interpreter
 from ..layers.source import LayerSource
 from ..layers.tree import Collector, Tree, digest_of
-from . import elf
 from .installation import Installation
 from .libraries import libraries_of
 
@@ -40,6 +40,8 @@ class BundledInterpreter:
     """The oldest glibc that it runs with."""
     foreign: Mapping[str, Sequence[str]]
     """Shared libraries that it leaves to the nodes, with the files that need each."""
+    program: Path
+    """Its program, where it was found."""
 
     def note(self) -> str:
         """Return a note on what the nodes must have for it; empty for nothing."""
@@ -98,7 +100,12 @@ def bundled(
         size=tree.size * 2,
         interpreter=interpreter,
     )
-    return BundledInterpreter(source=source, glibc=libraries.glibc, foreign=libraries.foreign)
+    return BundledInterpreter(
+        source=source,
+        glibc=libraries.glibc,
+        foreign=libraries.foreign,
+        program=interpreter.program,
+    )
 
 
 def _refuse_other_libc(installation: Installation, target: Target) -> None:

@@ -83,7 +83,7 @@ def _found(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
         ConfigError: there is none; each that was looked at is in the context.
     """
     refused: dict[str, str] = {}
-    for path in _candidates(target, env, run):
+    for path in candidates(target, env, run):
         try:
             return _installation(path, target, env)
         except _UnusableError as exc:
@@ -102,7 +102,7 @@ def _advice(target: Target) -> str:
     )
 
 
-def _candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
+def candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
     """Yield the programs of the target's version: uv's, pyenv's, and the one that runs this."""
     program = f"bin/python{target.python}"
     kept = _uv_folder(run)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..core import elf
 from ..core.errors import ConfigError
 from ..layers.interpreter import RunPath
-from . import elf
 
 _OF_GLIBC = re.compile(
     r"(ld-linux.*|libc|libm|libmvec|libdl|libpthread|librt|libutil|libresolv|libanl)\.so\.\d+"

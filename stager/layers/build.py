@@ -76,7 +76,7 @@ def make_layers(
         layers=tuple(_describe(store, key, source) for key, source in ids.items()),
         built=len(missing),
         reused=len(ids) - len(missing),
-        notes=() if target.is_host_python else (_no_bytecode(target),),
+        notes=() if _is_compiled(sources, target) else (_no_bytecode(target),),
     )
 
 
@@ -106,12 +106,17 @@ def _spooled(source: LayerSource) -> int:
     return total
 
 
+def _is_compiled(sources: Sequence[LayerSource], target: Target) -> bool:
+    """Return whether modules get bytecode."""
+    return target.is_host_python or any(source.compiler is not None for source in sources)
+
+
 def _no_bytecode(target: Target) -> str:
-    """Return a note on a bundle without bytecode: only the running interpreter's can be made."""
+    """Return a note on a bundle without bytecode, which only its own version can compile."""
     return (
-        f"no bytecode is included: it can be compiled for Python {Target.of_host().python} only, "
-        f"which runs this, and the bundle is for {target.python}; the first imports on each node "
-        f"take about twice as long. Run stager with Python {target.python} to avoid that"
+        f"no bytecode is included: there is no Python {target.python} here to compile it, and "
+        f"{Target.of_host().python}, which runs this, cannot; the first imports on each node take "
+        f"about twice as long. Install one (uv python install {target.python}) to avoid that"
     )
 
 

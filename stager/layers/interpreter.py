@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,32 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import StagerError
-from ..core.processes import feed
 from .bytecode import bytecode_path
+from .compiler import compile_files
 from .layer_file import LayerWriter
 from .tree import Tree, TreeFile
 
 if TYPE_CHECKING:
     from .layer_process import LayerWork
     from .source import LayerSource
-
-_COMPILE_SECONDS = 900.0
-# Under the interpreter itself, whatever its version. As for wheels: unchecked (PEP 552), and the
-# characters first, without which marshal's output depends on what was compiled before.
-_COMPILE = """\
-import sys
-sys.path[:] = [entry for entry in sys.path if entry]
-import json, py_compile, warnings
-warnings.simplefilter("ignore")
-for code in range(256):
-    sys.intern(chr(code))
-mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-for number, (source, path) in enumerate(json.load(sys.stdin)):
-    try:
-        py_compile.compile(source, "%s/%d" % (sys.argv[1], number), path, True, 0, mode)
-    except (py_compile.PyCompileError, ValueError, RecursionError, MemoryError):
-        pass
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +85,6 @@ def add_interpreter(
 def _compile(tree: Tree, interpreter: Interpreter, scratch: Path) -> dict[str, Path]:
     """Let a Python compile its modules; return where the bytecode of each is, if it compiles."""
     modules = [file for file in tree.files if file.path.endswith(".py")]
-    request = [[str(module.source), module.path] for module in modules]
-    # Sets are written in the order of their hashes before Python 3.11.
-    variables = {"PYTHONHASHSEED": "0"}
-    argv = [str(interpreter.program), "-s", "-S", "-c", _COMPILE, str(scratch)]
-    feed(argv, json.dumps(request), environment=variables, timeout=_COMPILE_SECONDS)
+    files = [(module.source, module.path) for module in modules]
+    compile_files(interpreter.program, files, scratch)
     return {module.path: scratch / str(number) for number, module in enumerate(modules)}

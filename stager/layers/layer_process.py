@@ -8,9 +8,10 @@ import multiprocessing
 import signal
 import sys
 import types
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import source_hash
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,9 +23,10 @@ from ..core.errors import StagerError
 from ..core.store import Store, cannot_write
 from ..core.values import Target
 from .bytecode import bytecode_path, compile_module
+from .compiler import Modules, compiled_by
 from .interpreter import add_interpreter
-from .layer_file import Added, LayerWriter
-from .parallel_compile import compiling
+from .layer_file import LayerWriter
+from .parallel_compile import UnreadError, compiling, modules_of, sources_of
 from .parent_death import end_with_parent
 from .source import LayerSource, layer_id, origin
 from .tree import Tree, digest_of
@@ -157,14 +159,30 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
     threads = min(work.jobs, _THREADS)
     with LayerWriter(work.scratch, threads, sampled=source.sampled) as writer:
         if source.wheel is not None:
-            with compiling(source.wheel, target, work.scratch, work.jobs, source.prune) as modules:
+            with _compiled(source, source.wheel, work) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)
         elif source.interpreter is not None:
             digests = add_interpreter(writer, source, source.interpreter, work)
             _require_unchanged(source, digests)
         elif source.tree is not None:
-            _require_unchanged(source, _add_tree(writer, source, target))
+            _require_unchanged(source, _add_tree(writer, source, work))
         writer.write(path, origin(source, target))
+
+
+@contextmanager
+def _compiled(source: LayerSource, wheel: Path, work: LayerWork) -> Iterator[Modules | None]:
+    """Yield the bytecode of a wheel that is not left to the process that unpacks it."""
+    if source.compiler is None:
+        with compiling(wheel, work.target, work.scratch, work.jobs, source.prune) as modules:
+            yield modules
+        return
+    found = sources_of(wheel, sorted(modules_of(wheel, source.prune)))
+    with ExitStack() as stack:
+        other = None
+        with suppress(UnreadError):  # unpacking it reports why
+            context = compiled_by(source.compiler, wheel.name, found, work.scratch)
+            other = stack.enter_context(context)
+        yield other
 
 
 def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
@@ -180,39 +198,47 @@ def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
         raise _changed(source, "the contents of its files changed")
 
 
-def _add_tree(writer: LayerWriter, source: LayerSource, target: Target) -> list[str]:
+def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:
     """Add the files of a project or asset; a project's modules with their bytecode.
 
     Returns:
         The digest of each file.
     """
     tree = source.tree or Tree(files=(), links=(), skipped=())
-    compiled = source.kind != "asset" and target.is_host_python
     digests = []
-    for file in tree.files:
-        path = f"{source.prefix}/{file.path}"
-        executable = file.mode == 0o755
-        with file.source.open("rb") as stream:
-            if compiled and path.endswith(".py"):
-                added = _add_module(writer, path, stream.read(), target, executable=executable)
-            else:
-                added = writer.add(path, stream, executable=executable)
-        digests.append(added.sha256.hex())
+    with _bytecode_of(source, tree, work) as bytecode_of:
+        for file in tree.files:
+            path = f"{source.prefix}/{file.path}"
+            executable = file.mode == 0o755
+            with file.source.open("rb") as stream:
+                if bytecode_of is None or not path.endswith(".py"):
+                    digests.append(writer.add(path, stream, executable=executable).sha256.hex())
+                    continue
+                text = stream.read()
+            added = writer.add(path, io.BytesIO(text), executable=executable)
+            digests.append(added.sha256.hex())
+            bytecode, cached = bytecode_of(text, path), bytecode_path(path, work.target)
+            if bytecode is not None and not excess(cached):
+                writer.add(cached, io.BytesIO(bytecode))
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)
     return digests
 
 
-def _add_module(
-    writer: LayerWriter, path: str, text: bytes, target: Target, *, executable: bool
-) -> Added:
-    """Add a module, and its bytecode if it compiles."""
-    added = writer.add(path, io.BytesIO(text), executable=executable)
-    bytecode = compile_module(text, path)
-    cached = bytecode_path(path, target)
-    if bytecode is not None and not excess(cached):
-        writer.add(cached, io.BytesIO(bytecode))
-    return added
+@contextmanager
+def _bytecode_of(
+    source: LayerSource, tree: Tree, work: LayerWork
+) -> Iterator[Callable[[bytes, str], bytes | None] | None]:
+    """Yield what compiles the source of a module with a path; None if nothing does."""
+    if source.kind == "asset" or (source.compiler is None and not work.target.is_host_python):
+        yield None
+    elif source.compiler is None:
+        yield compile_module
+    else:
+        modules = [file for file in tree.files if file.path.endswith(".py")]
+        texts = ((f"{source.prefix}/{file.path}", file.source.read_bytes()) for file in modules)
+        with compiled_by(source.compiler, source.name, texts, work.scratch) as other:
+            yield lambda text, path: other.take(path, source_hash(text))
 
 
 def _changed(source: LayerSource, how: str) -> StagerError:

@@ -33,7 +33,7 @@ _UNREADABLE = (*DAMAGED, OSError, RuntimeError, ValueError, KeyError)
 """Exceptions of reading a wheel whose members or names are damaged, missing or encrypted."""
 
 
-class _UnreadError(Exception):
+class UnreadError(Exception):
     """A module cannot be read."""
 
 
@@ -150,7 +150,7 @@ def compiling(
             four; with 1, the block begins when they are done.
         prune: the kinds of files left out of the wheel, see :mod:`stager.layers.prune`.
     """
-    modules = _modules(wheel, prune) if target.is_host_python else {}
+    modules = modules_of(wheel, prune) if target.is_host_python else {}
     if sum(modules.values()) < LARGE:
         yield None
         return
@@ -165,7 +165,7 @@ def compiling(
         yield compiled
 
 
-def _modules(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
+def modules_of(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
     """Return the modules of a wheel to compile, and the length of their sources.
 
     Empty if the wheel cannot be read; unpacking it reports why.
@@ -207,11 +207,11 @@ def _compile(wheel: Path, names: Sequence[str], file: IO[bytes], report: Connect
     fault = ""
     try:
         try:
-            for name, source in _sources(wheel, names):
+            for name, source in sources_of(wheel, names):
                 bytecode = compile_module(source, name)
                 places[name] = None if bytecode is None else (file.tell(), len(bytecode))
                 file.write(bytecode or b"")
-        except _UnreadError as exc:
+        except UnreadError as exc:
             fault = str(exc)
         file.flush()
     except OSError as exc:
@@ -220,11 +220,11 @@ def _compile(wheel: Path, names: Sequence[str], file: IO[bytes], report: Connect
         report.send((places, fault))
 
 
-def _sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def sources_of(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the sources of modules.
 
     Raises:
-        _UnreadError: one cannot be read. If the wheel is damaged, unpacking it fails as well, with
+        UnreadError: one cannot be read. If the wheel is damaged, unpacking it fails as well, with
             a better message.
     """
     try:
@@ -232,4 +232,4 @@ def _sources(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             for name in names:
                 yield name, archive.read(name)
     except (*_UNREADABLE, MemoryError) as exc:
-        raise _UnreadError(f"{type(exc).__name__}: {exc}") from exc
+        raise UnreadError(f"{type(exc).__name__}: {exc}") from exc

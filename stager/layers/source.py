@@ -17,6 +17,7 @@ from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.values import Target, Wheel
 from .bytecode import COMPILED
+from .compiler import SETTINGS, Compiler
 from .ignore import anchored
 from .interpreter import Interpreter
 from .layer_file import compression
@@ -58,6 +59,8 @@ class LayerSource:
     """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``."""
     interpreter: Interpreter | None = None
     """How the files of a Python are changed and compiled."""
+    compiler: Compiler | None = None
+    """What compiles modules for another version of Python; None for the running interpreter."""
 
     @classmethod
     def of_wheel(cls, wheel: Wheel, prune: Sequence[str] = ()) -> LayerSource:
@@ -98,6 +101,8 @@ def origin(source: LayerSource, target: Target) -> Origin:
         compiled: object = None
         if source.interpreter is not None:
             compiled = "its own"
+        elif source.compiler is not None:
+            compiled = [source.compiler.magic, COMPILED, SETTINGS]
         elif target.is_host_python:
             compiled = [importlib.util.MAGIC_NUMBER.hex(), COMPILED]
         options |= {"python": target.python_tag, "bytecode": compiled}

@@ -35,9 +35,9 @@ from ..core.errors import WheelError
 from ..core.values import Target
 from . import wheel_record
 from .bytecode import bytecode_path, compile_module, worth_compiling
+from .compiler import Modules
 from .large_member import LARGE, METHODS, ChangedMemberError, LargeMember
 from .layer_file import LayerWriter, Unread
-from .parallel_compile import CompiledModules
 from .prune import NOTE, left_out, note
 from .wheel_members import DAMAGED, refuse_members
 
@@ -87,7 +87,7 @@ def add_wheel(
     wheel: Path,
     target: Target,
     prune: Sequence[str] = (),
-    modules: CompiledModules | None = None,
+    modules: Modules | None = None,
 ) -> None:
     """Add everything a wheel installs, with compiled bytecode, to a layer.
 
@@ -213,7 +213,7 @@ class _LayerDestination(WheelDestination):
         writer: LayerWriter,
         source: _CheckedWheel,
         target: Target,
-        modules: CompiledModules | None,
+        modules: Modules | None,
     ) -> None:
         self._writer = writer
         self._source = source
@@ -370,11 +370,11 @@ class _LayerDestination(WheelDestination):
         return _LAUNCHER.format(python=self._python).encode() + rest
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
-        if not self._target.is_host_python or not worth_compiling(path):
+        if not worth_compiling(path):
             return
         if self._modules is not None and path in self._modules:
             self._pending.append((scheme, path, importlib.util.source_hash(source)))
-        else:
+        elif self._target.is_host_python:
             self._keep_bytecode(scheme, path, compile_module(source, path))
 
     def _take_bytecode(self, scheme: Scheme, path: str, digest: bytes) -> None:

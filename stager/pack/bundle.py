@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from packaging.utils import parse_wheel_filename
-
-from bundle.format.layer import Index, LayerError
-from bundle.format.layer_head import decode_head
+from bundle.format.layer import Index
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
@@ -28,17 +22,15 @@ from bundle.protocol.counts import counted
 from bundle.protocol.digest import Digest
 from bundle.protocol.requires import Requires
 
-from ..core.errors import BundleError, WheelError
-from ..core.regular_files import bytes_of, opened
+from ..core.errors import WheelError
+from ..core.regular_files import bytes_of
 from ..core.store import Store
-from ..core.values import Target, Wheel, libc_version
-from ..layers.layer_file import decompress_index
+from ..core.values import Target, Wheel
 from ..layers.tree import folders_of
+from .libc_needs import LibcNeed, tag_need
 from .program import make_node_program
 from .seals import is_sealed, seal, size_of
-
-_AHEAD = 2
-"""Frames that are hashed while one is written."""
+from .stored_layers import checked_frames, index_of, named, stored_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +53,8 @@ class Contents:
     """Modules that must import on every node."""
     bundled_glibc: tuple[int, int] | None = None
     """The oldest glibc that the bundle's own Python runs with; None without one."""
+    files: tuple[LibcNeed, ...] = ()
+    """What the files in the wheels need of the C library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +85,9 @@ def pack(contents: Contents, store: Store) -> Packed:
     size = size_of(manifest)
     if is_sealed(store, path, size, manifest.id):
         return Packed(path=path, manifest=manifest, size=size, reused=True)
-    heads = [_stored_head(store, layer) for layer in manifest.layers]
+    heads = [stored_head(store, layer) for layer in manifest.layers]
     indexes = [
-        _index(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
+        index_of(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
     ]
     _refuse_conflicts(manifest.layers, indexes)
     store.require_space(size, "the bundle")
@@ -117,7 +111,10 @@ def bundle_path(store: Store, manifest: Manifest) -> Path:
 
 
 def requires(
-    target: Target, wheels: Sequence[Wheel], bundled_glibc: tuple[int, int] | None = None
+    target: Target,
+    wheels: Sequence[Wheel],
+    bundled_glibc: tuple[int, int] | None = None,
+    files: Sequence[LibcNeed] = (),
 ) -> Requires:
     """Return the requirements on a node: the newest C library that anything inside needs.
 
@@ -128,33 +125,24 @@ def requires(
         target: the target the environment was resolved for.
         wheels: the wheels, whose tags count.
         bundled_glibc: the oldest glibc for the bundle's own Python; None without one.
+        files: what the files in the wheels need, which their tags may understate.
     """
     libc, newest = target.libc
-    needed = bundled_glibc or (0, 0)
-    for wheel in wheels:
-        needed = max(needed, _libc_needed(wheel, newest))
+    needs = [*files, *(tag_need(wheel, newest) for wheel in wheels)]
+    if bundled_glibc is not None:
+        because = "which the bundle brings"
+        own = LibcNeed(version=bundled_glibc, package=f"Python {target.python}", because=because)
+        needs.append(own)
+    greatest = max(needs, key=lambda need: need.version, default=None)
+    version = greatest.version if greatest else (0, 0)
     return Requires(
         python=target.python,
         machine=target.machine,
         libc=libc,
-        libc_version=f"{needed[0]}.{needed[1]}",
+        libc_version=f"{version[0]}.{version[1]}",
+        libc_needed_by=str(greatest) if greatest and any(version) else "",
         bundled_python=bundled_glibc is not None,
     )
-
-
-def _libc_needed(wheel: Wheel, newest: tuple[int, int]) -> tuple[int, int]:
-    """Return the oldest C library that a wheel runs with; (0, 0) for any.
-
-    A wheel tagged plainly ``linux_...`` was built here, against this machine's ``newest`` library.
-    """
-    versions = []
-    for tag in parse_wheel_filename(wheel.path.name)[3]:
-        if tag.platform.startswith("linux_"):
-            return newest
-        version = libc_version(tag.platform)
-        if version is not None:
-            versions.append(version)
-    return min(versions, default=(0, 0))
 
 
 def _manifest(contents: Contents, node: bytes) -> Manifest:
@@ -165,7 +153,7 @@ def _manifest(contents: Contents, node: bytes) -> Manifest:
         decompressor = Part(name=name, sha256=wheel.sha256, size=wheel.size)
     return Manifest(
         name=contents.name,
-        requires=requires(contents.target, contents.wheels, contents.bundled_glibc),
+        requires=requires(contents.target, contents.wheels, contents.bundled_glibc, contents.files),
         node=Part(name=NODE_NAME, sha256=Digest.of(node), size=len(node)),
         decompressor=decompressor,
         layers=contents.layers,
@@ -180,33 +168,6 @@ def short_name(filename: str) -> str:
     return f"{stem}-{platforms.split('.')[0]}.whl"
 
 
-def stored_index(store: Store, layer: Layer) -> Index:
-    """Return the index of a layer in the store.
-
-    Raises:
-        BundleError: it is damaged; it has been removed.
-    """
-    return _index(store, layer, _stored_head(store, layer))
-
-
-def _stored_head(store: Store, layer: Layer) -> bytes:
-    try:
-        with opened(store.layer(layer.id)) as handle:
-            head = handle.read(layer.head_size)
-    except OSError as exc:
-        raise _damaged(store, layer, str(exc)) from exc
-    if Digest.of(head) != layer.head:
-        raise _damaged(store, layer, "its index has changed on disk")
-    return head
-
-
-def _index(store: Store, layer: Layer, head: bytes) -> Index:
-    try:
-        return decode_head(head, decompress_index)
-    except LayerError as exc:
-        raise _damaged(store, layer, str(exc)) from exc
-
-
 def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None:
     """Refuse layers with a path in common that would overwrite each other, or cannot coexist."""
     owners: dict[str, tuple[Layer, str]] = {}
@@ -215,21 +176,17 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
         for entry in index.files:
             owner, digest = owners.setdefault(entry.path, (layer, entry.sha256))
             if digest != entry.sha256:
-                faults.append(f"{entry.path}: in {_named(owner)} and {_named(layer)}")
+                faults.append(f"{entry.path}: in {named(owner)} and {named(layer)}")
     for layer, index in zip(layers, indexes, strict=True):
         for path in sorted(folders_of(entry.path for entry in index.files) & owners.keys()):
             owner = owners[path][0]
-            faults.append(f"{path}: a file in {_named(owner)}, a directory in {_named(layer)}")
+            faults.append(f"{path}: a file in {named(owner)}, a directory in {named(layer)}")
     if faults:
         raise WheelError(
             f"packages conflict: {counted(len(faults), 'file')} of one would replace another's",
             hint="leave one of the packages out of the requirements, or pin versions that agree",
             context=faults,
         )
-
-
-def _named(layer: Layer) -> str:
-    return f"{layer.name} {layer.version}".strip()
 
 
 def _member(out: BinaryIO, name: str, data: bytes) -> None:
@@ -239,52 +196,6 @@ def _member(out: BinaryIO, name: str, data: bytes) -> None:
 def _copy_frames(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None:
     size = layer.size - layer.head_size
     out.write(member_header(layer.member, size))
-    for piece in _checked_frames(store, layer, index):
+    for piece in checked_frames(store, layer, index):
         out.write(piece)
     out.write(bytes(padding(size)))
-
-
-def _checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
-    """Yield a layer's frames, each checked: a damaged store must not make a bundle.
-
-    While one is written, others are hashed by threads of their own.
-    """
-    waiting: deque[tuple[bytes, Future[bool]]] = deque()
-    try:
-        with opened(store.layer(layer.id)) as handle, ThreadPoolExecutor(_AHEAD) as pool:
-            handle.seek(layer.head_size)
-            for frame in index.frames:
-                data = handle.read(frame.size)
-                waiting.append((data, pool.submit(_is_sound, data, frame.sha256)))
-                if len(waiting) > _AHEAD:
-                    yield _sound(waiting)
-            while waiting:
-                yield _sound(waiting)
-    except (LayerError, OSError) as exc:
-        raise _damaged(store, layer, str(exc)) from exc
-
-
-def _is_sound(data: bytes, sha256: str) -> bool:
-    return hashlib.sha256(data).hexdigest() == sha256
-
-
-def _sound(waiting: deque[tuple[bytes, Future[bool]]]) -> bytes:
-    """Return the first frame once it has been compared with its digest.
-
-    Raises:
-        LayerError: it differs.
-    """
-    data, sound = waiting.popleft()
-    if not sound.result():
-        raise LayerError("a frame has changed on disk")
-    return data
-
-
-def _damaged(store: Store, layer: Layer, why: str) -> BundleError:
-    path = store.layer(layer.id)
-    path.unlink(missing_ok=True)
-    return BundleError(
-        f"the stored layer of {_named(layer)} is damaged ({why}); it has been removed",
-        hint="run `stager build` again: only this layer is made again",
-        context=[str(path)],
-    )

@@ -7,16 +7,11 @@ the declared modules must import.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import NormalizedName, canonicalize_name
 
 from bundle.format.manifest import PYTHON, Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE
@@ -29,11 +24,11 @@ from ..core.store import STORE_HINT, Store
 from ..core.values import Target
 from ..interpreter.start import faults_elsewhere
 from .existing import ChosenBundle, node_program
+from .unmet import unmet, write_metadata
 
 PROBE_SECONDS = 1200.0
 _START_SECONDS = 60.0
 """Time that a program gets to start and end, also on a machine that is busy with other builds."""
-_USER = "environment.requirements"
 _OF_THE_STORE = (
     ProblemCode.PATH_NOT_EXAMINED,
     ProblemCode.NO_PLACE,
@@ -81,6 +76,8 @@ class Wanted:
     """The user's requirements, with extras."""
     overridden: Collection[str] = ()
     """Packages that the user takes against what other packages ask for."""
+    python: Path | None = None
+    """A Python of another version than the running one, on this machine, that it is for."""
 
 
 def prove(
@@ -109,29 +106,48 @@ def prove(
     record = store.proofs / _key(manifest, wanted)
     if record.is_file():
         return Proof(done=True, how="nothing is missing: proved before, with the same packages")
-    obstacle = _obstacle(manifest, target, run)
+    obstacle = _obstacle(manifest, target, wanted)
     if obstacle:
-        return Proof(done=False, how=f"not proved that nothing is missing: {obstacle}")
+        _refuse(_unmet_by_metadata(manifest, store, target, wanted))
+        there = "each package that another one asks for is there"
+        return Proof(done=False, how=f"{there}, but not proved by importing any: {obstacle}")
     needed, inodes = room_for(manifest.layers, manifest)
     store.require_space(needed, "the proof that nothing is missing", inodes)
     with store.scratch("prove") as scratch:
         denied, how = _deny_network(run)
-        program = node_program(bundle, store, manifest.id)
-        result = _probe(program, ChosenBundle(path=bundle, id=manifest.id), scratch, denied, run)
+        python = wanted.python or Path(getattr(sys, "_base_executable", sys.executable))
+        if wanted.python and not manifest.requires.bundled_python:
+            how += f", by {python}"
+        chosen = ChosenBundle(path=bundle, id=manifest.id)
+        result = _probe(
+            node_program(bundle, store, manifest.id), chosen, scratch, denied, python, run
+        )
         if manifest.requires.bundled_python:
             _require_relocatable(faults_elsewhere(result.path, target.python, denied))
         faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
         site = result.path / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, wanted.requirements, target, wanted.overridden)
-    if faults:
-        raise BundleError(
-            "the environment is not complete: it would fail on a node",
-            hint=_HINT,
-            context=faults,
-        )
+    _refuse(faults)
     with store.publishing(record) as partial:
         partial.write_text(how + "\n")
     return Proof(done=True, how=f"nothing is missing: {how}")
+
+
+def _refuse(faults: Sequence[str]) -> None:
+    """Refuse an environment that lacks something."""
+    if faults:
+        raise BundleError(
+            "the environment is not complete: it would fail on a node", hint=_HINT, context=faults
+        )
+
+
+def _unmet_by_metadata(
+    manifest: Manifest, store: Store, target: Target, wanted: Wanted
+) -> list[str]:
+    """Return the requirements that are not met, where the environment cannot be run."""
+    with store.scratch("prove") as site:
+        write_metadata(manifest, store, site)
+        return unmet(site, wanted.requirements, target, wanted.overridden)
 
 
 def _require_relocatable(faults: Sequence[str]) -> None:
@@ -145,115 +161,16 @@ def _require_relocatable(faults: Sequence[str]) -> None:
         )
 
 
-def _obstacle(manifest: Manifest, target: Target, run: Runner) -> str:
+def _obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
     """Return why this machine cannot run the environment, whatever it holds; empty if it can."""
     host, needs = Target.of_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
         return f"this machine is not {target.machine} with {needs.libc}"
     if tuple(map(int, needs.libc_version.split("."))) > host.libc[1]:
         return f"{needs.libc} is older than {needs.libc_version} here"
-    if needs.bundled_python or target.is_host_python or _has_python(target, run):
+    if needs.bundled_python or target.is_host_python or wanted.python:
         return ""
     return f"there is no Python {target.python} here"
-
-
-def _has_python(target: Target, run: Runner) -> bool:
-    """Return whether the target's Python is on PATH and starts."""
-    argv = [f"python{target.python}", "-I", "-S", "-c", "import sys; print(sys.version)"]
-    try:  # a version manager's shim may be on PATH and start nothing
-        return run(argv, timeout=_START_SECONDS).stdout.startswith(f"{target.python}.")
-    except StagerError:
-        return False
-
-
-def _faults(
-    parent: str, requirement: Requirement, distribution: importlib.metadata.Distribution | None
-) -> Iterator[str]:
-    """Yield the fault of a requirement that the installed distribution, if any, does not meet."""
-    name = canonicalize_name(requirement.name)
-    if distribution is None:
-        yield f"{name} is missing; {parent} needs it"
-    elif not _has_version(distribution, requirement):
-        needed = f"{requirement.name}{requirement.specifier}"
-        yield f"{name} is {distribution.version}; {parent} needs {needed}"
-
-
-def unmet(
-    site: Path,
-    requirements: Iterable[str],
-    target: Target,
-    overridden: Collection[str] = (),
-) -> list[str]:
-    """Return every requirement that is not met in a site-packages directory.
-
-    Extras count if something requests them: the user, or a package that is itself needed.
-
-    Args:
-        site: the directory.
-        requirements: the user's requirements.
-        target: decides the markers.
-        overridden: packages that the user takes against what other packages ask for; what these
-            ask for, and what is asked of them, does not count.
-    """
-    installed, faults = _installed(site)
-    wanted = [Requirement(text) for text in requirements]
-    pending = [(_USER, requirement) for requirement in wanted if _applies(requirement, "", target)]
-    pending += [(name, Requirement(name)) for name in sorted(installed)]
-    seen: set[tuple[NormalizedName, str]] = set()
-    while pending:
-        parent, requirement = pending.pop()
-        name = canonicalize_name(requirement.name)
-        distribution = installed.get(name)
-        if not {name, parent} & {*overridden}:
-            faults += _faults(parent, requirement, distribution)
-        if distribution is None:
-            continue
-        for extra in {"", *requirement.extras}:
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                pending += [(name, needed) for needed in _needs(distribution, extra, target)]
-    return sorted(set(faults))
-
-
-def _has_version(distribution: importlib.metadata.Distribution, requirement: Requirement) -> bool:
-    """Return whether a distribution is of a version that a requirement accepts."""
-    return requirement.specifier.contains(distribution.version, prereleases=True)
-
-
-def _installed(
-    site: Path,
-) -> tuple[dict[NormalizedName, importlib.metadata.Distribution], list[str]]:
-    """Return the distributions in a directory by name, and a fault if any has no name."""
-    distributions = list(importlib.metadata.distributions(path=[str(site)]))
-    installed = {}
-    for distribution in distributions:
-        if distribution.name and distribution.version:
-            installed[canonicalize_name(distribution.name)] = distribution
-    faults = []
-    if len(installed) < len(distributions):
-        faults.append("a package has metadata without name and version")
-    return installed, faults
-
-
-def _needs(
-    distribution: importlib.metadata.Distribution, extra: str, target: Target
-) -> Iterable[Requirement]:
-    """Yield the requirements of a distribution, or of one of its extras."""
-    for text in distribution.requires or ():
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue  # old metadata; the resolver could not read it either
-        if _applies(requirement, extra, target):
-            yield requirement
-
-
-def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
-    """Return whether a requirement's marker holds for an extra on the target."""
-    if requirement.marker is None:
-        return not extra
-    environment = cast("dict[str, str]", dict(target.environment()))
-    return requirement.marker.evaluate({**environment, "extra": extra})
 
 
 def _key(manifest: Manifest, wanted: Wanted) -> str:
@@ -281,17 +198,21 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
 
 
 def _probe(
-    program: Path, bundle: ChosenBundle, scratch: Path, denied: list[str], run: Runner
+    program: Path,
+    bundle: ChosenBundle,
+    scratch: Path,
+    denied: list[str],
+    python: Path,
+    run: Runner,
 ) -> ProbeResult:
     """Let the far side unpack and import; it prints one JSON object."""
     names = ("http_proxy", "https_proxy", "all_proxy")
     proxies = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
     env = {**proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
     env[ROOT_VARIABLE] = str(scratch)
-    python = getattr(sys, "_base_executable", sys.executable)
     argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle.path)]
     # The build has just checked the digest of each file in its index.
-    argv += [str(scratch), "--id", bundle.id, "--trusted", "--json", "--python", python]
+    argv += [str(scratch), "--id", bundle.id, "--trusted", "--json", "--python", str(python)]
     done = run(argv, timeout=PROBE_SECONDS, env=env, check=False)
     try:
         report = json.loads(done.stdout.splitlines()[-1])

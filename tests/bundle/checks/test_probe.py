@@ -251,18 +251,31 @@ HOST = replace(host_facts(), hostname="n1", machine="x86_64", libc="glibc", libc
     [
         (("x86_64", "glibc", "2.28"), []),
         (("x86_64", "glibc", "2.5"), []),
-        (("x86_64", "glibc", "2.31"), ["needs glibc 2.31 or newer, the node has 2.28"]),
-        (("x86_64", "musl", "1.2"), ["needs musl 1.2, the node has glibc 2.28"]),
+        (("x86_64", "glibc", "2.31"), ["the bundle needs glibc 2.31 or newer, the node has 2.28"]),
+        (
+            ("x86_64", "glibc", "2.31", "numpy 2.4 (numpy/_x.so)"),
+            ["numpy 2.4 (numpy/_x.so) needs glibc 2.31 or newer, the node has 2.28"],
+        ),
+        (("x86_64", "musl", "1.2"), ["is glibc 2.28, and the bundle's packages are for musl"]),
         (("aarch64", "glibc", "2.28"), ["is for aarch64, the node is x86_64"]),
         (("aarch64", "glibc", "2.39"), ["is for aarch64", "needs glibc 2.39"]),
     ],
 )
-def test_requirements(needs: tuple[str, str, str], why: list[str]) -> None:
+def test_requirements(needs: tuple[str, ...], why: list[str]) -> None:
     found = probe.check_requires(Requires("3.11", *needs), HOST)
     assert len(found) == len(why)
     for problem, text in zip(found, why, strict=True):
         assert text in problem.why
         assert problem.where == "n1"
+
+
+def test_on_alpine_linux_the_reason_is_musl() -> None:
+    """Not that no glibc is as old as its version, or that there is no version of glibc."""
+    alpine = replace(HOST, libc="musl", libc_version="1.2.5")
+    for version in ("0.0", "2.28"):
+        (problem,) = probe.check_requires(Requires("3.11", "x86_64", "glibc", version), alpine)
+        assert problem.what == "the bundle is for another C library"
+        assert problem.why == "the node's is musl 1.2.5, and the bundle's packages are for glibc"
 
 
 def test_this_machine_meets_what_it_is() -> None:

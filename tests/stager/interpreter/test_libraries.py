@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stager.core import elf
 from stager.core.errors import ConfigError, StagerError
-from stager.interpreter import elf
 from stager.interpreter.libraries import Libraries, libraries_of
 from stager.layers.interpreter import Interpreter
 from stager.layers.tree import TreeFile

@@ -14,7 +14,8 @@ import pytest
 from bundle.protocol.requires import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
-from stager.pack.prove import Proof, Wanted, prove, unmet
+from stager.pack.prove import Proof, Wanted, prove
+from stager.pack.unmet import unmet
 from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
@@ -165,6 +166,24 @@ def test_what_cannot_run_here_is_not_proved_and_says_why(
     assert not proof.done
     assert proof.how.endswith(why)
     assert list(project.store.proofs.iterdir()) == []
+
+
+def test_what_cannot_run_here_is_refused_by_the_metadata_of_its_packages(
+    project: Project, tmp_path: Path
+) -> None:
+    wheels = [make_wheel(tmp_path, "one", requires=["gone>=1", "two"]), make_wheel(tmp_path, "two")]
+    packed = project.locked(*wheels).build().packed
+    target = replace(HOST, platform="manylinux_2_28_riscv64")
+    needs = Requires(target.python, "riscv64", "glibc", "2.28")
+    manifest = replace(packed.manifest, requires=needs)
+    wanted = Wanted(requirements=["one", "three"])
+    with pytest.raises(BundleError, match="the environment is not complete") as caught:
+        prove(packed.path, manifest, store=project.store, target=target, wanted=wanted)
+    assert caught.value.context == (
+        "gone is missing; one needs it",
+        "three is missing; environment.requirements needs it",
+    )
+    assert left_in_tmp(project.store) == []
 
 
 def test_too_little_room_for_the_proof(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,199 @@
+"""What a program or shared library says to the dynamic loader (elf(5))."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+Read = Callable[[int, int], bytes]
+"""Returns so many bytes from a place in a file, fewer at its end. Little of a file is asked for."""
+
+_64_BIT_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+_HEADER = struct.Struct("<18xH12xQ14xHH6x")
+"""The processor; where the program headers begin, the size of one, and their number."""
+_SEGMENT = struct.Struct("<I4xQQ8xQ16x")
+"""Type, offset, address and size in the file."""
+_DYNAMIC = struct.Struct("<qQ")
+_LOAD, _TABLE, _LOADER = 1, 2, 3
+"""``PT_LOAD``, ``PT_DYNAMIC``, ``PT_INTERP``."""
+_END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
+"""``DT_NULL``, ``DT_NEEDED``, ``DT_STRTAB``, ``DT_RPATH``, ``DT_RUNPATH``."""
+_VERSIONS, _VERSION_FILES = 0x6FFFFFFE, 0x6FFFFFFF
+"""``DT_VERNEED``, ``DT_VERNEEDNUM``."""
+_VERSION_FILE = struct.Struct("<2xH4xII")
+"""``Elf64_Verneed``: the number of versions, the way to the first, and to the next library's."""
+_VERSION = struct.Struct("<4xH2xII")
+"""``Elf64_Vernaux``: flags, where the name is among the strings, and the way to the next."""
+_WEAK = 2
+"""``VER_FLG_WEAK``: the loader only warns where the library lacks this version."""
+_GLIBC = re.compile(r"GLIBC_(\d{1,4})\.(\d{1,4})(?:\.\d+)?")
+_MARKS = {"GLIBC_ABI_DT_RELR": (2, 36)}
+"""Versions without a number, by which a file keeps away from a loader that is too old for it."""
+_TEXT = 4096
+"""The longest text that is read; longer names are not those of files."""
+_FEW = 512
+"""Bytes of strings read at a time."""
+_MOST = 4096
+"""The largest number of headers, of libraries and of versions that is believed."""
+
+MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le", 22: "s390x"}
+"""Processors by ``e_machine``, as ``uname -m`` prints them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elf:
+    """The part of a program or shared library that the dynamic loader follows."""
+
+    machine: str
+    """The processor it is for; empty for another than those of :data:`MACHINES`."""
+    loader: str
+    """The dynamic loader that it asks for; empty for a library, or a static program."""
+    needed: tuple[str, ...]
+    """Names of the shared libraries that it needs."""
+    run_path: str
+    """Directories where they are looked for first, with colons between; empty for none."""
+    run_path_at: int
+    """Where that stands in the file."""
+    glibc: tuple[int, int]
+    """The oldest glibc that has all that it needs; (0, 0) for any."""
+
+    @property
+    def for_musl(self) -> bool:
+        """True if it was linked with musl, and cannot be loaded where the C library is another."""
+        names = (Path(self.loader).name, *self.needed)
+        return any(name.startswith(("libc.musl-", "ld-musl-")) for name in names)
+
+
+def read(path: Path) -> Elf | None:
+    """Read a file; None if it is no program or shared library for 64 bits, little-endian.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return parsed(lambda at, size: os.pread(file.fileno(), size, at))
+
+
+def parsed(read: Read) -> Elf | None:
+    """Read what the dynamic loader reads, and no more; None as for :func:`read`."""
+    if read(0, len(_64_BIT_LITTLE_ENDIAN)) != _64_BIT_LITTLE_ENDIAN:
+        return None
+    try:
+        return _File(read).elf()
+    except (struct.error, ValueError, OverflowError):  # cut short, or it contradicts itself
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segment:
+    """A program header."""
+
+    kind: int
+    offset: int
+    address: int
+    size: int
+
+
+class _File:
+    """A file, as its program headers describe it."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        machine, start, size, count = _HEADER.unpack(read(0, _HEADER.size))
+        table = read(start, size * min(count, _MOST))
+        self._machine = MACHINES.get(machine, "")
+        self._segments = [
+            _Segment(kind=kind, offset=offset, address=address, size=length)
+            for kind, offset, address, length in (
+                _SEGMENT.unpack_from(table, number * size) for number in range(count)
+            )
+        ]
+        self._dynamic: dict[int, list[int]] = defaultdict(list)
+        for tag, value in self._entries():
+            self._dynamic[tag].append(value)
+        strings = self._dynamic[_STRINGS]
+        self._strings = self._offset(strings[-1]) if strings else 0
+
+    def elf(self) -> Elf:
+        run_path = (self._dynamic[_RUNPATH] or self._dynamic[_RPATH])[-1:]
+        return Elf(
+            machine=self._machine,
+            loader=b"".join(self._of_kind(_LOADER)[:1]).rstrip(b"\0").decode(errors="replace"),
+            needed=tuple(map(self._text, self._dynamic[_NEEDED])),
+            run_path="".join(map(self._text, run_path)),
+            run_path_at=self._strings + sum(run_path),
+            glibc=max(map(_glibc, self._versions()), default=(0, 0)),
+        )
+
+    def _of_kind(self, kind: int) -> Sequence[bytes]:
+        return [
+            self._read(segment.offset, min(segment.size, _TEXT * _DYNAMIC.size))
+            for segment in self._segments
+            if segment.kind == kind
+        ]
+
+    def _entries(self) -> Iterator[tuple[int, int]]:
+        """Yield the entries of the dynamic section."""
+        for table in self._of_kind(_TABLE):
+            whole = table[: len(table) // _DYNAMIC.size * _DYNAMIC.size]
+            for tag, value in _DYNAMIC.iter_unpack(whole):
+                if tag == _END:
+                    break
+                yield tag, value
+
+    def _versions(self) -> Iterator[str]:
+        """Yield the names of the versions that libraries must have (``.gnu.version_r``)."""
+        for flags, name in islice(self._version_entries(), _MOST):
+            if not flags & _WEAK:
+                yield self._text(name)
+
+    def _version_entries(self) -> Iterator[tuple[int, int]]:
+        """Yield the flags of each version, and where its name is among the strings."""
+        if not self._dynamic[_VERSIONS]:
+            return
+        place = self._offset(self._dynamic[_VERSIONS][-1])
+        for _ in range(min(_MOST, sum(self._dynamic[_VERSION_FILES][-1:]))):
+            count, first, following = _VERSION_FILE.unpack(self._read(place, _VERSION_FILE.size))
+            version = place + first
+            for _ in range(count):
+                flags, name, step = _VERSION.unpack(self._read(version, _VERSION.size))
+                yield flags, name
+                version += step
+            place += following
+
+    def _offset(self, address: int) -> int:
+        """Return where in the file an address lies.
+
+        Raises:
+            ValueError: nowhere.
+        """
+        for segment in self._segments:
+            if segment.kind == _LOAD and 0 <= address - segment.address < segment.size:
+                return segment.offset + address - segment.address
+        raise ValueError(address)
+
+    def _text(self, at: int) -> str:
+        """Return one of the strings.
+
+        Raises:
+            ValueError: it has no end.
+        """
+        data, place = b"", self._strings + at
+        while b"\0" not in data and len(data) < _TEXT:
+            more = self._read(place + len(data), _FEW)
+            if not more:
+                break
+            data += more
+        return os.fsdecode(data[: data.index(b"\0")])
+
+
+def _glibc(version: str) -> tuple[int, int]:
+    """Return the glibc that a version's name stands for; (0, 0) for another library's."""
+    match = _GLIBC.fullmatch(version)
+    return (int(match[1]), int(match[2])) if match else _MARKS.get(version, (0, 0))

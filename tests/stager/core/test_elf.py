@@ -1,0 +1,113 @@
+"""The needs of shared libraries, compared with what the dynamic loader and readelf make of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stager.core import elf
+from tests.support.needs import needs
+from tests.support.shared_objects import AARCH64, HOST, SharedObject, glibc, musl
+
+MACHINE = HOST.get(os.uname().machine, 0)
+
+
+def parsed(data: bytes) -> elf.Elf | None:
+    return elf.parsed(lambda at, size: data[at : at + size])
+
+
+def loader_says(path: Path) -> str:
+    """What the dynamic loader of this machine says against a library; empty if it loads it."""
+    program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    argv = [sys.executable, "-I", "-S", "-c", program, str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.returncode
+    return done.stderr
+
+
+@pytest.mark.skipif(not MACHINE, reason="the libraries are for other processors")
+@pytest.mark.parametrize(
+    ("library", "needed", "refused"),
+    [
+        (glibc("2.17", machine=MACHINE), (2, 17), False),
+        (glibc("2.17", "2.99", machine=MACHINE), (2, 99), True),
+        (glibc("2.99", "2.17", machine=MACHINE), (2, 99), True),
+        (glibc("2.99", weak=True, machine=MACHINE), (0, 0), False),
+    ],
+)
+def test_what_is_read_is_what_the_loader_asks_for(
+    tmp_path: Path, library: bytes, needed: tuple[int, int], refused: bool
+) -> None:
+    """A version that is weak may be missing: the loader goes on without it."""
+    path = tmp_path / "any.so"
+    path.write_bytes(library)
+    header = elf.read(path)
+    assert header is not None
+    assert header.glibc == needed
+    said = loader_says(path)
+    assert ("version `GLIBC_2.99' not found" in said) == refused, said
+
+
+def test_versions_of_several_libraries_count() -> None:
+    versions = {"libm.so.6": ["GLIBC_2.29"], "libstdc++.so.6": ["GLIBCXX_3.4.30"]}
+    header = parsed(SharedObject(versions=versions, needed=["libz.so.1"]).data())
+    assert header is not None
+    assert header.glibc == (2, 29)
+    assert header.needed == ("libm.so.6", "libstdc++.so.6", "libz.so.1")
+
+
+def test_packed_relocations_are_a_need_of_their_own() -> None:
+    """``-z pack-relative-relocs`` asks for no symbol, and yet older loaders cannot apply them."""
+    versions = {"libc.so.6": ["GLIBC_2.2.5", "GLIBC_ABI_DT_RELR", "GLIBC_PRIVATE"]}
+    header = parsed(SharedObject(versions=versions).data())
+    assert header is not None
+    assert header.glibc == (2, 36)
+
+
+def test_musl_and_other_processors_are_told_apart() -> None:
+    of_alpine, of_arm = parsed(musl()), parsed(glibc("2.17", machine=AARCH64))
+    assert of_alpine is not None
+    assert of_arm is not None
+    assert (of_alpine.for_musl, of_alpine.glibc) == (True, (0, 0))
+    assert (of_arm.for_musl, of_arm.machine) == (False, "aarch64")
+
+
+def test_a_library_that_is_cut_or_altered_anywhere_is_read_or_refused_but_stops_nothing() -> None:
+    whole = glibc("2.17", "2.34")
+    for end in range(len(whole)):
+        parsed(whole[:end])
+    for place in range(6, len(whole)):
+        for value in (0x00, 0x7F, 0xFF):
+            parsed(whole[:place] + bytes([value]) + whole[place + 1 :])
+
+
+def test_a_real_library_needs_what_readelf_says() -> None:
+    """That of numpy, from its wheel; one page of it is read, and not its megabytes."""
+    needs("compiler")  # which brings readelf
+    try:
+        module = importlib.import_module("numpy._core._multiarray_umath")
+    except ImportError:
+        pytest.skip("there is no numpy here")
+    path = Path(str(module.__file__))
+    data, asked = path.read_bytes(), 0
+
+    def read(at: int, size: int) -> bytes:
+        nonlocal asked
+        asked += size
+        return data[at : at + size]
+
+    header = elf.parsed(read)
+    said = subprocess.run(
+        ["readelf", "-VdW", str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", said)
+    assert header is not None
+    assert header.glibc == max((int(major), int(minor)) for major, minor in versions)
+    assert list(header.needed) == re.findall(r"\(NEEDED\) .*\[(.+)\]", said)
+    assert asked < len(data) // 20
