@@ -334,7 +334,8 @@ def _clean_nodes(
         command = shlex.join(masked(start.argv))
         listener.note(
             "the nodes were not examined: a dry run asks Slurm for nothing; to see what they "
-            f"have, run this inside: {command}"
+            f"have, run this inside: {command}; or give --allocation local, for those of "
+            "local jobs on this machine"
         )
         return None, []
     store = Store(offline_root(config))

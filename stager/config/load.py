@@ -162,7 +162,7 @@ def parse(
     if problems:
         many = counted(len(problems), "problem")
         raise ConfigError(
-            f"{source}: {many} in the settings",
+            f"{', '.join(top.places) or source}: {many} in the settings",
             hint="docs/settings.md explains every key; so does what `stager init` writes",
             context=problems,
         )

@@ -35,7 +35,7 @@ from ..slurm.request import NamedHosts, Source
 from ..trust.check import trust_in
 from .driver import DriverStart
 from .hosts import hosts_of
-from .job import JobOptions, make_job, settle
+from .job import JobOptions, make_job, refuse_launcher, settle
 from .standing_allocation import without_effect
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def project(
         path = script.named_in(command)
         if path is not None:
             return script.load_script(path)
+        script.refuse_absent(command)
     try:
         return load(start)
     except NoSettingsError as exc:
@@ -202,7 +203,7 @@ def prepare(
         bundle=bundle[0],
         source=source,
         job=job,
-        notes=(*notes, *_notes_on(job, source)),
+        notes=(*notes, *_notes_on(job, source), *_unlaunchable(job, bundle[1])),
     )
 
 
@@ -221,6 +222,17 @@ def _notes_on(job: Job, source: Source) -> Iterator[str]:
         yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
     if job.action is Action.RUN:
         yield from _withheld(job.launch.pass_env, os.environ)
+
+
+def _unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
+    """Yield a note if nodes that pass the checks of ``verify`` could not start any rank."""
+    if job.action is not Action.VERIFY:
+        return
+    try:
+        slurm = job.allocation is Allocation.SLURM
+        refuse_launcher(job.launch.launcher, manifest, slurm=slurm)
+    except ConfigError as exc:
+        yield f"`stager run` cannot start ranks like this: {exc.message}; {exc.hint}"
 
 
 _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": Allocation.SSH}

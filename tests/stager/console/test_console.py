@@ -246,6 +246,10 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
     assert Console().verified(slurm_outcome(problems=found)) == 3
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2:] == [
+        "logs: /logs",
+        "more: stager diagnose 4711 --log-dir /logs",
+    ]
+    assert lines[-4:-2] == [
         "2 of 3 nodes cannot run it: n2,n3",
         "hint: to leave them out: --exclude=n2,n3",
     ]
@@ -358,9 +362,12 @@ def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[s
     found = {"local1": [problem()], "local2": [problem(), problem("/x")]}
     assert Console().verified(outcome(problems=found)) == 3
     assert capsys.readouterr().err.splitlines() == [
-        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some",
-        "error: local2: /x: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free",
+        "error: local2: /x: it does not fit; needs 2 GB, 1 GB are free",
+        "hint: free some",
         "2 of 2 nodes cannot run it: local1,local2",
+        "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
     ]
 
 
@@ -368,14 +375,30 @@ def test_a_nodes_name_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"local1": [problem("local1")], "local2": [problem("local2")]}
     Console().verified(outcome(problems=found))
     assert capsys.readouterr().err.splitlines()[0] == (
-        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some"
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free"
     )
+
+
+def test_many_findings_have_a_line_each_and_this_host_is_not_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    candidates = [f"/opt/python{number}/bin/python3: 3.{number}.0" for number in range(6, 9)]
+    values = {"version": "3.12", "listed": "; ".join(candidates)}
+    found = Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values)
+    Console().verified(outcome(problems={"local1": [found], "local2": [found]}))
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == (
+        "error: local1,local2: there is no CPython 3.12, which the bundle was built for"
+    )
+    assert lines[:3] == [f"  found {candidates[0]}", *(f"  {line}" for line in candidates[1:])]
+    assert lines[3].startswith("hint: put python3.12 on PATH")
 
 
 def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert Console().ran(outcome(problems={"local2": [problem()]})) == 3
     assert capsys.readouterr().err.splitlines() == [
-        "error: local2: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "error: local2: it does not fit; needs 2 GB, 1 GB are free",
+        "hint: free some",
         "logs: /logs",
         "more: stager diagnose 77 --log-dir /logs",
     ]
