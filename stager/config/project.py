@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.results import patterns
+
 from ..hub.names import HubRequest, Kind, parse_request
 from . import checks
 from .table import Table
@@ -54,11 +56,24 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
     return name, ProjectConfig(
         path=table.take("path", root, checks.path_or_false(root), "a path, or false", "."),
         exclude=table.take("exclude", (), checks.texts, strings),
-        outputs=table.take("outputs", (), checks.texts, strings),
+        outputs=table.take(
+            "outputs",
+            (),
+            _outputs,
+            "a list of paths and patterns in the folder that a job runs in, without ..",
+        ),
         command=table.take(
             "command", (), checks.texts, 'a list of strings, for example ["train.py", "--epochs"]'
         ),
     )
+
+
+def _outputs(value: object) -> tuple[str, ...]:
+    """Return outputs; one that could lie outside the folder of the job is brought home by none."""
+    outputs = checks.texts(value)
+    if any(patterns.split(output) is None for output in outputs):
+        raise ValueError
+    return outputs
 
 
 def assets(table: Table, root: Path) -> AssetsConfig:

@@ -38,10 +38,12 @@ class JobLogs(Output):
 
             self.emit(merged_lines(files.job_id if files else "", lines))
             return
-        width = 0
+        width, line = 0, None
         for line in lines:
             width = min(max(width, len(line.who)), _WIDEST)
             self.data(f"{_clock(line)} {line.who:<{width}} | {line.text}")
+        if line is None:
+            self.say("no line matches")
 
     def failure(self, failure: FirstFailure) -> None:
         """Say what went wrong first, with the lines that show it."""

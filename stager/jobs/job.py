@@ -349,7 +349,7 @@ def _refuse_command(command: tuple[str, ...]) -> None:
     if not command:
         raise ConfigError(
             "there is nothing to run: project.command is not set and no command was given",
-            hint="give one after two dashes: stager run -- train.py --epochs 3",
+            hint="give one after two dashes, as in: -- train.py --epochs 3",
         )
     if command[0] in INTERPRETERS:
         raise ConfigError(

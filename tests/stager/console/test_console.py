@@ -247,7 +247,7 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2:] == [
         "logs: /logs",
-        "more: stager diagnose 4711 --log-dir /logs",
+        "more: stager diagnose 77 --log-dir /logs",
     ]
     assert lines[-4:-2] == [
         "2 of 3 nodes cannot run it: n2,n3",
