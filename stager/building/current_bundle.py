@@ -95,7 +95,7 @@ def _newest(config: Config, store: Store) -> Newest:
 
 
 def imported(store: Store) -> list[str]:
-    """Return a line for each imported bundle: no build in this folder made it, so none is chosen."""
+    """Return a line for each imported bundle: none is chosen, as no build here has made it."""
     return [
         f"imported: {name} {begin}: give --id {begin}" for name, begin in existing.imported(store)
     ]

@@ -72,6 +72,7 @@ def clean(
 ) -> None:
     """Remove environments, bundles and layers that nobody uses."""
     from .. import pipeline
+
     options = what.options(job_options(slurm, LaunchFlags(log_dir=log_dir), place))
     console = talk.console()
     with boundary(console):

@@ -53,27 +53,23 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
         "first, since files are named by it",
     )
     strings = "a list of strings"
-    return name, ProjectConfig(
+    own = ProjectConfig(
         path=table.take("path", root, checks.path_or_false(root), "a path, or false", "."),
         exclude=table.take("exclude", (), checks.texts, strings),
-        outputs=table.take(
-            "outputs",
-            (),
-            _outputs,
-            "a list of paths and patterns in the folder that a job runs in, without ..",
-        ),
+        outputs=table.take("outputs", (), checks.texts, strings),
         command=table.take(
             "command", (), checks.texts, 'a list of strings, for example ["train.py", "--epochs"]'
         ),
     )
+    _refuse_outside(table, own.outputs)
+    return name, own
 
 
-def _outputs(value: object) -> tuple[str, ...]:
-    """Return outputs; one that could lie outside the folder of the job is brought home by none."""
-    outputs = checks.texts(value)
-    if any(patterns.split(output) is None for output in outputs):
-        raise ValueError
-    return outputs
+def _refuse_outside(table: Table, outputs: tuple[str, ...]) -> None:
+    """Note outputs that lie outside the folder that a job runs in: nobody brings them back."""
+    for output in outputs:
+        if patterns.split(output) is None:
+            table.problem("outputs", f"{output!r} lies outside the folder that a job runs in")
 
 
 def assets(table: Table, root: Path) -> AssetsConfig:

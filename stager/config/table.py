@@ -132,9 +132,7 @@ class Table:
             self.settings.append(replace(setting, value=reading))
             return value
         self.settings.append(setting)
-        self._note_variable(
-            setting.place, f"found {describe(text)}, allowed: {setting.allowed}"
-        )
+        self._note_variable(setting.place, f"found {describe(text)}, allowed: {setting.allowed}")
         return default
 
     def has(self, key: str) -> bool:

@@ -213,10 +213,10 @@ class Console(Events, JobLogs):
         here = [os.uname().nodename] if outcome.job.allocation is Allocation.LOCAL else []
         for node, problem in _each_problem(outcome):
             nodes.setdefault(shown(problem, (node, *here)), []).append(node)
-        for hint, problems in groupby(nodes, key=lambda problem: problem.hint):
-            for problem in problems:
-                self._write(f"error: {','.join(nodes[problem])}: {problem.line}", "error")
-                for finding in problem.findings:
+        for hint, alike in groupby(nodes, key=lambda fault: fault.hint):
+            for fault in alike:
+                self._write(f"error: {','.join(nodes[fault])}: {fault.line}", "error")
+                for finding in fault.findings:
                     self._write(f"  {finding}")
             if hint:
                 self._write(f"hint: {hint}", "good")

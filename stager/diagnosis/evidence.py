@@ -95,10 +95,7 @@ def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
         record = parse_line(line)
         text = "" if record is None else _part_of_event(record.event, first)
         if text and text in line:
-            # A problem is shown in its words; its members stand for it in the line.
-            is_problem = record is not None and text == _node_problem(record.event, first)
-            words = str(first.problem) if is_problem else text
-            return Evidence(path=files.events, number=number, text=words)
+            return Evidence(path=files.events, number=number, text=text)
     return None
 
 

@@ -89,7 +89,7 @@ def test_takes_a_hint_and_passes_over_shims_that_fail(tmp_path: Path) -> None:
 
 def test_a_shim_that_fails_is_quoted_from_its_beginning(tmp_path: Path) -> None:
     tip = "Note: see 'pyenv help global' for tips on allowing both\\n    to be found at a time."
-    says = f"printf \"pyenv: python2.9: command not found\\n\\n{tip}\\n\" >&2; exit 127"
+    says = f'printf "pyenv: python2.9: command not found\\n\\n{tip}\\n" >&2; exit 127'
     script(tmp_path / "shims" / "python2.9", says)
     with pytest.raises(NodeError) as caught:
         interpreter.find("2.9", env={"PATH": f"{tmp_path}/shims"})

@@ -21,6 +21,7 @@ from bundle.protocol.launch_answers import Started
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.records import Record
+from stager.cleanup.result import CleanedItem, CleanResult
 from stager.cli.program import boundary
 from stager.config.template import InitResult
 from stager.console.job_result import Console
@@ -392,6 +393,26 @@ def test_many_findings_have_a_line_each_and_this_host_is_not_named(
     )
     assert lines[:3] == [f"  found {candidates[0]}", *(f"  {line}" for line in candidates[1:])]
     assert lines[3].startswith("hint: put python3.12 on PATH")
+
+
+def test_seals_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    items = [
+        CleanedItem(
+            place="offline root", path=Path(f"/root/{name}"), bytes=121, kind=kind, why="unused"
+        )
+        for kind, name in (("seal", "seals/a.txt"), ("layer", "layers/b"), ("seal", "seals/c.txt"))
+    ]
+    result = CleanResult(ok=True, dry_run=False, nodes_skipped=None, items=tuple(items), bytes=363)
+    Console().cleaned(result)
+    assert capsys.readouterr().out.splitlines() == [
+        "offline root: 121 bytes  /root/layers/b  unused",
+        "offline root: 242 bytes  /root/seals  2 seals of bundles that are gone",
+    ]
+
+
+def test_logs_without_a_line_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().lines(iter(()))
+    assert capsys.readouterr() == ("", "no line matches\n")
 
 
 def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
