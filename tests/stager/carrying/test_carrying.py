@@ -233,7 +233,7 @@ def test_a_label_that_lies(sides: Sides) -> None:
         assert list(sides.inside.bundles.iterdir()) == []
 
 
-def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides) -> None:
+def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides, built: Built) -> None:
     carried = sides.export().file
     with pytest.raises(BundleError, match="`stager export` has written") as caught:
         opened(carried).__enter__()

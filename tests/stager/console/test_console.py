@@ -386,7 +386,8 @@ def test_many_findings_have_a_line_each_and_this_host_is_not_named(
     candidates = [f"/opt/python{number}/bin/python3: 3.{number}.0" for number in range(6, 9)]
     values = {"version": "3.12", "listed": "; ".join(candidates)}
     found = Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values)
-    Console().verified(outcome(problems={"local1": [found], "local2": [found]}))
+    told = [found.to_json()]
+    Console().verified(outcome(problems={"local1": told, "local2": told}))
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == (
         "error: local1,local2: there is no CPython 3.12, which the bundle was built for"
@@ -503,7 +504,7 @@ def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str
     Console().verified(ended)
     said = capsys.readouterr().err
     assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
-    assert "error: n1: output of rank 3 (5 bytes) is lost; no disk; the ranks" in said
+    assert "error: n1: output of rank 3 (5 bytes) is lost; no disk\nhint: the ranks" in said
     assert "warning: n2: output of rank 3 (5 bytes) is lost\n" in said
 
 
