@@ -126,7 +126,7 @@ def test_a_failure_lists_every_candidate(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"{sys.executable}: {own};" in text
     assert f"{tmp_path}/absent: cannot be started (No such file or directory)" in text
     assert f"{folder}/python3.99: exit status 127: python3.99: not installed" in text
-    assert f"{folder}/python3: is not a Python interpreter hello" in text
+    assert f"{folder}/python3: is not a Python interpreter: hello" in text
     assert f"{folder}/python: took more than 1 s" in text
     assert "[environment] python" in text
 
