@@ -140,13 +140,15 @@ def test_another_bundle_than_the_job_was_made_for(
     job = job_for(single, tmp_path, bundle_id=Digest("0" * 64))
     code, events, _ = drive(program, job)
     assert code == 3
-    assert problems(events[-1]) == {"local1": ["this is another bundle than the job was made for"]}
+    fault = ["this is another bundle than the job was made for"]
+    assert problems(events[-1]) == {"local1": fault, "local2": fault}
 
 
 def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) -> None:
     code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(tmp_path / "gone")))
     assert code == 3
-    assert problems(events[-1]) == {"local1": ["the bundle cannot be read"]}
+    fault = ["the bundle cannot be read"]
+    assert problems(events[-1]) == {"local1": fault, "local2": fault}
     assert events[-1]["of_driver"] is True  # no node is to blame
 
 
