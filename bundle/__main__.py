@@ -67,9 +67,22 @@ def _run(argv: Sequence[str]) -> int:
     except NodeError as exc:
         if getattr(options, "json", False):
             print(json.dumps({"v": 1, "ok": False, "problem": exc.problem.to_json()}))
+        elif options.command == "exec":
+            _tell(exc)
         else:
             print(f"stager: {exc}", file=sys.stderr)
         return 1
+
+
+def _tell(error: NodeError) -> None:
+    """Print a problem as `stager` does, which has become this program: a person is waiting."""
+    from .protocol.problem_table import shown
+
+    problem = shown(error.problem, (os.uname().nodename,))
+    lines = [f"error: {problem.line}", *(f"  {finding}" for finding in problem.findings)]
+    if problem.hint:
+        lines.append(f"hint: {problem.hint}")
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -273,6 +273,8 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
         items += _clean_store(config, options, listener)
     if skipped:
         listener.warn(f"the nodes were not cleaned: {skipped}")
+    if options.everything and options.store and outcome is None and not options.dry_run:
+        listener.note("nodes are cleaned with a bundle: to clean some later, build one again")
     return CleanResult(
         ok=_all_cleaned(outcome),
         dry_run=options.dry_run,
@@ -334,7 +336,8 @@ def _clean_nodes(
         command = shlex.join(masked(start.argv))
         listener.note(
             "the nodes were not examined: a dry run asks Slurm for nothing; to see what they "
-            f"have, run this inside: {command}"
+            f"have, run this inside: {command}; or give --allocation local, for those of "
+            "local jobs on this machine"
         )
         return None, []
     store = Store(offline_root(config))

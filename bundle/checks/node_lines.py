@@ -37,7 +37,8 @@ def _root_words(root: str, facts: NodeRootFacts) -> list[str]:
 def probe_line(answer: ProbeAnswer) -> str:
     """Return the line people grep for: ``NODE hpc09 OK -> PY 3.11 torch 2.3.1 tfm 4.41.2``."""
     if answer.problems:
-        return f"NODE {answer.node} FAILED -> {answer.problems[0]}"
+        first = answer.problems[0]  # its finding and its remedy are shown once, for all nodes
+        return f"NODE {answer.node} FAILED -> {first.where}: {first.what}"
     installed = {name: version for name, version in answer.packages.items() if version}
     words = [f"{SHOWN[name]} {installed[name]}" for name in SHOWN if name in installed]
     if not words:

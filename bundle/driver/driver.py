@@ -50,8 +50,7 @@ class _Outcome:
     problems: NodeProblems = field(default_factory=dict)
     """The problems of each node; none where all went well."""
     of_driver: bool = False
-    """True if the problem is the driver's own, and stands with the first node for want of another.
-    """
+    """True if the problem is the driver's own, and stands with nodes for want of another place."""
     interrupted: bool = False
     """True if the driver was told to end."""
     ended_by: str = ""
@@ -108,20 +107,22 @@ def _outcome_of_phases(state: State, transport: Callable[[Job], Transport]) -> _
     except NodeError as exc:
         problem = exc.problem
         of_driver = problem.where not in state.job.nodes
-        return _Outcome({_place_of(problem, state.job): (problem,)}, of_driver=of_driver)
+        places = _places_of(problem, state.job)
+        return _Outcome(dict.fromkeys(places, (problem,)), of_driver=of_driver)
     return _Outcome()
 
 
-def _place_of(problem: Problem, job: Job) -> str:
-    """Return the node or host of a problem that the driver has met by itself.
+def _places_of(problem: Problem, job: Job) -> tuple[str, ...]:
+    """Return the nodes, or the host, of a problem that the driver has met by itself.
 
-    It is a node's only where it says so; else this host's, which need not be one of the nodes.
+    It is a node's only where it says so; else this host's, which need not be one of the nodes, or
+    is all of them.
     """
     if problem.where in job.nodes:
-        return problem.where
+        return (problem.where,)
     if job.allocation is Allocation.LOCAL:
-        return job.nodes[0]
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        return job.nodes
+    return (os.environ.get("SLURMD_NODENAME") or os.uname().nodename,)
 
 
 def _transport(job: Job) -> Callable[[Job], Transport]:

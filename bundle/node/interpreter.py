@@ -15,6 +15,8 @@ from ..system import processes
 from ..system.running_python import short_version
 
 TIMEOUT_SECONDS = 10.0
+_NOT_FOUND = 127
+"""Exit status of a shell, or of a version manager's shim, that finds no such program."""
 
 _DESCRIBE = """\
 import json, sys
@@ -82,10 +84,15 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
                 return base(version, answer, env)
             refused[candidate] = misfit
         except processes.ProcessError as exc:
-            refused[candidate] = " ".join([exc.reason, *exc.tail[-1:]])
+            refused[candidate] = ": ".join([exc.reason, *_said(exc)])
     listed = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
     values = {"version": version, "listed": listed or "no Python"}
     raise NodeError(Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values))
+
+
+def _said(failure: processes.ProcessError) -> Sequence[str]:
+    """Return what says why a program failed: of a traceback the end, of a shim the beginning."""
+    return failure.lines[:1] if failure.code == _NOT_FOUND else failure.lines[-1:]
 
 
 def ask(program: str, env: Mapping[str, str]) -> InterpreterFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from string import Template
 
@@ -110,7 +111,7 @@ def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[
     if not path.startswith("/"):
         return ["it is not an absolute path"], []
     if not os.path.exists(path):
-        return ["it does not exist"], []
+        return [f"it does not exist (`mkdir -p {shlex.quote(path)}` makes it)"], []
     if not os.path.isdir(path):
         return ["it is not a directory"], []
     try:

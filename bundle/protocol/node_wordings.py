@@ -11,6 +11,7 @@ from .wording import Wording
 _MOVE_IT = (
     "name another directory with [cluster] node-root in stager.toml, or with $STAGER_NODE_ROOT"
 )
+_MEND_OR_MOVE = f"mend that, or {_MOVE_IT}"
 _LINK_SETTING = "name the interface with [launch] interface in stager.toml, or with --interface"
 _EXCLUDE_WRONG = (
     "build for the nodes with [environment] platform in stager.toml, or exclude this node"
@@ -24,13 +25,13 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.PATH_NOT_EXAMINED: Wording("cannot be examined", fix=_MOVE_IT),
     ProblemCode.NO_PLACE: Wording(
         "no directory on this node can hold the environment",
-        fix=_MOVE_IT,
+        fix=_MEND_OR_MOVE,
         meaning="each candidate is listed with what is wrong with it: no inodes, noexec, shared, "
         "not writable",
     ),
     ProblemCode.NO_PLACE_WITH_ROOM: Wording(
         "no directory on this node can hold the environment",
-        fix=_MOVE_IT,
+        fix=_MEND_OR_MOVE,
         failure_class=FailureClass.DISK_FULL,
         meaning="each candidate is listed with what is wrong with it; at least one lacks space",
     ),

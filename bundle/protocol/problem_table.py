@@ -6,7 +6,8 @@ with the driver: agents of a Slurm step are sent neither it nor the wordings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from .enumerations import Ending
 from .environment_wordings import ENVIRONMENT_WORDINGS
@@ -32,6 +33,9 @@ ENDINGS: Mapping[str, ProblemCode] = {
     Ending.NODE_FAILURE: ProblemCode.JOB_NODE_FAILURE,
 }
 """The problem of a job that Slurm ended, by the reason."""
+
+_WIDEST = 100
+"""Characters of a fault and its finding that are shown as one line."""
 
 JOB_ENDINGS = frozenset((*ENDINGS.values(), ProblemCode.JOB_ENDED))
 """The problems that are the end of a job."""
@@ -86,6 +90,33 @@ def why(problem: Problem) -> str:
 def fix(problem: Problem) -> str:
     """Return the remedy in words."""
     return _filled(TABLE[problem.code].fix, problem)
+
+
+@dataclass(frozen=True)
+class ShownProblem:
+    """A problem as a person is shown it: a line, those that support it, and what to do."""
+
+    line: str
+    """The fault with its place, and the finding if there is room for it."""
+    findings: tuple[str, ...]
+    """The findings, if there are several or they are long."""
+    hint: str
+    """The remedy."""
+
+
+def shown(problem: Problem, here: Collection[str]) -> ShownProblem:
+    """Return a problem as it is shown.
+
+    Args:
+        problem: the problem.
+        here: the names of places that need no mention.
+    """
+    place = "" if problem.where in here else problem.where
+    line, finding = ": ".join(filter(None, (place, problem.what))), problem.why
+    whole = "; ".join(filter(None, (line, finding)))
+    if len(whole) <= _WIDEST:
+        return ShownProblem(whole, (), problem.fix)
+    return ShownProblem(line, tuple(finding.split("; ")), problem.fix)
 
 
 def _filled(text: str, problem: Problem) -> str:

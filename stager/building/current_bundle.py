@@ -87,10 +87,18 @@ def _newest(config: Config, store: Store) -> Newest:
     newest = existing.newest(store, config.source)
     if newest is None:
         raise BundleError(
-            f"there is no bundle of {config.name} in {store.root} yet",
+            f"there is no bundle of {config.name} in {store.root} that was built in this folder",
             hint="make one with `stager build`, or name a bundle's file",
+            context=imported(store),
         )
     return newest
+
+
+def imported(store: Store) -> list[str]:
+    """Return a line for each imported bundle: none is chosen, as no build here has made it."""
+    return [
+        f"imported: {name} {begin}: give --id {begin}" for name, begin in existing.imported(store)
+    ]
 
 
 def current_bundle(config: Config, listener: Listener) -> ChosenBundle:

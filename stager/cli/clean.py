@@ -19,6 +19,7 @@ from .program import app, boundary
 from .settings_place import settings_place
 
 if TYPE_CHECKING:
+    from ..config.load import Config
     from ..jobs.job import JobOptions
     from ..pipeline import CleanOptions
 
@@ -71,12 +72,11 @@ def clean(
 ) -> None:
     """Remove environments, bundles and layers that nobody uses."""
     from .. import pipeline
-    from ..jobs.prepare import project
 
     options = what.options(job_options(slurm, LaunchFlags(log_dir=log_dir), place))
     console = talk.console()
     with boundary(console):
-        config = project(place.bundle, place.asked, settings_place())
+        config = _settings(what, place)
         result = pipeline.clean(config, options, console)
         code = console.nodes_cleaned(result)
         if talk.json:
@@ -84,3 +84,15 @@ def clean(
         else:
             console.cleaned(result)
         raise typer.Exit(code)
+
+
+def _settings(what: CleanFlags, place: PlaceFlags) -> Config:
+    """Return the settings of this directory's project; the offline root can do without."""
+    from ..config.load import find
+    from ..config.template import default
+    from ..jobs.prepare import project
+
+    start = settings_place()
+    if what.store_only and find(start) is None:
+        return default(start)
+    return project(place.bundle, place.asked, start)

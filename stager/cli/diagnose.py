@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .grouped import grouped
-from .options.logs import JobArgument, LogDir, job_files
+from .options.logs import JobArgument, LogDir, chosen_files
 from .options.output import Talk
 from .program import app, boundary
 from .settings_place import settings_place
@@ -13,6 +13,7 @@ from .settings_place import settings_place
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..console.job_result import Console
     from ..diagnosis.failure import Diagnosis
 
 
@@ -24,14 +25,14 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> 
 
     console = talk.console()
     with boundary(console):
-        diagnosis = _diagnosis(job, log_dir)
+        diagnosis = _diagnosis(job, log_dir, console)
         if talk.json:
             console.emit(diagnosis_result(diagnosis))
         else:
             console.diagnosed(diagnosis)
 
 
-def _diagnosis(job: str | None, log_dir: Path | None) -> Diagnosis:
+def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagnosis:
     """Return the diagnosis of a job, by default of what came last here; that may be a refusal."""
     from ..config.load import project_file
     from ..diagnosis.diagnose import diagnose as diagnose_job
@@ -41,4 +42,6 @@ def _diagnosis(job: str | None, log_dir: Path | None) -> Diagnosis:
 
     folder = default_folder(log_dir)
     refusal = refused.newest(folder, project_file(settings_place())) if job is None else None
-    return of_refused(refusal, folder) if refusal else diagnose_job(job_files(job, log_dir))
+    if refusal:
+        return of_refused(refusal, folder)
+    return diagnose_job(chosen_files(job, log_dir, console))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
-from .options.bundle import Bundle
+from .options.bundle import BundleFlags
 from .options.launch import NprocPerNode
 from .options.output import Talk
 from .program import app, boundary
@@ -24,7 +24,7 @@ def estimate(
         typer.Option("--nodes", metavar="N,...", help="Numbers of nodes, as in 2,16,64."),
     ] = None,
     nproc_per_node: NprocPerNode = None,
-    bundle: Bundle = None,
+    chosen: BundleFlags,
     talk: Talk,
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
@@ -36,13 +36,14 @@ def estimate(
     from ..jobs.job import JobOptions, settle
     from ..jobs.prepare import named_bundle, project
 
-    counts = node_counts(nodes, MOST_NODES)
+    counts, asked = node_counts(nodes, MOST_NODES), chosen.asked
     console = talk.reports()
     with boundary(console):
         config = settle(
-            project(bundle, start=settings_place()), JobOptions(nproc_per_node=nproc_per_node)
+            project(chosen.bundle, asked, settings_place()),
+            JobOptions(nproc_per_node=nproc_per_node),
         )
-        path, manifest = named_bundle(config, bundle)
+        path, manifest = named_bundle(config, chosen.bundle, asked)
         basis = history.known(Store(offline_root(config)))
         setting = setting_of(config, path, manifest, basis)
         result = make_estimate(setting, counts or (config.cluster.nodes[1],))

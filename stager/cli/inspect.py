@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .grouped import grouped
+from .options.bundle import BundleId, bundle_id
 from .options.output import Json, file_option
 from .program import app, boundary, make_reports
 from .settings_place import settings_place
@@ -58,32 +59,35 @@ def inspect(
     bundle: Annotated[
         Path | None, typer.Argument(metavar="[BUNDLE]", help="Default: the project's newest.")
     ] = None,
+    id: BundleId = None,
     view: InspectFlags,
 ) -> None:
     """Show what is in a bundle."""
     view.check()
+    asked = bundle_id(id, "--id")
     console = make_reports(as_json=view.json)
     with boundary(console):
-        chosen, config = _chosen(bundle)
+        chosen, config = _chosen(bundle, asked)
         if view.licenses or view.sbom:
             _show_components(console, view, chosen, config)
         else:
             _show_layers(console, view, chosen, config)
 
 
-def _chosen(bundle: Path | None) -> tuple[ChosenBundle, Config | None]:
+def _chosen(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | None]:
     """Return the bundle, and the settings of the project; None for those of no project."""
-    from ..building.current_bundle import newest_bundle
-    from ..config.load import load
+    from ..config.load import find, load
     from ..core.errors import ConfigError
+    from ..jobs.prepare import chosen_bundle, project
     from ..pack.existing import ChosenBundle
 
+    place = settings_place()
     if bundle is None:
-        config = load(settings_place())
-        return newest_bundle(config), config
-    chosen = ChosenBundle(path=bundle)
+        config = project(None, asked, place)
+        return chosen_bundle(config, None, asked), config if find(place) else None
+    chosen = ChosenBundle(path=bundle, id=asked)
     with suppress(ConfigError):
-        return chosen, load(settings_place())
+        return chosen, load(place)
     return chosen, None
 
 

@@ -132,6 +132,7 @@ def _usage_error(exc: Exception) -> int:
     if type(exc).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return EXIT_USAGE
+    _suggest(exc)
     message = str(exc.format_message())
     command = context.command_path if context is not None else "stager"
     _tell(
@@ -139,6 +140,18 @@ def _usage_error(exc: Exception) -> int:
         f"hint: `{command} --help` shows what can be given",
     )
     return int(getattr(exc, "exit_code", EXIT_USAGE))
+
+
+def _suggest(exc: Exception) -> None:
+    """Let the error of an unknown option name those that begin like it, where there are any."""
+    name, context = getattr(exc, "option_name", None), getattr(exc, "ctx", None)
+    if not hasattr(exc, "possibilities") or name is None or context is None:
+        return
+    known = [option for param in context.command.params for option in param.opts]
+    begin = name.rstrip("s")
+    exc.possibilities = [
+        option for option in known if len(begin) > 3 and option.startswith(begin)
+    ] or exc.possibilities
 
 
 def _end_as_ctrl_c_does() -> None:

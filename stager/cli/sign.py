@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .grouped import grouped
+from .options.bundle import BundleId, bundle_id
 from .options.output import Talk
 from .options.values import path_option
 from .program import app, boundary
@@ -26,6 +27,7 @@ def sign(
             help="Default: the project's newest, made again if need be.",
         ),
     ] = None,
+    id: BundleId = None,
     key: Annotated[
         Path,
         typer.Option(
@@ -39,16 +41,19 @@ def sign(
 ) -> None:
     """Sign a bundle with an SSH key."""
     from ..building.current_bundle import current_bundle
-    from ..config.load import load
+    from ..jobs.prepare import chosen_bundle, project
     from ..pack.existing import ChosenBundle
     from ..trust.sign import sign as make_signature
 
+    asked = bundle_id(id, "--id")
     console = talk.reports()
     with boundary(console):
         if bundle is not None:
-            chosen = ChosenBundle(path=bundle)
+            chosen = ChosenBundle(path=bundle, id=asked)
+        elif asked:
+            chosen = chosen_bundle(project(None, asked, settings_place()), None, asked)
         else:  # made again if the project has changed: it is what the next job takes
-            chosen = current_bundle(load(settings_place()), console)
+            chosen = current_bundle(project(None, start=settings_place()), console)
         result = make_signature(chosen, key, console.note)
         if talk.json:
             console.emit(result)

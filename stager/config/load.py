@@ -67,6 +67,10 @@ class Config:
     """Each setting as it was written, and where."""
 
 
+class NoSettingsError(ConfigError):
+    """There is no settings file."""
+
+
 def load(start: Path) -> Config:
     """Find and read the project's settings.
 
@@ -81,7 +85,7 @@ def load(start: Path) -> Config:
     if found is not None:
         return _load_file(found)
     start = start.absolute()
-    raise ConfigError(
+    raise NoSettingsError(
         f"no {FILE_NAME}, and no {PYPROJECT} with a [tool.stager] table",
         hint="run `stager init` to write one, or go to the project's folder",
         context=[f"looked in {start} and every folder above it"],
@@ -158,7 +162,7 @@ def parse(
     if problems:
         many = counted(len(problems), "problem")
         raise ConfigError(
-            f"{source}: {many} in the settings",
+            f"{', '.join(top.places) or source}: {many} in the settings",
             hint="docs/settings.md explains every key; so does what `stager init` writes",
             context=problems,
         )

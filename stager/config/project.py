@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.results import patterns
+
 from ..hub.names import HubRequest, Kind, parse_request
 from . import checks
 from .table import Table
@@ -51,7 +53,7 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
         "first, since files are named by it",
     )
     strings = "a list of strings"
-    return name, ProjectConfig(
+    own = ProjectConfig(
         path=table.take("path", root, checks.path_or_false(root), "a path, or false", "."),
         exclude=table.take("exclude", (), checks.texts, strings),
         outputs=table.take("outputs", (), checks.texts, strings),
@@ -59,6 +61,15 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
             "command", (), checks.texts, 'a list of strings, for example ["train.py", "--epochs"]'
         ),
     )
+    _refuse_outside(table, own.outputs)
+    return name, own
+
+
+def _refuse_outside(table: Table, outputs: tuple[str, ...]) -> None:
+    """Note outputs that lie outside the folder that a job runs in: nobody brings them back."""
+    for output in outputs:
+        if patterns.split(output) is None:
+            table.problem("outputs", f"{output!r} lies outside the folder that a job runs in")
 
 
 def assets(table: Table, root: Path) -> AssetsConfig:

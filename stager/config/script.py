@@ -34,6 +34,22 @@ def named_in(command: Sequence[str]) -> Path | None:
     return None
 
 
+def refuse_absent(command: Sequence[str]) -> None:
+    """Refuse a command whose script is not there.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    named = next((word for word in command if Path(word).suffix == _SUFFIX), None)
+    if named is not None:
+        _refuse_missing(named)
+
+
+def _refuse_missing(path: str) -> None:
+    if not os.path.exists(path):  # noqa: PTH110 - never raises
+        raise ConfigError(f"there is no file {path}", hint=f"check the path; this is {Path.cwd()}")
+
+
 def load_script(path: Path) -> Config:
     """Return the settings of a script: ``[tool.stager]`` of its block, and what the block asks for.
 
@@ -44,13 +60,13 @@ def load_script(path: Path) -> Config:
             home directory, which no job needs as a whole.
     """
     source, here = path.absolute(), Path.cwd()
-    block = script_block.read(source)
+    _refuse_missing(str(path))
+    block, settings = script_block.read(source), find(here)
     if block is None:
-        raise ConfigError(
-            f"{path} has no block that says what it needs (PEP 723)",
-            hint="`uv add --script` writes one; or write a stager.toml with `stager init`",
-        )
-    settings = find(here)
+        hint = "`uv add --script` writes one; or write a stager.toml with `stager init`"
+        if settings is not None:
+            hint = f"leave it out: `stager build` builds this project, as {settings.name} says"
+        raise ConfigError(f"{path} has no block that says what it needs (PEP 723)", hint=hint)
     if settings is not None:
         raise ConfigError(
             f"{path} cannot decide what is installed here: {settings} does",

@@ -97,8 +97,8 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def misspelt(env: Mapping[str, str], paths: Iterable[str]) -> Iterator[str]:
-    """Yield a problem for each variable that looks like a setting's and is none's."""
+def misspelt(env: Mapping[str, str], paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each variable that looks like a setting's and is none's, with what is wrong."""
     known = [variable_of(path) for path in paths]
     begins = tuple(variable_of(f"{table}.") for table in TABLES)
     for name in sorted(env):
@@ -107,6 +107,6 @@ def misspelt(env: Mapping[str, str], paths: Iterable[str]) -> Iterator[str]:
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
         if near:
-            yield f"{name}: unknown variable; did you mean {near[0]}?"
+            yield name, f"unknown variable; did you mean {near[0]}?"
         elif name.startswith(begins):
-            yield f"{name}: unknown variable; `stager config` lists the known ones"
+            yield name, "unknown variable; `stager config` lists the known ones"

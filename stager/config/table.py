@@ -44,6 +44,7 @@ class Table:
 
     Attributes:
         problems: one line for each problem.
+        places: the files and variables that have them.
         settings: what was taken, in this order.
     """
 
@@ -67,6 +68,7 @@ class Table:
         self._known: list[str] = []
         self._tables: list[Table] = []
         self.problems: list[str] = []
+        self.places: dict[str, None] = {}
         self.settings: list[WrittenSetting] = []
 
     def take(
@@ -130,7 +132,7 @@ class Table:
             self.settings.append(replace(setting, value=reading))
             return value
         self.settings.append(setting)
-        self.problems.append(f"{setting.place}: found {describe(text)}, allowed: {setting.allowed}")
+        self._note_variable(setting.place, f"found {describe(text)}, allowed: {setting.allowed}")
         return default
 
     def has(self, key: str) -> bool:
@@ -143,14 +145,21 @@ class Table:
         source = next((source for source in self._sources if key in source.data), None)
         variable = variable_of(self._full(key))
         if variable in self._env:
-            self.problems.append(f"{variable}: {problem}")
+            self._note_variable(variable, problem)
         else:
             self._note(key, source, problem)
 
     def _note(self, key: str, source: SettingsSource | None, problem: str) -> None:
         """Note a problem of a key, and the file if it is not the project's."""
-        place = f" in {source.name}" if source is not None and source.origin == "user" else ""
+        source = source or self._sources[0]
+        place = f" in {source.name}" if source.origin == "user" else ""
         self.problems.append(f"{self._full(key)}{place}: {problem}")
+        self.places[source.name] = None
+
+    def _note_variable(self, variable: str, problem: str) -> None:
+        """Note a problem of a variable's value."""
+        self.problems.append(f"{variable}: {problem}")
+        self.places[variable] = None
 
     def table(self, key: str) -> Table:
         """Return a sub-table; an absent one is empty."""
@@ -165,16 +174,20 @@ class Table:
                 value = {}
             inner.append(replace(source, data=value))
         child = Table(inner, self._env, path=self._full(key))
-        child.problems, child.settings = self.problems, self.settings
+        child.problems, child.places = self.problems, self.places
+        child.settings = self.settings
         self._tables.append(child)
         return child
 
     def finish(self) -> list[str]:
         """Return all problems, including keys that nothing read."""
         known = self._known_paths()
-        for path, place in self._unknown_paths():
+        for path, source in self._unknown_paths():
+            place = f" in {source.name}" if source.origin == "user" else ""
             self.problems.append(f"{path}{place}: unknown key; {_suggestion(path, known)}")
-        self.problems += misspelt(self._env, [setting.path for setting in self.settings])
+            self.places[source.name] = None
+        for variable, problem in misspelt(self._env, [setting.path for setting in self.settings]):
+            self._note_variable(variable, problem)
         return self.problems
 
     def _full(self, key: str) -> str:
@@ -188,10 +201,10 @@ class Table:
             paths += table._known_paths()
         return paths
 
-    def _unknown_paths(self) -> list[tuple[str, str]]:
-        """Return the keys that nothing read, each with words for its file."""
+    def _unknown_paths(self) -> list[tuple[str, SettingsSource]]:
+        """Return the keys that nothing read, each with its file."""
         paths = [
-            (self._full(key), f" in {source.name}" if source.origin == "user" else "")
+            (self._full(key), source)
             for source in self._sources
             for key in source.data
             if key not in self._known

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Allocation, PhaseName
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.problem_table import JOB_ENDINGS
+from bundle.protocol.problem_table import JOB_ENDINGS, shown
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..jobs import metrics
@@ -19,6 +20,7 @@ from .logs import JobLogs
 
 if TYPE_CHECKING:
     from bundle.protocol.problem import Problem
+    from bundle.protocol.problem_table import ShownProblem
 
     from ..cleanup.result import CleanResult
     from ..diagnosis.failure import FirstFailure
@@ -80,6 +82,7 @@ class Console(Events, JobLogs):
         of = counted(len(outcome.job.nodes), "node")
         self._write(f"{len(bad)} of {of} cannot run it: {','.join(bad)}", "error")
         self._advise(outcome, bad)
+        self._more(outcome)
         return EXIT_JOB
 
     def ran(self, outcome: Outcome) -> int:
@@ -141,13 +144,17 @@ class Console(Events, JobLogs):
 
     def _first(self, outcome: Outcome, failure: FirstFailure) -> None:
         """Show what failed first, as the logs have it, and where there is more."""
-        from ..logs.files import DEFAULT_LOG_DIR
-
-        job = outcome.job
         if failure.exit_code is not None or failure.rank is not None:  # else one of the problems
             self.failure(failure)
             if outcome.diagnosis is not None:
                 self.followed_by(outcome.diagnosis)
+        self._more(outcome)
+
+    def _more(self, outcome: Outcome) -> None:
+        """Show where there is more."""
+        from ..logs.files import DEFAULT_LOG_DIR
+
+        job = outcome.job
         is_default = job.log_dir == os.path.expanduser(DEFAULT_LOG_DIR)  # noqa: PTH111 - never raises
         option = "" if is_default else f" --log-dir {shlex.quote(job.log_dir)}"
         self._write(f"logs: {job.log_dir}")
@@ -199,14 +206,20 @@ class Console(Events, JobLogs):
             self.say(line)
 
     def _problems(self, outcome: Outcome) -> None:
-        """Show each problem once, with the nodes that have it."""
-        nodes: dict[str, list[str]] = {}
+        """Show each problem once, with the nodes that have it, and a hint once for several."""
+        nodes: dict[ShownProblem, list[str]] = {}
+        # On this machine no node is another host. And the node's name comes first in any case:
+        # without it equal problems meet.
+        here = [os.uname().nodename] if outcome.job.allocation is Allocation.LOCAL else []
         for node, problem in _each_problem(outcome):
-            # The node's name comes first in any case; without it equal problems meet.
-            text = problem.without_place if problem.where == node else str(problem)
-            nodes.setdefault(text, []).append(node)
-        for text, affected in nodes.items():
-            self._write(f"error: {','.join(affected)}: {text}", "error")
+            nodes.setdefault(shown(problem, (node, *here)), []).append(node)
+        for hint, alike in groupby(nodes, key=lambda fault: fault.hint):
+            for fault in alike:
+                self._write(f"error: {','.join(nodes[fault])}: {fault.line}", "error")
+                for finding in fault.findings:
+                    self._write(f"  {finding}")
+            if hint:
+                self._write(f"hint: {hint}", "good")
 
     def _log_loss(self, outcome: Outcome) -> None:
         """Show what the logs lack, unless a problem says so: where nothing else went wrong."""

@@ -38,10 +38,12 @@ class JobLogs(Output):
 
             self.emit(merged_lines(files.job_id if files else "", lines))
             return
-        width = 0
+        width, line = 0, None
         for line in lines:
             width = min(max(width, len(line.who)), _WIDEST)
             self.data(f"{_clock(line)} {line.who:<{width}} | {line.text}")
+        if line is None:
+            self.say("no line matches")
 
     def failure(self, failure: FirstFailure) -> None:
         """Say what went wrong first, with the lines that show it."""
@@ -65,7 +67,7 @@ class JobLogs(Output):
         self._cause(failure)
         for evidence in diagnosis.evidence:
             self.data(f"shown by {_place(evidence)}")
-            self.data(f"  {_short(evidence.text)}")
+            self.data(f"  {_short(_in_words(evidence, failure))}")
         if len(failure.lines) > 1:
             self.data("its last lines:")
             for line in failure.lines:
@@ -138,6 +140,12 @@ def _did(failure: FirstFailure) -> str:
 
 def _place(line: Evidence) -> str:
     return f"{line.path}:{line.number}"
+
+
+def _in_words(evidence: Evidence, failure: FirstFailure) -> str:
+    """Return the line that shows a failure; a problem, which an event has as JSON, in words."""
+    is_json = evidence.text.startswith('"code": ')
+    return str(failure.problem) if is_json and failure.problem is not None else evidence.text
 
 
 def _short(line: str) -> str:

@@ -282,8 +282,14 @@ class Reports(Output):
 
     def cleaned(self, result: CleanResult) -> None:
         """Show the result of ``stager clean``."""
+        seals = [item for item in result.items if item.kind == "seal"]
         for item in result.items:
-            self.data(f"{item.place}: {sized(item.bytes)}  {item.path}  {item.why}")
+            if item.kind != "seal":
+                self.data(f"{item.place}: {sized(item.bytes)}  {item.path}  {item.why}")
+        if seals:  # each is a line of text: their sum says all there is to know
+            size, folder = sized(sum(item.bytes for item in seals)), seals[0].path.parent
+            whose = f"{counted(len(seals), 'seal')} of bundles that are gone"
+            self.data(f"{seals[0].place}: {size}  {folder}  {whose}")
         word = "would be freed" if result.dry_run else "freed"
         self.say(f"{sized(result.bytes)} {word}", "good")
 

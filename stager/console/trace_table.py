@@ -86,6 +86,8 @@ def summary(trace: TraceResult) -> Iterator[str]:
         yield (
             "files for a GPU are not proposed: run this where there is one, to see what it reads"
         )
+    if not trace.proposed:
+        yield "nothing is proposed to be left out"
 
 
 def proposal(trace: TraceResult) -> Iterator[str]:

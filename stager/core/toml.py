@@ -25,6 +25,8 @@ else:
 _BYTE_ORDER_MARK = "\ufeff"
 """Some editors write it in front of a file; the standard's parser refuses it."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_TWICE = re.compile(r"Cannot declare (\(.*\)) twice")
+"""What the parser says of a table that is written twice, with the parts of its name."""
 _POSITION = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)")
 _ESCAPES = {
     "\b": "\\b",
@@ -68,6 +70,7 @@ def loads(text: str, source: Path) -> dict[str, Any]:
         message = str(exc)
         position = _POSITION.search(message)
         place = position.group(1) if position else "somewhere"
+        _refuse_twice(text, source, place, message)
         raise ConfigError(
             f"{source}: {place}: {_POSITION.sub('', message)}",
             hint="the file is not valid TOML; strings need quotes, lists need brackets",
@@ -82,6 +85,21 @@ def loads(text: str, source: Path) -> dict[str, Any]:
             f"{source}: a value cannot be used: {exc}", hint="correct the number or the date"
         ) from exc
     return data
+
+
+def _refuse_twice(text: str, source: Path, place: str, message: str) -> None:
+    """Refuse a table that is written twice, as the parser's message says."""
+    twice = _TWICE.match(message)
+    if twice is None:
+        return
+    name = ".".join(re.findall(r"'([^']*)'", twice.group(1)))
+    begin = re.compile(rf"\s*\[\s*{re.escape(name)}\s*\]")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if begin.match(line)]
+    first = f", in line {lines[0]}" if lines else ""
+    raise ConfigError(
+        f"{source}: {place}: the table [{name}] is there twice",
+        hint=f"write its keys below the first one{first}",
+    )
 
 
 def dumps(data: Mapping[str, Any]) -> str:

@@ -341,7 +341,7 @@ def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) 
         )
     if action is Action.RUN:
         _refuse_command(config.project.command)
-        _refuse_launcher(settings.launcher, manifest, slurm=slurm)
+        refuse_launcher(settings.launcher, manifest, slurm=slurm)
     interface = settings.interface
     return Launch(
         command=config.project.command if action is Action.RUN else (),
@@ -368,7 +368,7 @@ def _refuse_command(command: tuple[str, ...]) -> None:
     if not command:
         raise ConfigError(
             "there is nothing to run: project.command is not set and no command was given",
-            hint="give one after two dashes: stager run -- train.py --epochs 3",
+            hint="give one after two dashes, as in: -- train.py --epochs 3",
         )
     if command[0] in INTERPRETERS:
         raise ConfigError(
@@ -382,8 +382,12 @@ def _refuse_command(command: tuple[str, ...]) -> None:
         )
 
 
-def _refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> None:
-    """Refuse a launcher that does not exist here, or not in the bundle."""
+def refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> None:
+    """Refuse a launcher that cannot start ranks.
+
+    Raises:
+        ConfigError: it does not exist in this allocation, or not in the bundle.
+    """
     if launcher is Launcher.SRUN and not slurm:
         raise ConfigError(
             "launch.launcher: srun starts ranks through Slurm, which this allocation does not have",

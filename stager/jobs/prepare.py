@@ -17,9 +17,15 @@ from bundle.protocol.job import Job
 from bundle.redaction.masking import without_secrets
 
 from .. import __version__
-from ..building.current_bundle import Listener, current_bundle, newest_bundle, offline_root
+from ..building.current_bundle import (
+    Listener,
+    current_bundle,
+    imported,
+    newest_bundle,
+    offline_root,
+)
 from ..config import script
-from ..config.load import Config, find, load
+from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import default
 from ..core.errors import ConfigError
 from ..core.store import Store
@@ -29,7 +35,7 @@ from ..slurm.request import NamedHosts, Source
 from ..trust.check import trust_in
 from .driver import DriverStart
 from .hosts import hosts_of
-from .job import JobOptions, make_job, settle
+from .job import JobOptions, make_job, refuse_launcher, settle
 from .standing_allocation import without_effect
 
 if TYPE_CHECKING:
@@ -76,7 +82,20 @@ def project(
         path = script.named_in(command)
         if path is not None:
             return script.load_script(path)
-    return load(start)
+        script.refuse_absent(command)
+    try:
+        return load(start)
+    except NoSettingsError as exc:
+        raise _or_an_import(exc, start) from exc
+
+
+def _or_an_import(failure: NoSettingsError, start: Path) -> ConfigError:
+    """Return the failure for a folder without settings, where bundles may have been imported."""
+    bundles = imported(Store(offline_root(default(start))))
+    if not bundles:
+        return failure
+    hint = "take an imported bundle with --id, or go to the project's folder"
+    return ConfigError(failure.message, hint=hint, context=[*failure.context, *bundles])
 
 
 def bundle_of(
@@ -106,13 +125,21 @@ def named_bundle(config: Config, bundle: Path | None, asked: str = "") -> tuple[
     Raises:
         StagerError: see :func:`bundle_of`.
     """
-    if bundle is not None:
-        chosen = ChosenBundle(path=bundle.absolute(), id=asked)
-    elif asked:
-        chosen = with_id(Store(offline_root(config)), asked)
-    else:
-        chosen = newest_bundle(config)
+    chosen = chosen_bundle(config, bundle, asked)
     return chosen.path, manifest_of(chosen.path, chosen.id)
+
+
+def chosen_bundle(config: Config, bundle: Path | None, asked: str) -> ChosenBundle:
+    """Return the bundle that is named, else the project's newest; none of them is opened here.
+
+    Raises:
+        BundleError: there is none.
+    """
+    if bundle is not None:
+        return ChosenBundle(path=bundle.absolute(), id=asked)
+    if asked:
+        return with_id(Store(offline_root(config)), asked)
+    return newest_bundle(config)
 
 
 def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
@@ -176,7 +203,7 @@ def prepare(
         bundle=bundle[0],
         source=source,
         job=job,
-        notes=(*notes, *_notes_on(job, source)),
+        notes=(*notes, *_notes_on(job, source), *_unlaunchable(job, bundle[1])),
     )
 
 
@@ -195,6 +222,17 @@ def _notes_on(job: Job, source: Source) -> Iterator[str]:
         yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
     if job.action is Action.RUN:
         yield from _withheld(job.launch.pass_env, os.environ)
+
+
+def _unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
+    """Yield a note if nodes that pass the checks of ``verify`` could not start any rank."""
+    if job.action is not Action.VERIFY:
+        return
+    try:
+        slurm = job.allocation is Allocation.SLURM
+        refuse_launcher(job.launch.launcher, manifest, slurm=slurm)
+    except ConfigError as exc:
+        yield f"`stager run` cannot start ranks like this: {exc.message}; {exc.hint}"
 
 
 _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": Allocation.SSH}

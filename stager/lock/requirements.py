@@ -7,6 +7,7 @@ decides what to do with a requirement; here a line keeps its text, its file and 
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -23,6 +24,8 @@ from .pyproject import PyprojectReader
 from .requirement_line import RequirementLine, expanded
 from .uv_project import UvProject
 
+_NEAR = 0.8
+"""Similarity of a name that may be meant by another."""
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _SHA256 = re.compile(r"--hash[=\s]\s*sha256:(\S+)")
@@ -156,7 +159,7 @@ class RequirementReader:
         try:
             text = bytes_of(path).decode("utf-8-sig")
         except OSError as exc:
-            self.problems.append(f"{origin}: cannot read {shown}: {exc.strerror}")
+            self.problems.append(f"{origin}: cannot read {shown}: {exc.strerror}{_near(path)}")
         except UnicodeDecodeError:
             self.problems.append(f"{origin}: cannot read {shown}: not UTF-8")
         else:
@@ -282,3 +285,13 @@ def _find_links(value: str, base: Path) -> str:
     if "://" in value or "${" in value:
         return value
     return os.path.normpath(base / expanded(value))
+
+
+def _near(path: Path) -> str:
+    """Return the question whether another file was meant; empty where none has a name like it."""
+    try:
+        names = [] if path.exists() else [file.name for file in path.parent.iterdir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=_NEAR)
+    return f"; did you mean {near[0]}?" if near else ""

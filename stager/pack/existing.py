@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
+LABEL_NAME = "carried.json"
+"""The first member of a file that ``stager export`` has written."""
 LOCK_SUFFIX = ".pylock.toml"
 """The lock of an imported bundle lies beside it, under its name with this ending."""
 _NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
@@ -89,10 +91,23 @@ def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
             _refuse_another(path, bundle.manifest.id, asked)
             yield bundle
     except NodeError as exc:
+        _refuse_carried(path)
         problem = exc.problem
         raise BundleError(
             f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix
         ) from exc
+
+
+def _refuse_carried(path: Path) -> None:
+    """Refuse a file that carries a bundle, and is none itself."""
+    mark = LABEL_NAME.encode() + b"\0"
+    with suppress(OSError), regular_files.opened(path) as handle:
+        if handle.read(len(mark)) == mark:
+            raise BundleError(
+                f"{path} is a file that `stager export` has written: it carries a bundle, and is "
+                "none itself",
+                hint=f"take the bundle out of it, and use that: stager import {path}",
+            )
 
 
 def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
@@ -226,6 +241,18 @@ def remember_import(store: Store, name: str, bundle: Path) -> None:
     """
     with store.publishing(store.imports / f"{name}.txt") as partial:
         partial.write_text(bundle.name + "\n", encoding="utf-8")
+
+
+def imported(store: Store) -> list[tuple[str, str]]:
+    """Return the projects whose bundle was imported, each with the first digits of its id."""
+    bundles = []
+    for note in sorted((store.root / "imports").glob("*.txt")):  # no folder is made by a look
+        with suppress(OSError, UnicodeDecodeError):
+            name = regular_files.text_of(note).strip()
+            named = _NAMED.search(name)
+            if named and (store.root / "bundles" / name).is_file():
+                bundles.append((note.stem, named[1]))
+    return bundles
 
 
 def newest(store: Store, project: Path) -> Newest | None:

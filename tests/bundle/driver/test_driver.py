@@ -140,13 +140,15 @@ def test_another_bundle_than_the_job_was_made_for(
     job = job_for(single, tmp_path, bundle_id=Digest("0" * 64))
     code, events, _ = drive(program, job)
     assert code == 3
-    assert problems(events[-1]) == {"local1": ["this is another bundle than the job was made for"]}
+    fault = ["this is another bundle than the job was made for"]
+    assert problems(events[-1]) == {"local1": fault, "local2": fault}
 
 
 def test_a_bundle_that_is_gone(single: Packed, program: Path, tmp_path: Path) -> None:
     code, events, _ = drive(program, job_for(single, tmp_path, bundle=str(tmp_path / "gone")))
     assert code == 3
-    assert problems(events[-1]) == {"local1": ["the bundle cannot be read"]}
+    fault = ["the bundle cannot be read"]
+    assert problems(events[-1]) == {"local1": fault, "local2": fault}
     assert events[-1]["of_driver"] is True  # no node is to blame
 
 
@@ -208,7 +210,7 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
         "import json, os, signal, sys\n"
         "from bundle.driver import driver\n"
         "from bundle.protocol.job import Job\n"
-        "driver._place_of = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "driver._places_of = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "with open(sys.argv[1]) as stream: job = Job.from_json(json.load(stream))\n"
         "sys.exit(driver.drive(job))\n"
     )

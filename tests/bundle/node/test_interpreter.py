@@ -87,6 +87,16 @@ def test_takes_a_hint_and_passes_over_shims_that_fail(tmp_path: Path) -> None:
     assert found == os.path.realpath(program)
 
 
+def test_a_shim_that_fails_is_quoted_from_its_beginning(tmp_path: Path) -> None:
+    tip = "Note: see 'pyenv help global' for tips on allowing both\\n    to be found at a time."
+    says = f'printf "pyenv: python2.9: command not found\\n\\n{tip}\\n" >&2; exit 127'
+    script(tmp_path / "shims" / "python2.9", says)
+    with pytest.raises(NodeError) as caught:
+        interpreter.find("2.9", env={"PATH": f"{tmp_path}/shims"})
+    named = f"{tmp_path}/shims/python2.9: exit status 127: pyenv: python2.9: command not found"
+    assert named in caught.value.problem.values["listed"].split("; ")
+
+
 def test_goes_through_a_shim_that_works(tmp_path: Path) -> None:
     version, program = another()
     script(tmp_path / "shims" / "python3", f'exec {program} "$@"')
@@ -115,8 +125,8 @@ def test_a_failure_lists_every_candidate(tmp_path: Path, monkeypatch: pytest.Mon
     assert "there is no CPython 3.99" in text
     assert f"{sys.executable}: {own};" in text
     assert f"{tmp_path}/absent: cannot be started (No such file or directory)" in text
-    assert f"{folder}/python3.99: exit status 127 python3.99: not installed" in text
-    assert f"{folder}/python3: is not a Python interpreter hello" in text
+    assert f"{folder}/python3.99: exit status 127: python3.99: not installed" in text
+    assert f"{folder}/python3: is not a Python interpreter: hello" in text
     assert f"{folder}/python: took more than 1 s" in text
     assert "[environment] python" in text
 

@@ -53,7 +53,7 @@ def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
 
 
 def test_a_named_directory_is_not_replaced_by_another(tmp_path: Path) -> None:
-    with pytest.raises(NodeError, match="it does not exist"):
+    with pytest.raises(NodeError, match=f"it does not exist .`mkdir -p {tmp_path}/absent` makes"):
         location.choose_base(str(tmp_path / "absent"), {"TMPDIR": str(tmp_path)})
 
 

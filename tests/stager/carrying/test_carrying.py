@@ -14,13 +14,14 @@ import pytest
 from bundle.format.manifest import BLOCK, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
-from stager.carrying.carried_file import LABEL_NAME, CarriedPart, Label, read_label
+from stager.carrying.carried_file import CarriedPart, Label, read_label
 from stager.carrying.carry import ExportOptions, export_project, import_bundle
 from stager.carrying.exports import Base, ExportResult
 from stager.cleanup.clean import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
+from stager.pack.existing import LABEL_NAME, opened
 from tests.support.building import Project, Recorder, digests
 from tests.support.wheelhouse import make_wheel
 
@@ -230,6 +231,13 @@ def test_a_label_that_lies(sides: Sides) -> None:
         with pytest.raises(BundleError):
             sides.take(copy)
         assert list(sides.inside.bundles.iterdir()) == []
+
+
+def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides, built: Built) -> None:
+    carried = sides.export().file
+    with pytest.raises(BundleError, match="`stager export` has written") as caught:
+        opened(carried).__enter__()
+    assert caught.value.hint.endswith(f"stager import {carried}")
 
 
 def test_the_last_import_of_a_project_stays(sides: Sides, built: Built) -> None:

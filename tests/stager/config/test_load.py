@@ -87,6 +87,12 @@ def problems(data: dict[str, Any], tmp_path: Path) -> tuple[str, ...]:
     return caught.value.context
 
 
+@pytest.mark.parametrize("output", ["../x", "/tmp/x", "a/../../x"])
+def test_outputs_outside_the_jobs_folder_are_refused(output: str, tmp_path: Path) -> None:
+    (line,) = problems({"project": {"outputs": ["out", output]}}, tmp_path)
+    assert line == f"project.outputs: {output!r} lies outside the folder that a job runs in"
+
+
 def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
     write(tmp_path, DESIGN)
     found = load.load(tmp_path)

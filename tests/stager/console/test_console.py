@@ -21,6 +21,7 @@ from bundle.protocol.launch_answers import Started
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.records import Record
+from stager.cleanup.result import CleanedItem, CleanResult
 from stager.cli.program import boundary
 from stager.config.template import InitResult
 from stager.console.job_result import Console
@@ -246,6 +247,10 @@ def test_nodes_to_exclude_are_ready_to_be_copied(capsys: pytest.CaptureFixture[s
     assert Console().verified(slurm_outcome(problems=found)) == 3
     lines = capsys.readouterr().err.splitlines()
     assert lines[-2:] == [
+        "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
+    ]
+    assert lines[-4:-2] == [
         "2 of 3 nodes cannot run it: n2,n3",
         "hint: to leave them out: --exclude=n2,n3",
     ]
@@ -358,9 +363,12 @@ def test_a_problem_of_several_nodes_is_told_once(capsys: pytest.CaptureFixture[s
     found = {"local1": [problem()], "local2": [problem(), problem("/x")]}
     assert Console().verified(outcome(problems=found)) == 3
     assert capsys.readouterr().err.splitlines() == [
-        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some",
-        "error: local2: /x: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free",
+        "error: local2: /x: it does not fit; needs 2 GB, 1 GB are free",
+        "hint: free some",
         "2 of 2 nodes cannot run it: local1,local2",
+        "logs: /logs",
+        "more: stager diagnose 77 --log-dir /logs",
     ]
 
 
@@ -368,14 +376,51 @@ def test_a_nodes_name_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"local1": [problem("local1")], "local2": [problem("local2")]}
     Console().verified(outcome(problems=found))
     assert capsys.readouterr().err.splitlines()[0] == (
-        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free; free some"
+        "error: local1,local2: it does not fit; needs 2 GB, 1 GB are free"
     )
+
+
+def test_many_findings_have_a_line_each_and_this_host_is_not_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    candidates = [f"/opt/python{number}/bin/python3: 3.{number}.0" for number in range(6, 9)]
+    values = {"version": "3.12", "listed": "; ".join(candidates)}
+    found = Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values)
+    told = [found.to_json()]
+    Console().verified(outcome(problems={"local1": told, "local2": told}))
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == (
+        "error: local1,local2: there is no CPython 3.12, which the bundle was built for"
+    )
+    assert lines[:3] == [f"  found {candidates[0]}", *(f"  {line}" for line in candidates[1:])]
+    assert lines[3].startswith("hint: put python3.12 on PATH")
+
+
+def test_seals_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    items = [
+        CleanedItem(
+            place="offline root", path=Path(f"/root/{name}"), bytes=121, kind=kind, why="unused"
+        )
+        for kind, name in (("seal", "seals/a.txt"), ("layer", "layers/b"), ("seal", "seals/c.txt"))
+    ]
+    result = CleanResult(ok=True, dry_run=False, nodes_skipped=None, items=tuple(items), bytes=363)
+    Console().cleaned(result)
+    assert capsys.readouterr().out.splitlines() == [
+        "offline root: 121 bytes  /root/layers/b  unused",
+        "offline root: 242 bytes  /root/seals  2 seals of bundles that are gone",
+    ]
+
+
+def test_logs_without_a_line_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().lines(iter(()))
+    assert capsys.readouterr() == ("", "no line matches\n")
 
 
 def test_a_job_that_a_node_could_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert Console().ran(outcome(problems={"local2": [problem()]})) == 3
     assert capsys.readouterr().err.splitlines() == [
-        "error: local2: it does not fit; needs 2 GB, 1 GB are free; free some",
+        "error: local2: it does not fit; needs 2 GB, 1 GB are free",
+        "hint: free some",
         "logs: /logs",
         "more: stager diagnose 77 --log-dir /logs",
     ]
@@ -459,7 +504,7 @@ def test_a_loss_that_is_the_error_is_told_once(capsys: pytest.CaptureFixture[str
     Console().verified(ended)
     said = capsys.readouterr().err
     assert said.count("n1: output of rank 3 (5 bytes) is lost") == 1
-    assert "error: n1: output of rank 3 (5 bytes) is lost; no disk; the ranks" in said
+    assert "error: n1: output of rank 3 (5 bytes) is lost; no disk\nhint: the ranks" in said
     assert "warning: n2: output of rank 3 (5 bytes) is lost\n" in said
 
 

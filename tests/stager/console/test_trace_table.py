@@ -64,6 +64,8 @@ def test_the_summary_says_what_was_read_and_what_to_think_of() -> None:
     assert "it passed without what environment.prune leaves out" in said
     assert "nothing was read of idle, metadata aside" in said
     assert any("files for a GPU are not proposed" in line for line in said)
+    assert said[-1] == "nothing is proposed to be left out"
+    assert "nothing is proposed to be left out" not in summary(traced(part()))
     assert lines(traced(gpu))[1].split()[1:3] == ["(for", "a"]
 
 

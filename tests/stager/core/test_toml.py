@@ -60,6 +60,13 @@ def test_a_syntax_error_says_where(tmp_path: Path, text: str, place: str) -> Non
     assert "(at" not in caught.value.message
 
 
+def test_a_table_that_is_there_twice_is_said_to_be_with_the_first(tmp_path: Path) -> None:
+    text = "[a]\n[trust.more]\n[trust]\nx = 1\n\n[trust]\n"
+    with pytest.raises(ConfigError, match=r"line 6, column \d+: the table \[trust\] is") as caught:
+        toml.loads(text, tmp_path / "stager.toml")
+    assert caught.value.hint == "write its keys below the first one, in line 3"
+
+
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(b'a = "\xff"\n')

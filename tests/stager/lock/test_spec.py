@@ -128,6 +128,12 @@ def test_a_pipe_in_an_included_file_is_refused_with_its_line(ask: Ask, root: Pat
     )
 
 
+def test_a_file_of_nearly_that_name_is_offered(ask: Ask, root: Path) -> None:
+    write(root, "requirements.txt", "x")
+    (problem,) = problems(ask, "requirments.txt")
+    assert problem.endswith("No such file or directory; did you mean requirements.txt?")
+
+
 def test_a_pipe_in_place_of_pyproject_is_refused(ask: Ask, root: Path) -> None:
     os.mkfifo(root / "pyproject.toml")
     (line,) = problems(ask, "pyproject.toml")
@@ -213,7 +219,7 @@ def test_all_problems_with_file_and_line(ask: Ask, root: Path) -> None:
         "limits.txt:1",
     ]
     assert "which the nodes do not have" in found[0]
-    assert "cannot read missing.txt: No such file" in found[3]
+    assert found[3].endswith("cannot read missing.txt: No such file or directory")
     assert "cannot read b.txt" in found[7]
     assert "which the nodes do not have" in found[8]
 
