@@ -16,6 +16,7 @@ from stager.config.load import load
 from stager.core.errors import BundleError, ResolveError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
+from stager.pack.batch_marks import mark
 from stager.pack.existing import newest
 from tests.support.building import Project, Recorder, contents, digests, index_of
 from tests.support.processes import until
@@ -328,6 +329,17 @@ def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
     assert any("building it again" in note for note in recorder.notes)
     assert recorder.notes[-1] == f"{second.name} replaces {first.name}, which is removed"
     assert current_bundle(load(project.root), Recorder()).path == second
+
+
+def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project: Project) -> None:
+    first = project.build().packed.path
+    assert mark(project.store, first, "4711")
+    (project.root / "train.py").write_text("print('changed')\n")
+    recorder = Recorder()
+    second = current_bundle(load(project.root), recorder).path
+    assert first.exists()
+    stays = f"{second.name} replaces {first.name}, which stays: a batch script names it"
+    assert recorder.notes[-1] == stays
 
 
 def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project) -> None:
