@@ -32,7 +32,11 @@ class CleanFlags:
     ] = False
     store_only: Annotated[bool, typer.Option("--store-only", help="Leave the nodes alone.")] = False
     everything: Annotated[
-        bool, typer.Option("--all", help="Remove every project's newest bundle as well, and those of batch scripts.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Remove every project's newest bundle as well, and those that batch scripts name.",
+        ),
     ] = False
     wheels: Annotated[
         bool,

@@ -178,6 +178,17 @@ def test_without_require_a_signature_is_only_shown(asking: Project, mallory: Key
     assert "that key may not sign" in ended(asking, "verify", *LOCAL)
 
 
+def test_a_file_of_signers_that_is_missing_is_said_before_anything_is_built(
+    asking: Project, tmp_path: Path
+) -> None:
+    asking.build()
+    (asking.root / "train.py").write_text("print('changed')\n")
+    (tmp_path / "trusted" / "allowed_signers").unlink()
+    said = ended(asking, "run", *LOCAL, status=1)
+    assert "trust.allowed-signers" in said
+    assert "building it again" not in said
+
+
 def test_require_needs_signers(project: Project) -> None:
     project.settings("alpha", more="[trust]\nrequire = true")
     said = ended(project, "verify", *LOCAL, status=1)
