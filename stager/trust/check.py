@@ -36,7 +36,7 @@ _LINES = 4
 """Lines of ``ssh-keygen`` that a message quotes."""
 _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 """How ``ssh-keygen`` names the key of a good signature."""
-_LINE = re.compile(r"line \d+: ")
+_LINE = re.compile(r"line (\d+): ")
 """How :func:`bundle.checks.signature.lines_of` names a line of the file of signers."""
 _FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?options\b)")
 """What ``ssh-keygen`` says of a line of that file that it cannot read, and leaves out."""
@@ -235,7 +235,7 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureV
         return _refused("there is no trust.allowed-signers to compare it with", key)
     found = keygen.principals(signature, signers)
     if found.returncode:
-        return _not_allowed(found, key)
+        return _not_allowed(found, key, signers)
     why = "nobody's"
     for signer in _names(found.stdout):
         done = verify(
@@ -247,15 +247,20 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureV
     return _refused(f"that key may not sign ({why})", key, _CHANGE_LINE)
 
 
-def _not_allowed(found: CompletedCommand, key: str) -> SignatureVerdict:
+def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
     """Return the decision on a key that is in no line of the file of signers that holds for it."""
-    lines = lines_of(found)
+    text = signers.split("\n")
+    lines = []
+    for line in lines_of(found):
+        numbered = _LINE.match(line)
+        number = int(numbered[1]) if numbered else 0
+        if 0 < number <= len(text) and text[number - 1].strip():  # an empty line is no fault
+            lines.append(line)
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
         why = f"that key is in no line of trust.allowed-signers, where {faults[0]}"
         return _refused(why, key, _CORRECT_LINE)
-    has_line = any(map(_LINE.match, lines))
-    remedy = _CHANGE_LINE if has_line else _ADD_LINE
+    remedy = _CHANGE_LINE if lines else _ADD_LINE
     return _refused(f"that key may not sign ({_why(found)})", key, remedy)
 
 
