@@ -258,7 +258,7 @@ def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVe
             lines.append(line)
     faults = [line for line in lines if _FAULT.match(line)]
     if faults:
-        why = f"that key is in no line of trust.allowed-signers, where {faults[0]}"
+        why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
         return _refused(why, key, _CORRECT_LINE)
     remedy = _CHANGE_LINE if lines else _ADD_LINE
     return _refused(f"that key may not sign ({_why(found)})", key, remedy)
