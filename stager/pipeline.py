@@ -365,6 +365,7 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
     """Clean the offline root, and return what was removed."""
     from .cleanup.clean import Rules, apply, plan
     from .cleanup.result import removed_in_store
+    from .pack.batch_marks import marked
 
     store = Store(offline_root(config))
     rules = Rules(
@@ -382,4 +383,8 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
         items = cleaned.removed
         for item, why in cleaned.left:
             listener.note(f"{item.path} could not be removed: {why}")
+    named = 0 if options.everything else len(marked(store, time.time()))
+    if named:
+        bundles = counted(named, "bundle")
+        listener.note(f"kept: {bundles} that batch scripts name; --all removes them, too")
     return [removed_in_store(item) for item in items]

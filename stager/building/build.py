@@ -26,7 +26,7 @@ from ..lock.resolve import ResolveOptions
 from ..lock.resolver import ResolverName
 from ..lock.spec import Spec
 from ..lock.torch_backend import FindDriver
-from ..pack import existing
+from ..pack import batch_marks, existing
 from ..pack.bundle import Contents, Packed, pack
 from ..pack.compiled_program import compiled_program
 from ..pack.decompressor import decompressor_lock
@@ -263,9 +263,15 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
     listener.note("the project has changed since its bundle was made: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not existing.is_named(store, before):
-        existing.clear_away(before)
-        listener.note(f"{packed.path.name} replaces {before.name}, which is removed")
+        listener.note(f"{packed.path.name} replaces {before.name}, {_replaced(before)}")
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
+
+
+def _replaced(bundle: Path) -> str:
+    """Remove a bundle that nobody needs any more; return what became of it, in words."""
+    if batch_marks.is_marked(bundle, time.time()):
+        return "which stays: a batch script names it"
+    return "which is removed" if existing.clear_away(bundle) else "which is in use, and stays"
 
 
 def build_result(built: Built, output: Path | None = None) -> BuildResult:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..config import script
+from ..config.environment import PYPROJECT
 from ..config.load import Config
 from ..config.trackers import tracker_outputs
 from ..core.errors import BundleError
@@ -143,6 +144,7 @@ def sources_of_project(
         config: the project's settings.
         store: the offline root, which is no part of the project.
         lock: the lock, which is none either; a tracker among its packages has results to leave out.
+            Nor are the files that hold settings of stager alone.
         note: called with notes on files that were left out.
         remembered: True if sources without their files will do, where nothing has changed.
 
@@ -157,13 +159,26 @@ def sources_of_project(
     except (OSError, UnicodeDecodeError):
         packages = []
     tracked = tracker_outputs(packages)
-    look = ProjectLook(store, config, [str(store.root), str(lock), *tracked])
+    own = (store.root, lock, *_own_files(config))
+    look = ProjectLook(store, config, [*map(str, own), *tracked])
     known = look.unchanged() if remembered else None
     if known is not None:
         return known
-    sources = project_sources(config, (store.root, lock), note, tracked)
+    sources = project_sources(config, own, note, tracked)
     look.remember(sources)
     return sources
+
+
+def _own_files(config: Config) -> list[Path]:
+    """Return the files that only stager reads: a change in them makes no other bundle by itself.
+
+    A bundle that is made again has no signature, which the file of allowed signers is about.
+    """
+    signers = config.trust.allowed_signers
+    own = [] if signers is None else [signers]
+    if config.source.name != PYPROJECT and not script.is_script(config):
+        own.append(config.source)
+    return own
 
 
 def _of_script(config: Config, listener: Listener) -> ChosenBundle:
@@ -190,5 +205,7 @@ def inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path)
     node = Digest.of(make_node_program())
     content: dict[str, object] = {"spec": spec.digest, "lock": pinned, "trees": ids, "node": node}
     content["interpreter"] = config.environment.interpreter
+    content["name"], content["imports"] = config.name, config.environment.imports
+    content["builds"] = [sorted(spec.builds.in_environment), spec.builds.variables]
     content["hub"] = [request.to_dict() for request in hub_requests(config)]
     return Digest.of(canonical_json(content))

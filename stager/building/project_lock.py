@@ -110,9 +110,10 @@ def current_lock(
             return lock
     if locked:
         state = "is out of date" if path.exists() else "does not exist"
+        first = f"`{spec.uv_lock.command}`, then " if spec.uv_lock else ""
         raise ResolveError(
             f"the lock {path} {state}, and --locked does not allow making it",
-            hint="run `stager lock`, review the difference, and build again",
+            hint=f"run {first}`stager lock`, review the difference, and build again",
         )
     return _make_lock(config, spec, store, options, listener)
 

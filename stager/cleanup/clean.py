@@ -1,12 +1,13 @@
 """Removal from the offline root of what no project needs any more, and never of what is in use.
 
-A project counts as long as its folder is there. Its newest bundle stays, with the layers and the
-node program of every bundle that stays; so do the layers and wheels that its locks name, found by
-their digests. Whatever was read or written within a day stays too: it may belong to a lock or a
-bundle that is still being made. Bundles and layers that this version cannot use, as their format is
-an older one, are needed by nobody. What is removed can be made again: layers from wheels, at the
-cost of time; wheels only with a network, so they are removed on request alone. Files of a hub that
-were fetched and are in no bundle yet stay as long as a lock names their commit.
+A project counts as long as its folder is there. Its newest bundle stays, and one that a batch
+script names, with the layers and the node program of every bundle that stays; so do the layers and
+wheels that its locks name, found by their digests. Whatever was read or written within a day stays
+too: it may belong to a lock or a bundle that is still being made. Bundles and layers that this
+version cannot use, as their format is an older one, are needed by nobody. What is removed can be
+made again: layers from wheels, at the cost of time; wheels only with a network, so they are removed
+on request alone. Files of a hub that were fetched and are in no bundle yet stay as long as a lock
+names their commit.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..core.errors import BundleError, StagerError
 from ..core.regular_files import bytes_of, text_of
 from ..core.store import Store
 from ..pack import existing
+from ..pack.batch_marks import is_marked, marks_in
 from ..pack.decompressor import PINNED
 from ..trust.check import SUFFIX
 from . import hub_files
@@ -178,7 +180,7 @@ class _Plan:
 
     def __init__(self, store: Store, rules: Rules, now: float) -> None:
         self.store, self.rules = store, rules
-        self.limit = now - UNUSED_SECONDS
+        self.now, self.limit = now, now - UNUSED_SECONDS
         self.unreadable: list[Path] = []
         self.unread_locks: list[Path] = []
         self.alive: list[_Note] = []
@@ -229,6 +231,8 @@ class _Plan:
         """Return the reason why a bundle can be removed; empty where it stays."""
         if not nobody_has_open(path):
             return ""
+        if self.rules.keep_newest and is_marked(path, self.now):
+            return ""
         if is_outdated(path):
             return "it was made by an older version of stager, and cannot be used"
         if not self.rules.keep_newest:
@@ -238,7 +242,7 @@ class _Plan:
         return "it is not a project's newest bundle"
 
     def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
-        """Yield the seals, locks and signatures of other bundles than these."""
+        """Yield the seals, locks, signatures and marks of other bundles than these."""
         for path in self._files("seals", f"{_BUNDLE}.txt"):
             if path.name.removesuffix(".txt") not in bundles:
                 yield _item("seal", path, "its bundle is gone")
@@ -248,6 +252,9 @@ class _Plan:
         for path in self._files("bundles", _BUNDLE + SUFFIX):
             if path.name.removesuffix(SUFFIX) not in bundles:
                 yield _item("signature", path, "its bundle is gone")
+        for path in marks_in(self.store.root / "bundles"):
+            if path.name.partition(_BUNDLE)[0] + _BUNDLE not in bundles:
+                yield _item("note", path, "its bundle is gone")
 
     def _locked(self) -> set[str]:
         """Return every digest and commit that a lock names, of any project or of the tool."""

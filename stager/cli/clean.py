@@ -33,7 +33,11 @@ class CleanFlags:
     ] = False
     store_only: Annotated[bool, typer.Option("--store-only", help="Leave the nodes alone.")] = False
     everything: Annotated[
-        bool, typer.Option("--all", help="Remove every project's newest bundle as well.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Remove every project's newest bundle as well, and those that batch scripts name.",
+        ),
     ] = False
     wheels: Annotated[
         bool,

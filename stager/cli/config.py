@@ -14,6 +14,7 @@ from .settings_place import settings_place
 @grouped
 def config(*, talk: Talk) -> None:
     """Show every setting, its value, and where that came from."""
+    from ..building.current_bundle import offline_root
     from ..config.listing import listed
     from ..config.load import find, load
     from ..config.template import default
@@ -22,7 +23,8 @@ def config(*, talk: Talk) -> None:
     with boundary(console):
         place = settings_place()
         found = find(place)
-        result = listed(load(place) if found else default(place), os.environ)
+        config = load(place) if found else default(place)
+        result = listed(config, os.environ, offline_root(config))
         if talk.json:
             console.emit(result)
             return

@@ -36,6 +36,7 @@ def script(
     from ..jobs.batch import script_of
     from ..jobs.prepare import bundle_of, prepare, project
     from ..jobs.summary import ScriptResult
+    from ..pack.batch_marks import mark
 
     place = PlaceFlags(bundle=chosen.bundle, id=chosen.id, allocation="slurm")
     options = replace(job_options(slurm, launch, place), command=tuple(command or ()))
@@ -44,7 +45,10 @@ def script(
         config = project(options.bundle, options.bundle_id, settings_place(), options.command)
         bundle = bundle_of(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
-        nodes = failed_nodes(Store(offline_root(config)))
+        store = Store(offline_root(config))
+        if not mark(store, prepared.bundle):
+            console.warn(f"nothing keeps {prepared.bundle} for this script: it cannot be marked")
+        nodes = failed_nodes(store)
         prepared = avoiding(prepared, nodes, console)
         for note in prepared.notes:
             console.note(note)

@@ -109,6 +109,7 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
             (),
             checks.variables,
             'a table of variables and their values, for example { MAX_JOBS = "4" }',
+            shown={},
         ),
         interpreter=_interpreter(table, root),
     )

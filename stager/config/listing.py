@@ -13,6 +13,7 @@ from typing import Any
 from bundle.node.location import ROOT_VARIABLE
 from bundle.redaction.masking import masked, without_url_secrets
 
+from ..core.values import Target
 from .load import Config
 from .sources import user_file, variable_of
 from .table import WrittenSetting
@@ -28,7 +29,8 @@ class ListedSetting:
     key: str
     """Its key path."""
     value: Any
-    """Its value as it was written, without secrets; null where the machine or Slurm decides."""
+    """Its value as it was written, without secrets, else the default that is in force; null where
+    that is decided later, by the nodes or Slurm, or there is none."""
     origin: str
     """``variable``, ``project``, ``user`` or ``default``."""
     place: str
@@ -49,17 +51,28 @@ class ConfigResult:
     """Every setting."""
 
 
-def listed(config: Config, env: Mapping[str, str]) -> ConfigResult:
+def listed(config: Config, env: Mapping[str, str], offline_root: Path) -> ConfigResult:
     """Return every setting of a project and where it came from.
 
     Args:
         config: the settings.
         env: the variables of this process.
+        offline_root: the offline root that is used.
     """
+    host = Target.of_host()
+    in_force = {
+        "environment.python": host.python,
+        "environment.platform": host.platform,
+        "environment.offline-root": str(offline_root),
+    }
+    settings = [
+        replace(setting, value=in_force.get(setting.path)) if setting.value is None else setting
+        for setting in config.settings
+    ]
     return ConfigResult(
         project=config.source,
         user=user_file(env),
-        settings=tuple(_listed(_overridden(setting, env)) for setting in config.settings),
+        settings=tuple(_listed(_overridden(setting, env)) for setting in settings),
     )
 
 

@@ -108,11 +108,11 @@ class Reports(Output):
 
     def configured(self, result: ConfigResult) -> None:
         """Show the result of ``stager config``: a line for each setting, which greps well."""
-        from ..core.toml import dumps
+        from ..core.toml import inline
 
         for setting in result.settings:
             value = setting.value
-            text = "unset" if value is None else dumps({"v": value})[len("v = ") :]
+            text = "unset" if value is None else inline(value)
             place = f" {setting.place}" if setting.place else ""
             line = " ".join(text.split()) if "\n" in text.strip() else text.strip()
             self.data(f"{setting.key} = {line}  # {setting.origin}{place}")

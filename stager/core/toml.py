@@ -116,6 +116,15 @@ def dumps(data: Mapping[str, Any]) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def inline(value: object) -> str:
+    """Write a value as it may stand behind a key; a long list has several lines.
+
+    Raises:
+        TypeError: it is of a type TOML does not have.
+    """
+    return _value(value)
+
+
 def _table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> None:
     """Add the lines of a table: its plain values first, then the tables in it."""
     tables: list[tuple[str, Any]] = []

@@ -17,6 +17,7 @@ from bundle.system.hostlist import fold
 from ..core.store import Store
 from ..jobs.outcome import Outcome
 from ..jobs.prepare import Prepared
+from ..pack.batch_marks import mark
 from ..slurm.capacity import PartitionNode, is_overridden, listed_nodes
 from ..slurm.request import Request, request
 from ..slurm.script import submit_environment
@@ -132,8 +133,15 @@ def remember(store: Store, outcome: Outcome) -> None:
 
 def expect(store: Store, prepared: Prepared, job_id: str) -> None:
     """Leave a note of a batch job, so that a later command reads what became of it."""
-    job = prepared.job
+    job, bundle = prepared.job, prepared.bundle
+    mark(store, bundle, job_id)
     pending_jobs.note(
         store,
-        PendingJob(job_id=job_id, log_dir=job.log_dir, project=job.name, submitted=time()),
+        PendingJob(
+            job_id=job_id,
+            log_dir=job.log_dir,
+            project=job.name,
+            submitted=time(),
+            bundle=str(bundle),
+        ),
     )

@@ -23,6 +23,7 @@ from bundle.protocol.json_values import AnyText
 from ..core.errors import StagerError
 from ..core.regular_files import opened
 from ..core.store import PENDING_JOBS, Store
+from ..pack.batch_marks import unmark
 from .ended_jobs import diagnosed, ended_job
 from .incident_files import DAY, MAX_BYTES, keep
 
@@ -47,6 +48,8 @@ class PendingJob:
     """Its name."""
     submitted: float
     """When it was submitted, in seconds since the epoch."""
+    bundle: AnyText = ""
+    """Its bundle, which has a mark until the job is over."""
 
     @property
     def events(self) -> Path:
@@ -69,8 +72,7 @@ def drop(store: Store, job_id: str) -> None:
     """Remove this user's note of a job whose end has been seen."""
     for path in _own_notes(store):
         if path.name.endswith(f"-{job_id}.json"):
-            with suppress(OSError):
-                path.unlink()
+            _remove(path, _read(path))
 
 
 def settle(store: Store, now: float, seconds: float = SETTLE_SECONDS) -> None:
@@ -91,8 +93,15 @@ def settle(store: Store, now: float, seconds: float = SETTLE_SECONDS) -> None:
             return
         job = _read(path)
         if job is None or number >= MAX_NOTES or _is_settled(store, job, now):
-            with suppress(OSError):
-                path.unlink()
+            _remove(path, job)
+
+
+def _remove(path: Path, job: PendingJob | None) -> None:
+    """Remove a note, and the mark of the job's bundle."""
+    if job is not None and job.bundle:
+        unmark(Path(job.bundle), job.job_id)
+    with suppress(OSError):
+        path.unlink()
 
 
 def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
@@ -129,7 +138,7 @@ def _read(path: Path) -> PendingJob | None:
         job = decode(PendingJob, json.loads(content), strict=False)
     except (OSError, ValueError, RecursionError):
         return None
-    is_ours = path.name.endswith(f"-{job.job_id}.json") and "\0" not in job.log_dir
+    is_ours = path.name.endswith(f"-{job.job_id}.json") and "\0" not in job.log_dir + job.bundle
     return job if is_ours else None
 
 

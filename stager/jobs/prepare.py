@@ -33,6 +33,7 @@ from ..pack.existing import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
 from ..slurm.request import NamedHosts, Source
 from ..trust.check import trust_in
+from ..trust.signers import read_signers
 from .driver import DriverStart
 from .hosts import hosts_of
 from .job import JobOptions, make_job, refuse_launcher, settle
@@ -115,6 +116,8 @@ def bundle_of(
     """
     if bundle is not None or asked:
         return named_bundle(config, bundle, asked)
+    if config.trust.allowed_signers is not None:
+        read_signers(config.trust.allowed_signers)  # a build would be for nothing without it
     chosen = current_bundle(config, listener)
     return chosen.path, manifest_of(chosen.path, chosen.id)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bundle.redaction.masking import without_url_secrets
+from bundle.system.processes import CompletedCommand
 
 from ..core import toml
 from ..core.errors import ResolveError
@@ -25,16 +26,40 @@ def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
     Raises:
         ResolveError: uv is missing, or cannot read the lock, or the lock is out of date.
     """
-    done = request.run(
-        [*required_command(), *_arguments(lock, request), "-o", str(request.scratch / _ANSWER)],
+    done = _export(lock, request, "--locked")
+    if done.returncode != 0 and not _is_stale(done.stderr, request) and _may_be_unchecked(request):
+        done = _export(lock, request, "--frozen")
+    if done.returncode != 0:
+        raise _failure(lock, request, without_url_secrets(done.stderr))
+    return toml.read(request.scratch / _ANSWER)
+
+
+def _export(lock: UvLock, request: ResolveRequest, check: str) -> CompletedCommand:
+    """Start uv, which refuses a stale lock (``--locked``), or does not look (``--frozen``)."""
+    answer = str(request.scratch / _ANSWER)
+    return request.run(
+        [*required_command(), *_arguments(lock, request), check, "-o", answer],
         timeout=HOUR,
         env={"UV_PYTHON_DOWNLOADS": "never"},
         cwd=request.scratch,
         check=False,
     )
-    if done.returncode != 0:
-        raise _failure(lock, without_url_secrets(done.stderr))
-    return toml.read(request.scratch / _ANSWER)
+
+
+def _is_stale(output: str, request: ResolveRequest) -> bool:
+    """Return whether the lock does not fit its ``pyproject.toml``.
+
+    Offline, uv resolves anew only where the lock does not fit, and has nothing to do so with.
+    """
+    return "needs to be updated" in output or (request.offline and "No solution found" in output)
+
+
+def _may_be_unchecked(request: ResolveRequest) -> bool:
+    """Return whether uv may lack what it checks a lock with, which is then read as it is.
+
+    That is a Python that the project is for, or what a project's own build needs.
+    """
+    return request.offline or not request.target.is_host_python
 
 
 def _arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
@@ -42,11 +67,7 @@ def _arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     argv += ["--script", str(lock.script)] if lock.script else ["--project", str(lock.project)]
     argv += ["--quiet", "--no-header", "--color", "never", "--no-progress"]
     if request.offline:
-        argv += ["--frozen", "--offline"]
-    elif request.target.is_host_python:
-        argv.append("--locked")  # refuses a lock that does not fit its pyproject.toml
-    else:
-        argv.append("--frozen")  # uv checks a lock only with a Python that the project is for
+        argv.append("--offline")
     if lock.script:
         return argv
     if not lock.itself:
@@ -60,9 +81,9 @@ def _arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     return argv
 
 
-def _failure(lock: UvLock, output: str) -> ResolveError:
+def _failure(lock: UvLock, request: ResolveRequest, output: str) -> ResolveError:
     source = f"the block of {lock.script.name}" if lock.script else "its pyproject.toml"
-    if "needs to be updated" in output:
+    if _is_stale(output, request):
         return ResolveError(
             f"{lock.file} is out of date: {source} has changed",
             hint=f"run `{lock.command}` there, and this command again",

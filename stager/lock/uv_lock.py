@@ -23,6 +23,7 @@ from ..core.store import sha256_of
 from . import tool_settings
 from .requirement_line import expanded
 from .uv_project import index_urls, script_identity, script_settings, settings_around
+from .uv_workspace import declared
 
 ENTRY = re.compile(r"(?P<path>(.*/)?uv\.lock)(\[(?P<extras>.*)\]|:(?P<groups>.*))?")
 NAME = "uv.lock"
@@ -57,8 +58,11 @@ class UvLock:
         """Return all that determines the answer, except the content of local sources."""
         places = [os.path.relpath(path, root) for path in (self.file, self.project)]
         chosen = [self.extras, self.groups, self.dependencies, self.itself]
-        asks = [script_identity(self.script)] if self.script else []
-        return [sha256_of(self.file), places, chosen, *asks]
+        if self.script:
+            asks = script_identity(self.script)
+        else:
+            asks = declared(self.file.parent, self.project)
+        return [sha256_of(self.file), places, chosen, asks]
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files on this machine that the project's packages come from."""

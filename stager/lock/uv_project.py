@@ -7,7 +7,6 @@ block (PEP 723) is written as a project first: uv reads the indexes of projects 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,8 @@ from packaging.utils import canonicalize_name
 
 from ..config import script_block
 from ..core import toml
-from ..core.errors import ConfigError
 from . import tool_settings
+from .uv_workspace import as_json, members, read, uv_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +80,9 @@ class UvProject:
 
     def identity(self, root: Path) -> list[object]:
         """Return all that determines the answer, except requirements and local sources."""
-        settings = [_uv(self.document), *(list(tables) for tables in self._elsewhere())]
-        known = json.loads(json.dumps(settings, default=str))  # TOML has times, JSON has not
+        settings = [uv_table(self.document), *(list(tables) for tables in self._elsewhere())]
         chosen = [self.extras, self.groups, self.dependencies]
-        return [os.path.relpath(self.file, root), known, chosen]
+        return [os.path.relpath(self.file, root), as_json(settings), chosen]
 
     def _elsewhere(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the settings in other files, each with the file's name."""
@@ -95,7 +93,7 @@ class UvProject:
             yield beside.name, toml.read(beside)
         root = tool_settings.workspace(self.file)
         if root:
-            yield os.path.relpath(root, self.file.parent), _uv(toml.read(root))
+            yield os.path.relpath(root, self.file.parent), uv_table(toml.read(root))
 
     @property
     def has_default_index(self) -> bool:
@@ -117,7 +115,7 @@ class UvProject:
 
     def _tables(self) -> list[Mapping[str, Any]]:
         """Return all tables with settings of uv that count."""
-        return [_uv(self.document), *(table for _, table in self._elsewhere())]
+        return [uv_table(self.document), *(table for _, table in self._elsewhere())]
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files that its sources name, and those that these name."""
@@ -131,7 +129,7 @@ class UvProject:
                 found[path] = None
                 inner = path / "pyproject.toml"
                 if inner.is_file():
-                    pending.append((inner, _read(inner)))
+                    pending.append((inner, read(inner)))
         return sorted(found)
 
 
@@ -153,7 +151,7 @@ def merged(projects: Sequence[UvProject]) -> tuple[UvProject | None, str]:
 def settings_around(folder: Path) -> list[Mapping[str, Any]]:
     """Return the settings of uv that hold in a project's folder."""
     file = folder / "pyproject.toml"
-    return UvProject(file=file, keys=(), document=_read(file))._tables()
+    return UvProject(file=file, keys=(), document=read(file))._tables()
 
 
 def script_project(script: Path, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +161,7 @@ def script_project(script: Path, block: Mapping[str, Any]) -> dict[str, Any]:
     if "requires-python" in block:
         project["requires-python"] = block["requires-python"]
     document: dict[str, Any] = {"project": project}
-    settings = dict(_uv(block))
+    settings = dict(uv_table(block))
     folder = script.parent.absolute()
     if isinstance(settings.get("sources"), Mapping):
         settings["sources"] = _absolute_sources(settings["sources"], folder)
@@ -179,14 +177,13 @@ def script_project(script: Path, block: Mapping[str, Any]) -> dict[str, Any]:
 
 def script_settings(script: Path) -> Mapping[str, Any]:
     """Return the settings of uv in a script's block, with places that start anywhere."""
-    return _uv(script_project(script, script_block.read(script) or {}))
+    return uv_table(script_project(script, script_block.read(script) or {}))
 
 
 def script_identity(script: Path) -> list[object]:
     """Return all in a script's block that a lock of it depends on."""
     block = script_block.read(script) or {}
-    asks = [block.get("dependencies"), block.get("requires-python"), _uv(block)]
-    return list(json.loads(json.dumps(asks, default=str)))  # TOML has times, JSON has not
+    return as_json([block.get("dependencies"), block.get("requires-python"), uv_table(block)])
 
 
 def index_urls(table: Mapping[str, Any]) -> Iterator[str]:
@@ -248,7 +245,7 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the folders and files that ``[tool.uv.sources]`` names, here or in the workspace."""
     root = tool_settings.workspace(file) or file
     for place in dict.fromkeys((file, root)):
-        table = _uv(document if place == file else _read(place))
+        table = uv_table(document if place == file else read(place))
         sources = table.get("sources")
         for name, source in sources.items() if isinstance(sources, Mapping) else ():
             for one in source if isinstance(source, list) else [source]:
@@ -257,32 +254,12 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
                 if isinstance(one.get("path"), str):
                     yield Path(os.path.normpath(place.parent / one["path"]))
                 elif one.get("workspace"):
-                    yield from _members(root, str(name))
+                    for folder in sorted(members(root.parent)):
+                        if _name_of(folder) == canonicalize_name(name):
+                            yield folder
 
 
-def _members(root: Path, name: str) -> Iterator[Path]:
-    """Yield the folder of a workspace's member, by the name of its project."""
-    workspace = tool_settings.table(_uv(_read(root)), "workspace")
-    patterns = workspace.get("members")
-    for pattern in patterns if isinstance(patterns, list) else ():
-        try:
-            folders = sorted(root.parent.glob(str(pattern)))
-        except (ValueError, NotImplementedError):  # uv says what is wrong with it
-            continue
-        for folder in folders:
-            project = tool_settings.table(_read(folder / "pyproject.toml"), "project")
-            if canonicalize_name(str(project.get("name", ""))) == canonicalize_name(name):
-                yield folder
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Return a document; an empty one where uv will say what is wrong with it."""
-    try:
-        return toml.read(path)
-    except ConfigError:
-        return {}
-
-
-def _uv(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``[tool.uv]`` of a document; an empty table where there is none."""
-    return tool_settings.table(tool_settings.table(document, "tool"), "uv")
+def _name_of(folder: Path) -> str:
+    """Return the name of a folder's project."""
+    project = tool_settings.table(read(folder / "pyproject.toml"), "project")
+    return str(canonicalize_name(str(project.get("name", ""))))

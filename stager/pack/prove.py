@@ -41,8 +41,8 @@ _OF_THE_STORE = (
 )
 """Problems with the scratch directory, which lies in the store."""
 _HINT = (
-    "add what is missing to environment.requirements, or correct environment.imports, and build "
-    "again; --no-prove skips this check"
+    "add what is missing to environment.requirements (in a project of uv: `uv add NAME`), or "
+    "correct environment.imports, and build again; --no-prove skips this check"
 )
 _NOWHERE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""

@@ -36,6 +36,14 @@ _LINES = 4
 """Lines of ``ssh-keygen`` that a message quotes."""
 _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 """How ``ssh-keygen`` names the key of a good signature."""
+_LINE = re.compile(r"line (\d+): ")
+"""How :func:`bundle.checks.signature.lines_of` names a line of the file of signers."""
+_FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?options\b)")
+"""What ``ssh-keygen`` says of a line of that file that it cannot read, and leaves out."""
+_SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"
+_ADD_LINE = "sign it with one of the keys in {signers}, or add a line with this key there"
+_CHANGE_LINE = "sign it with another key of {signers}, or change this key's line there"
+_CORRECT_LINE = "correct that line of {signers}; ssh-keygen(1), ALLOWED SIGNERS, has its form"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,8 @@ class SignatureVerdict:
     """The key that has signed this bundle, whoever's it is; empty if none has."""
     why: str
     """Why the signature is not accepted; empty if it is."""
+    remedy: str = ""
+    """What would make it accepted, where that is known; ``{signers}`` stands for their file."""
 
     @property
     def words(self) -> str:
@@ -104,9 +114,9 @@ def trust_in(
     """
     if config.trust.allowed_signers is None and not config.trust.require:
         return None, None
-    place = signature_of(bundle)
-    signature = read_signature(place)
-    decision = decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=str(place))
+    signature = read_signature(signature_of(bundle))
+    beside = f"{SUFFIX} file beside it"
+    decision = decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=beside)
     if config.trust.require:
         refuse_altered(store, bundle, bundle_id)
     return decision
@@ -154,7 +164,13 @@ def inspected_signature(
         return None
     path = config.trust.allowed_signers if config is not None else None
     verdict = examine(signature, bundle_id, read_signers(path) if path is not None else None)
-    return InspectedSignature(file=place, **vars(verdict))
+    return InspectedSignature(
+        file=place,
+        accepted=verdict.accepted,
+        signer=verdict.signer,
+        key=verdict.key,
+        why=verdict.why,
+    )
 
 
 def decide(
@@ -167,7 +183,7 @@ def decide(
         signature: the signature; None if there is none.
         bundle_id: the id of the bundle.
         what: the bundle, for messages.
-        place: where the signature is, or would be.
+        place: the signature that is missing, if it is, for messages.
     """
     path = config.trust.allowed_signers
     signers = read_signers(path) if path is not None else None
@@ -181,9 +197,10 @@ def decide(
             f"{what} is not signed, and trust.require asks for a signature: there is no {place}",
             hint="sign it with `stager sign --key KEY`; or get the signature from whoever made it",
         )
+    remedy = verdict.remedy.format(signers=path)
     raise BundleError(
-        f"the signature {place} of {what} is not accepted: {verdict.words}",
-        hint=f"nothing of it has run; the keys that may sign are in {path}",
+        f"the signature of {what} is not accepted: {verdict.words}",
+        hint="; ".join(filter(None, ("nothing of it has run", remedy))),
     )
 
 
@@ -211,13 +228,14 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureV
     """
     made = keygen.signing_key(signature, bundle_id)
     if made.returncode:
-        return _refused(f"it is no signature of this bundle ({_why(made)})")
+        why = f"it is no signature of this bundle ({_why(made)})"
+        return _refused(why, remedy=_SIGN_AGAIN)
     key = _key(made)
     if signers is None:
         return _refused("there is no trust.allowed-signers to compare it with", key)
     found = keygen.principals(signature, signers)
     if found.returncode:
-        return _refused(f"that key may not sign ({_why(found)})", key)
+        return _not_allowed(found, key, signers)
     why = "nobody's"
     for signer in _names(found.stdout):
         done = verify(
@@ -226,11 +244,28 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureV
         if done.returncode == 0:
             return SignatureVerdict(accepted=True, signer=signer, key=key, why="")
         why = _why(done)
-    return _refused(f"that key may not sign ({why})", key)
+    return _refused(f"that key may not sign ({why})", key, _CHANGE_LINE)
 
 
-def _refused(why: str, key: str = "") -> SignatureVerdict:
-    return SignatureVerdict(accepted=False, signer="", key=key, why=why)
+def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
+    """Return the decision on a key that is in no line of the file of signers that holds for it."""
+    text = signers.split("\n")
+    lines = []
+    for line in lines_of(found):
+        numbered = _LINE.match(line)
+        number = int(numbered[1]) if numbered else 0
+        if 0 < number <= len(text) and text[number - 1].strip():  # an empty line is no fault
+            lines.append(line)
+    faults = [line for line in lines if _FAULT.match(line)]
+    if faults:
+        why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
+        return _refused(why, key, _CORRECT_LINE)
+    remedy = _CHANGE_LINE if lines else _ADD_LINE
+    return _refused(f"that key may not sign ({_why(found)})", key, remedy)
+
+
+def _refused(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:
+    return SignatureVerdict(accepted=False, signer="", key=key, why=why, remedy=remedy)
 
 
 def _names(text: str) -> Iterator[str]:

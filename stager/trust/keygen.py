@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +14,10 @@ from bundle.system.processes import CompletedCommand
 from ..core.errors import StagerError
 from ..core.processes import CommandError, feed, stream
 
+_LOCKED = "incorrect passphrase"
+"""What it says of a key whose passphrase nobody has typed."""
+_TOUCH = re.compile(r"user presence", re.IGNORECASE)
+"""What it says of a hardware key that is to be touched."""
 OLDEST = "OpenSSH 8.2"
 """The first version with all that is used."""
 
@@ -55,7 +61,7 @@ def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
     Args:
         key: the private key; or the public one, of a key that an agent holds.
         text: the file that is signed.
-        say: called with each line that it says.
+        say: called with each line that it says; of a failure, only with requests for a touch.
 
     Raises:
         StagerError: it cannot be started, or did not sign.
@@ -63,15 +69,41 @@ def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
     lines: list[str] = []
 
     def take(line: str) -> None:
-        lines.append(line)
-        say(line)
+        if _TOUCH.search(line):
+            say(line)
+        else:
+            lines.append(line)
 
     argv = [KEYGEN, "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(text)]
     ended = stream(argv, take, on_talk=take)
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.returncode:
-        raise StagerError(
-            f"{KEYGEN} could not sign with {key}: {lines[-1] if lines else 'it did not say why'}",
-            hint="name a private key, or the public key (.pub) of one that your ssh-agent holds",
+        raise _not_signed(key, lines)
+    for line in lines:
+        say(line)
+
+
+def _not_signed(key: Path, lines: Sequence[str]) -> StagerError:
+    """Return the error for a key that has made no signature."""
+    last = lines[-1] if lines else "it did not say why"
+    if _LOCKED in last and not _has_terminal():
+        word = shlex.quote(str(key))
+        return StagerError(
+            f"{key} has a passphrase, and there is no terminal to ask for it",
+            hint=f"`ssh-add {word}` in a terminal, then --key {word}.pub",
         )
+    return StagerError(
+        f"{KEYGEN} could not sign with {key}: {last}",
+        hint="name a private key, or the public key (.pub) of one that your ssh-agent holds",
+        context=lines[:-1],
+    )
+
+
+def _has_terminal() -> bool:
+    """Return whether ``ssh-keygen`` could ask: it uses this terminal, not its standard input."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

@@ -16,7 +16,7 @@ import typer
 from stager import __version__
 from stager.cli.program import boundary
 from stager.console.output import Output
-from tests.support.building import Project
+from tests.support.building import HOST, Project
 
 REPO = Path(__file__).resolve().parents[2]
 STAGER = str(Path(sys.executable).with_name("stager"))
@@ -332,6 +332,24 @@ def test_quiet_leaves_the_result(project: Project) -> None:
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.startswith("NODE local1 OK -> PY 3.")
+
+
+def test_config_shows_the_values_in_force(project: Project) -> None:
+    project.settings("alpha", more='[launch]\ninterface = { "node0[1-3]" = "ens1" }')
+    home = {"OFFLINE_ROOT": "", "HOME": "/home/somebody"}
+    default = f"/home/somebody/offline_repo_py{HOST.python.replace('.', '')}"
+    lines = project.stager("config", env=home).stdout.splitlines()
+    for line in (
+        f'environment.python = "{HOST.python}"  # default',
+        f'environment.platform = "{HOST.platform}"  # default',
+        f'environment.offline-root = "{default}"  # default',
+        "environment.build-env = {}  # default",
+    ):
+        assert line in lines
+    [interface] = [line for line in lines if line.startswith("launch.interface")]
+    assert interface.startswith('launch.interface = { "node0[1-3]" = "ens1" }  # project')
+    other = project.stager("config", env={**home, "STAGER_ENVIRONMENT_PYTHON": "3.99"}).stdout
+    assert 'environment.offline-root = "/home/somebody/offline_repo_py399"  # default' in other
 
 
 # --- script and clean ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from time import time
 from typing import Any
 
 from stager.incidents.incident_files import keep
-from tests.support.building import Project
+from tests.support.building import HOST, Project
 from tests.support.incidents import FULL, ended_job
 from tests.support.signing import Key
 from tests.support.small_torch import TORCH
@@ -147,6 +147,7 @@ def test_each_command_prints_the_json_that_scripts_know(
         str(tmp_path): "<tmp>",
         os.environ["HOME"]: "<home>",
         f"/stager-{os.getuid()}/": "/stager-<uid>/",
+        HOST.platform: "<platform>",
         "{}.{}".format(*sys.version_info): "<python>",
         reports["sign"]["key"].split()[-1]: "<key>",
     }

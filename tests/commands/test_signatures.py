@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from tests.support.building import Project
+from tests.support.building import STAGER, Project
 from tests.support.processes import until
-from tests.support.signing import ALICE, Key, allow
+from tests.support.signing import ALICE, Key, allow, make_key
 
 LOCAL = ("--allocation", "local", "--log-dir", "logs")
 SETTINGS = """\
@@ -160,10 +160,42 @@ def test_a_key_that_an_agent_holds(asking: Project, agent: Path) -> None:
     ended(asking, "verify", *LOCAL)
 
 
+def test_a_passphrase_needs_a_terminal_or_an_agent(
+    asking: Project, agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the message advises is done here: the agent gets the key, and signs."""
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("SSH_ASKPASS", raising=False)
+    key = make_key(tmp_path, "with-passphrase", passphrase="opensesame")
+    asking.build()
+    argv = [*STAGER, "sign", "--key", str(key.private)]
+    refused = subprocess.run(
+        argv, cwd=asking.root, capture_output=True, text=True, check=False, start_new_session=True
+    )
+    assert refused.returncode == 1
+    assert f"{key.private} has a passphrase, and there is no terminal" in refused.stderr
+    assert f"`ssh-add {key.private}` in a terminal, then --key {key.private}.pub" in refused.stderr
+    assert "incorrect passphrase" not in refused.stderr
+
+    answer = tmp_path / "answer"
+    answer.write_text("#!/bin/sh\necho opensesame\n")
+    answer.chmod(0o700)
+    asked = {"DISPLAY": "none", "SSH_ASKPASS": str(answer), "SSH_ASKPASS_REQUIRE": "force"}
+    subprocess.run(
+        ["ssh-add", "-q", str(key.private)],
+        env={**os.environ, **asked},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        check=True,
+    )
+    ended(asking, "sign", "--key", f"{key.private}.pub")
+
+
 def test_a_key_that_cannot_sign(asking: Project, tmp_path: Path) -> None:
     asking.build()
     said = ended(asking, "sign", "--key", str(tmp_path / "none"), status=1)
     assert "error: ssh-keygen could not sign with" in said
+    assert said.count("No such file") == 1
     assert "hint: name a private key" in said
     assert [*asking.store.bundles.glob("*.sig")] == []
     assert "missing option" in ended(asking, "sign", status=2)
@@ -176,6 +208,17 @@ def test_without_require_a_signature_is_only_shown(asking: Project, mallory: Key
     assert ": not signed" in said
     ended(asking, "sign", "--key", str(mallory.private))
     assert "that key may not sign" in ended(asking, "verify", *LOCAL)
+
+
+def test_a_file_of_signers_that_is_missing_is_said_before_anything_is_built(
+    asking: Project, tmp_path: Path
+) -> None:
+    asking.build()
+    (asking.root / "train.py").write_text("print('changed')\n")
+    (tmp_path / "trusted" / "allowed_signers").unlink()
+    said = ended(asking, "run", *LOCAL, status=1)
+    assert "trust.allowed-signers" in said
+    assert "building it again" not in said
 
 
 def test_require_needs_signers(project: Project) -> None:

@@ -72,6 +72,46 @@ explicit = true
     assert done.stdout.strip() == "1.0", done.stderr
 
 
+def test_a_stale_lock_of_uv_is_not_built(
+    project: Project, wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(wheelhouse, "tqdm")
+    monkeypatch.setenv("PIP_NO_INDEX", "")
+    monkeypatch.setenv("UV_CACHE_DIR", str(project.root.parent / "cache"))
+    file = project.root / "pyproject.toml"
+    with serve(Index(folder=wheelhouse)) as index:
+        file.write_text(
+            f"""\
+[project]
+name = "mine"
+version = "0"
+requires-python = ">=3.10"
+dependencies = ["alpha"]
+[[tool.uv.index]]
+url = "{index.url}"
+default = true
+"""
+        )
+        lock = [*required_command(), "lock", "-q"]
+        subprocess.run(lock, cwd=project.root, check=True)
+        project.settings("uv.lock").build(prove=False)
+        file.write_text(file.read_text().replace('"alpha"]', '"alpha", "tqdm"]'))
+
+        for options in ((), ("--offline",)):
+            refused = project.stager("build", *options)
+            assert refused.returncode == 1, (options, refused.stderr)
+            assert "uv.lock is out of date: its pyproject.toml has changed" in refused.stderr
+        refused = project.stager("build", "--locked")
+        assert refused.returncode == 1, refused.stderr
+        assert "`uv lock`, then `stager lock`" in refused.stderr
+        refused = project.stager("exec", "--", "python", "-c", "import alpha")
+        assert "the requirements of project have changed" in refused.stderr
+
+        subprocess.run(lock, cwd=project.root, check=True)
+        assert "added tqdm 1.0" in project.stager("build", "--no-prove").stderr
+    assert project.stager("build", "--locked", "--offline").returncode == 0
+
+
 def test_one_more_package_and_the_others_stay(project: Project, wheelhouse: Path) -> None:
     project.settings("alpha", "beta<2").build()
     added = make_wheel(wheelhouse, "tqdm")

@@ -42,10 +42,10 @@ class Key:
         )
 
 
-def make_key(folder: Path, name: str) -> Key:
-    """Make an ed25519 key without a passphrase."""
+def make_key(folder: Path, name: str, passphrase: str = "") -> Key:
+    """Make an ed25519 key."""
     private = folder / name
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(private)]
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", name, "-f", str(private)]
     subprocess.run(argv, check=True)
     return Key(private=private)
 

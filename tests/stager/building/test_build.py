@@ -16,9 +16,11 @@ from stager.config.load import load
 from stager.core.errors import BundleError, ResolveError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
+from stager.pack.batch_marks import mark
 from stager.pack.existing import newest
 from tests.support.building import Project, Recorder, contents, digests, index_of
 from tests.support.processes import until
+from tests.support.signing import ALICE, Key, allow
 from tests.support.wheelhouse import conflicting_pair, make_wheel
 
 EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
@@ -139,9 +141,33 @@ def test_the_project_layer_honours_gitignore_exclude_and_outputs(project: Projec
     built = project.settings("alpha", more=more).build()
     assert shipped(project, built, "project") == {
         f"project/{path}"
-        for path in (".gitignore", "keep.pt", "lib/.gitignore", "lib/a.py", "stager.toml",
-                     "train.py")
-    }  # fmt: skip
+        for path in (".gitignore", "keep.pt", "lib/.gitignore", "lib/a.py", "train.py")
+    }
+
+
+def test_files_that_only_stager_reads_make_no_other_bundle(project: Project, alice: Key) -> None:
+    signers = "[trust]\nallowed-signers = 'allowed_signers'\n"
+    project.settings("alpha", more=signers)
+    allow(project.root, f"{ALICE} {alice.public}")
+    built = project.build()
+    assert shipped(project, built, "project") == {"project/train.py"}
+
+    allow(project.root, f"{ALICE} {alice.public}", f"bob@example.org {alice.public}")
+    project.settings("alpha", more=f"{signers}require = true\n[cluster]\nnodes = 3")
+    recorder = Recorder()
+    assert current_bundle(load(project.root), recorder).path == built.packed.path
+    assert recorder.notes == []
+
+
+@pytest.mark.parametrize(
+    "more", ['imports = ["beta"]', 'build-env = { MAX_JOBS = "2" }', '[project]\nname = "other"']
+)
+def test_settings_that_decide_a_bundle_make_it_again(project: Project, more: str) -> None:
+    project.build()
+    project.settings("alpha", more=more)
+    recorder = Recorder()
+    current_bundle(load(project.root), recorder)
+    assert any("building it again" in note for note in recorder.notes)
 
 
 def test_what_a_run_writes_does_not_make_the_bundle_stale(project: Project) -> None:
@@ -328,6 +354,17 @@ def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
     assert any("building it again" in note for note in recorder.notes)
     assert recorder.notes[-1] == f"{second.name} replaces {first.name}, which is removed"
     assert current_bundle(load(project.root), Recorder()).path == second
+
+
+def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project: Project) -> None:
+    first = project.build().packed.path
+    assert mark(project.store, first, "4711")
+    (project.root / "train.py").write_text("print('changed')\n")
+    recorder = Recorder()
+    second = current_bundle(load(project.root), recorder).path
+    assert first.exists()
+    stays = f"{second.name} replaces {first.name}, which stays: a batch script names it"
+    assert recorder.notes[-1] == stays
 
 
 def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project) -> None:

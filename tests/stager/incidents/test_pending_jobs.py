@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from stager.core.store import Store
 from stager.incidents import pending_jobs
 from stager.incidents.incident_files import DAY, MAX_BYTES, read
 from stager.incidents.pending_jobs import KEPT_DAYS, PendingJob, drop, note, settle
+from stager.pack.batch_marks import mark, marked
 from tests.support.incidents import ENDED, FULL, event_log
 
 
@@ -53,6 +56,21 @@ def test_a_job_that_runs_is_read_later(store: Store, logs: Path) -> None:
     event_log(logs, {"n2": [FULL]})
     settle(store, ENDED)
     assert (names(store), notes(store)) == (["n2"], [])
+
+
+def test_the_bundle_of_a_job_is_marked_until_its_end_is_seen(store: Store, logs: Path) -> None:
+    bundles = [store.bundles / f"demo-{number:012d}.pkgs.tar" for number in (1, 2)]
+    for bundle, job_id in zip(bundles, ("4711", "4712"), strict=True):
+        bundle.touch()
+        assert mark(store, bundle, job_id)
+        note(store, replace(pending(logs, job_id), bundle=str(bundle)))
+    settle(store, ENDED)  # both wait in the queue
+    assert marked(store, time.time()) == bundles
+    event_log(logs, {})
+    settle(store, ENDED)
+    assert marked(store, time.time()) == bundles[1:]
+    drop(store, "4712")
+    assert marked(store, time.time()) == []
 
 
 def test_what_could_not_be_kept_is_tried_again(

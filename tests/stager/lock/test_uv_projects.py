@@ -217,6 +217,48 @@ def test_uv_lock_is_read_with_all_that_uv_honours(
     assert "uv lock" in caught.value.hint
 
 
+WORKSPACE = """\
+[dependency-groups]
+dev = ["beta"]
+[tool.uv]
+override-dependencies = ["beta<2"]
+[tool.uv.workspace]
+members = ["packages/*"]
+exclude = ["packages/no-*"]
+[tool.ruff]
+line-length = 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "asked"),
+    [
+        ("pyproject.toml", '"alpha"', '"alpha", "beta"', True),
+        ("pyproject.toml", ">=3.10", ">=3.11", True),
+        ("pyproject.toml", 'dev = ["beta"]', 'dev = ["alpha"]', True),
+        ("pyproject.toml", "beta<2", "beta<3", True),
+        ("packages/member/pyproject.toml", '"beta"', '"beta", "alpha"', True),
+        ("uv.toml", "", 'prerelease = "allow"\n', True),
+        ("pyproject.toml", "= 100", "= 99", False),
+        ("packages/no-member/pyproject.toml", '"beta"', '"alpha"', False),
+    ],
+)
+def test_uv_is_asked_again_when_what_its_lock_depends_on_has_changed(
+    ask: Ask, root: Path, file: str, old: str, new: str, *, asked: bool
+) -> None:
+    (root / "packages").mkdir()
+    write_project(root, '"alpha"', WORKSPACE)
+    write_project(root / "packages" / "member", '"beta"', name="member")
+    write_project(root / "packages" / "no-member", '"beta"', name="no-member")
+    (root / "uv.toml").touch()
+    (root / "uv.lock").write_text("version = 1\n")
+    before = ask("uv.lock").digest
+    changed = root / file
+    text = changed.read_text()
+    changed.write_text(text.replace(old, new) if old else new)
+    assert (ask("uv.lock").digest != before) == asked
+
+
 @pytest.mark.usefixtures("indexes")
 def test_a_lock_of_uv_decides_alone(ask: Ask, root: Path) -> None:
     write_project(root, '"alpha"')

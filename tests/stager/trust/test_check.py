@@ -76,7 +76,48 @@ def test_an_unknown_key_is_refused_and_named(
     with pytest.raises(BundleError, match="that key may not sign") as caught:
         accepted(config, project.store, bundle)
     assert "ED25519 key SHA256:" in caught.value.message
-    assert str(config.trust.allowed_signers) in caught.value.hint
+    signers = config.trust.allowed_signers
+    assert f"sign it with one of the keys in {signers}, or add a line" in caught.value.hint
+    assert caught.value.message.count(str(bundle)) == 1, "the path is long enough"
+
+
+def test_a_faulty_line_is_named_where_the_key_is_in_no_other(
+    config: Config, project: Project, built: Built, alice: Key
+) -> None:
+    signers = config.trust.allowed_signers
+    assert signers is not None
+    bundle = signed(alice, built)
+    signers.write_text(f"{ALICE}\n{ALICE} {alice.public}\n")
+    assert accepted(config, project.store, bundle) == ALICE
+    signers.write_text("\n# nobody yet\n\n")
+    with pytest.raises(BundleError) as caught:
+        accepted(config, project.store, bundle)
+    assert "add a line with this key" in caught.value.hint
+    signers.write_text(f"# people\n{ALICE}\n")
+    with pytest.raises(BundleError, match="faulty at line 2: missing key") as caught:
+        accepted(config, project.store, bundle)
+    assert f"correct that line of {signers}" in caught.value.hint
+
+
+def test_a_key_whose_line_does_not_hold_is_to_have_another(
+    config: Config, project: Project, built: Built, alice: Key
+) -> None:
+    signers = config.trust.allowed_signers
+    assert signers is not None
+    signers.write_text(f'{ALICE} valid-before="20200101" {alice.public}\n')
+    with pytest.raises(BundleError, match="key has expired") as caught:
+        accepted(config, project.store, signed(alice, built))
+    assert f"another key of {signers}, or change this key's line" in caught.value.hint
+
+
+def test_a_signature_of_another_bundle_is_to_be_made_again(
+    config: Config, project: Project, built: Built, alice: Key
+) -> None:
+    bundle = built.packed.path
+    signature_of(bundle).write_text(alice.sign(statement(ID)))
+    with pytest.raises(BundleError, match="no signature of this bundle") as caught:
+        accepted(config, project.store, bundle)
+    assert "sign the bundle again" in caught.value.hint
 
 
 # --- the keys that may sign ----------------------------------------------------------------------
