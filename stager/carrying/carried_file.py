@@ -40,10 +40,10 @@ from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.errors import BundleError
+from ..pack.existing import LABEL_NAME
 from ..pack.members import CheckedMembers, MemberError
 
 FORMAT = 1
-LABEL_NAME = "carried.json"
 LOCK_NAME = "pylock.toml"
 SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"

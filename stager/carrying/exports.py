@@ -22,7 +22,6 @@ from ..pack.bundle import short_name
 from ..pack.members import CheckedMembers, MemberError, reader
 from ..trust.check import read_signature, signature_of
 from .carried_file import (
-    LABEL_NAME,
     LOCK_NAME,
     SIGNATURE_NAME,
     TOOL,
@@ -247,7 +246,7 @@ def _write(
         BundleError: the bundle is damaged.
     """
     manifest = bundle.manifest
-    first = [(LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
+    first = [(existing.LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
     for name, data in (*first, *beside):
         write_member(out, name, len(data), iter((data,)))
     members = CheckedMembers(manifest)

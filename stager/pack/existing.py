@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id of a bundle"
+LABEL_NAME = "carried.json"
+"""The first member of a file that ``stager export`` has written."""
 LOCK_SUFFIX = ".pylock.toml"
 """The lock of an imported bundle lies beside it, under its name with this ending."""
 _NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
@@ -89,10 +91,23 @@ def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
             _refuse_another(path, bundle.manifest.id, asked)
             yield bundle
     except NodeError as exc:
+        _refuse_carried(path)
         problem = exc.problem
         raise BundleError(
             f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix
         ) from exc
+
+
+def _refuse_carried(path: Path) -> None:
+    """Refuse a file that carries a bundle, and is none itself."""
+    mark = LABEL_NAME.encode() + b"\0"
+    with suppress(OSError), regular_files.opened(path) as handle:
+        if handle.read(len(mark)) == mark:
+            raise BundleError(
+                f"{path} is a file that `stager export` has written: it carries a bundle, and is "
+                "none itself",
+                hint=f"take the bundle out of it, and use that: stager import {path}",
+            )
 
 
 def _refuse_another(path: Path, actual: Digest, asked: str) -> None:

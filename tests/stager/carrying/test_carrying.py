@@ -14,13 +14,14 @@ import pytest
 from bundle.format.manifest import BLOCK, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
-from stager.carrying.carried_file import LABEL_NAME, CarriedPart, Label, read_label
+from stager.carrying.carried_file import CarriedPart, Label, read_label
 from stager.carrying.carry import ExportOptions, export_project, import_bundle
 from stager.carrying.exports import Base, ExportResult
 from stager.cleanup.clean import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
+from stager.pack.existing import LABEL_NAME
 from tests.support.building import Project, Recorder, digests
 from tests.support.wheelhouse import make_wheel
 
