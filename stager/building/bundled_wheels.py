@@ -178,7 +178,7 @@ def _layer_of(file: LockedFile, manifest: Manifest) -> Layer | None:
 
 def _checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
     """Yield the bytes of a layer, each piece once it is known to be right."""
-    members = CheckedMembers(bundle.manifest)
+    members = CheckedMembers(bundle.manifest, files=True)
     for name, _ in layer.members:
         yield from members.pieces(name, reader(bundle, name))
 

@@ -17,6 +17,7 @@ from ..core.deletion import remove
 from ..core.errors import ConfigError, StagerError
 from ..core.regular_files import bytes_of
 from ..core.store import Store
+from ..layers.frame import content_of
 from ..layers.layer_file import decompress_index
 from ..lock.lock_file import read_lock
 from ..lock.spec import read_spec
@@ -107,7 +108,7 @@ def _unpack(bundle: BundleFile, place: Path) -> None:
     for _, index, entries in fresh:
         for path in [entry.path for entry in entries] + [link.path for link in index.links]:
             (place / path).parent.mkdir(parents=True, exist_ok=True)
-    settings = WriteSettings(decompress=decompress_index, processes=1, compare=True)
+    settings = WriteSettings(decompress=content_of, processes=1, compare=True)
     write_layers(bundle, str(place), fresh, settings)
     for _, index, _ in fresh:
         for link in index.links:

@@ -47,9 +47,11 @@ class Gap:
         """Import it, with the project's code."""
         return import_bundle(default(self.lab.parent), file, Recorder(), project=self.lab)
 
-    def build(self, recorder: Recorder | None = None, **options: bool) -> Built:
+    def build(self, recorder: Recorder | None = None, *, offline: bool = False) -> Built:
         """Build inside, as `stager build` does."""
-        return build(load(self.lab), BuildOptions(prove=False, **options), recorder or Recorder())
+        return build(
+            load(self.lab), BuildOptions(prove=False, offline=offline), recorder or Recorder()
+        )
 
 
 @pytest.fixture
