@@ -166,10 +166,9 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             own = own_interpreter(config, spec, listener.note)
             _note_no_requirements(config, listener)
             files = hub_files(store, options.offline, listener)
-            locked = options.locked
             resolving, moved = upgraded(config, options.resolving)
-            lock = current_lock(config, spec, store, resolving, listener, locked=locked)
-            lock = with_assets(config, lock, files, listener, locked=locked, moved=moved)
+            lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
+            lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"), advising(store):
             bundled = BundledWheels(config, spec, store, listener.note)
             fetched = _fetching(spec, store, options, phase.fetched, bundled.find)
@@ -180,10 +179,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             trees = sources_of_project(config, store, lock.path, listener.note)
             for line in (*notes_on_patterns(wheels, spec.prune), *bundled.summary()):
                 listener.note(line)
-            of_wheels = [bundled.source(wheel) for wheel in wheels]
-            of_hub = hub_sources(lock.assets, files, spec.target)
-            of_python = [own.source] if own else []
-            sources = [*of_wheels, *trees, *of_hub, *of_python]
+            hub = hub_sources(lock.assets, files, spec.target)
+            sources = [*map(bundled.source, wheels), *trees, *hub, *([own.source] if own else [])]
             made = _made(sources, spec, store, options, listener)
         with phase("bundle"):
             requested = _requested(spec, lock)
