@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..config.load import Config
@@ -34,6 +35,8 @@ from ..pack.existing import ChosenBundle, Newest
 from ..pack.libc_needs import file_needs
 from ..pack.prove import Proof, Wanted, prove
 from ..wheels.fetch import FetchSettings, fetch
+from ..wheels.stored_wheels import FindElsewhere
+from .bundled_wheels import BundledWheels, advising
 from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
 from .hub_layers import forget_files, hub_sources
@@ -153,7 +156,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
     earlier = before(store, config.source)
     phase = _Phases(listener)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
-        with phase("lock"):
+        with phase("lock"), advising(store):
             spec = buildable_spec(config, options.launcher)
             own = own_interpreter(config, spec, listener.note)
             compiler = compiler_for(spec.target, own.program if own else None)
@@ -162,16 +165,19 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             resolving, moved = upgraded(config, options.resolving)
             lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
             lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
-        with phase("wheels"):
-            wheels = _fetched(lock, store, spec, options, phase.fetched)
-            decompressor = _decompressor(spec, store, options, phase.fetched, own=bool(own))
+        with phase("wheels"), advising(store):
+            bundled = BundledWheels(config, spec, store, compiler, listener.note)
+            fetched = _fetching(spec, store, options, phase.fetched, bundled.find)
+            wheels = fetched(lock)
+            decompressor = _decompressor(spec, store, fetched, own=bool(own))
+            bundled.take_assets(lock.assets)
         with phase("layers"):
             trees = sources_of_project(config, store, lock.path, listener.note)
-            for line in notes_on_patterns(wheels, spec.prune):
+            for line in (*notes_on_patterns(wheels, spec.prune), *bundled.summary()):
                 listener.note(line)
-            of_wheels = [LayerSource.of_wheel(wheel, spec.prune) for wheel in wheels]
-            of_hub = hub_sources(lock.assets, files, spec.target)
-            sources = [*of_wheels, *trees, *of_hub, *([own.source] if own else [])]
+            of_wheels = map(bundled.source, wheels)
+            hub = hub_sources(lock.assets, files, spec.target)
+            sources = [*of_wheels, *trees, *hub, *([own.source] if own else [])]
             made = _made(sources, spec, store, compiler, options, listener)
         with phase("bundle"):
             requested = requested_of(spec, lock)
@@ -310,27 +316,26 @@ def _note_no_requirements(config: Config, listener: Listener) -> None:
         )
 
 
-def _fetched(
-    lock: Lock, store: Store, spec: Spec, options: BuildOptions, progress: Callable[[str], None]
-) -> tuple[Wheel, ...]:
-    """Return the wheels of a lock, with what the spec knows besides it."""
-    given = FetchSettings(indexes=spec.all_indexes, builds=spec.builds)
-    return fetch(lock, store, offline=options.offline, progress=progress, given=given)
-
-
-def _decompressor(
+def _fetching(
     spec: Spec,
     store: Store,
     options: BuildOptions,
     progress: Callable[[str], None],
-    *,
-    own: bool,
+    elsewhere: FindElsewhere,
+) -> Callable[[Lock], tuple[Wheel, ...]]:
+    """Return what brings the wheels of a lock, with what the spec knows besides it."""
+    given = FetchSettings(indexes=spec.all_indexes, builds=spec.builds, elsewhere=elsewhere)
+    return partial(fetch, store=store, offline=options.offline, progress=progress, given=given)
+
+
+def _decompressor(
+    spec: Spec, store: Store, fetched: Callable[[Lock], tuple[Wheel, ...]], *, own: bool
 ) -> Wheel | None:
     lock = decompressor_lock(spec.target, bundled_python=own)
     if lock is None:
         return None
     try:
-        (wheel,) = _fetched(lock, store, spec, options, progress)
+        (wheel,) = fetched(lock)
     except WheelError as exc:
         (file,) = lock.files
         raise WheelError(

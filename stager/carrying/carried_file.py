@@ -150,7 +150,7 @@ class CarriedFile:
             raise self._damaged(f"no project is called {self.manifest.name!r}")
         if LOCK_NAME not in {part.name for part in self.label.parts}:
             raise self._damaged(f"{LOCK_NAME} is missing")
-        self.members = CheckedMembers(self.manifest)
+        self.members = CheckedMembers(self.manifest, files=True)
         self._refuse_short()
 
     def content(self, name: str, size: int) -> Iterator[bytes]:

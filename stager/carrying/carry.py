@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..building.current_bundle import Listener, current_bundle, lock_path, offline_root
@@ -13,6 +13,7 @@ from ..lock.spec import read_spec
 from ..pack import existing
 from .exports import Base, ExportResult, base_manifest, export
 from .imports import ImportResult, import_file
+from .project_files import refuse_used, write_project
 from .tool import carried_tool
 
 
@@ -71,20 +72,28 @@ def _named(key: str, config: Config) -> Path:
 
 
 def import_bundle(
-    config: Config, path: Path, listener: Listener, *, asked: str = ""
+    config: Config, path: Path, listener: Listener, *, asked: str = "", project: Path | None = None
 ) -> ImportResult:
-    """Add the bundle of a carried file to the offline root.
+    """Add the bundle of a carried file to the offline root; write its project out, if asked to.
 
     Args:
         config: the settings that name the offline root.
         path: the carried file.
         listener: told the progress.
         asked: the id that the bundle must have, or its first digits; empty for any.
+        project: a new folder for the project's code; None for none.
 
     Raises:
-        StagerError: see :func:`stager.carrying.imports.import_file`.
+        StagerError: see :func:`stager.carrying.imports.import_file` and
+            :func:`stager.carrying.project_files.write_project`.
     """
     store = Store(offline_root(config))
+    if project is not None:
+        refuse_used(project)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         listener.begin("import")
-        return import_file(path, config, store, asked=asked)
+        result = import_file(path, config, store, asked=asked)
+        if project is None:
+            return result
+        notes = write_project(result, store, project)
+        return replace(result, project=project.absolute(), notes=tuple(notes))

@@ -50,6 +50,10 @@ class ImportResult:
     """True if the bundle was here, and nothing was done."""
     signature: InspectedSignature | None
     """Its signature; null if there is none."""
+    project: Path | None = None
+    """The folder that the project's code was written to; null if that was not asked for."""
+    notes: tuple[str, ...] = ()
+    """What a person should know before they build it there."""
 
 
 def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:

@@ -24,16 +24,25 @@ def import_file(
         typer.Argument(metavar="FILE", parser=path_option, help="What `stager export` wrote."),
     ],
     id: BundleId = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            "--project",
+            metavar="DIR",
+            parser=path_option,
+            help="Write the project's code to a new directory, to edit it and build it there.",
+        ),
+    ] = None,
     talk: Talk,
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
     from ..carrying.carry import import_bundle
-    from ..jobs.prepare import project
+    from ..jobs import prepare
 
     console = talk.reports()
     with boundary(console):
-        config = project(file, "", settings_place())
-        result = import_bundle(config, file, console, asked=bundle_id(id, "--id"))
+        config = prepare.project(file, "", settings_place())
+        result = import_bundle(config, file, console, asked=bundle_id(id, "--id"), project=project)
         console.stop()
         if talk.json:
             console.emit(result)

@@ -203,6 +203,10 @@ class Reports(Output):
             self.say(f"{result.name} {result.id[:12]}: {sized(result.bytes)}, {layers}", "good")
         self.say(f"  {_signed(result.signature)}")
         self.say(f"  next: stager verify --id {result.id[:12]}")
+        if result.project is not None:
+            self.say(f"  its code: {result.project}; edit it, and run `stager build` there")
+        for line in result.notes:
+            self.note(line)
         self.data(str(result.bundle))
 
     def planned(self, job: PlannedJob) -> None:

@@ -1,4 +1,4 @@
-"""One zstd frame of a layer: compressed, or stored as it is.
+"""One zstd frame of a layer: compressed, or stored as it is; and its content.
 
 Weights of a model are nearly random numbers: bfloat16 shrinks by a quarter, float32 by a tenth,
 quantized ones not at all, at a hundredth of the speed of a copy. A sample of the content decides,
@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 
 import zstandard
+
+from bundle.format.layer import LayerError
 
 SAMPLES = 8
 """Pieces of a frame's content that are tried."""
@@ -45,3 +47,25 @@ def stored(piece: bytes | bytearray) -> bytes:
         parts.append((len(block) << 3 | last).to_bytes(3, "little"))  # block type 0: raw
         parts.append(block)
     return b"".join(parts)
+
+
+def content_of(frame: bytes, size: int) -> bytes:
+    """Return the content of a frame, whatever length it claims to have.
+
+    Args:
+        frame: the frame; its digest has been checked.
+        size: the length that the content must have.
+
+    Raises:
+        LayerError: it cannot be decompressed, or has another length.
+    """
+    content = bytearray()
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(frame) as reader:
+            while len(content) <= size and (piece := reader.read(size + 1 - len(content))):
+                content += piece
+    except zstandard.ZstdError as exc:
+        raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
+    if len(content) != size:
+        raise LayerError("a frame does not hold as much as its index says")
+    return bytes(content)

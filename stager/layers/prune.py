@@ -101,16 +101,18 @@ def concerned(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in sorted(set(words)) if _applies(word, members))
 
 
-def notes_on_patterns(wheels: Iterable[Wheel], entries: Sequence[str]) -> list[str]:
+def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[str]:
     """Return notes on patterns of the setting that leave nothing out.
 
     Args:
-        wheels: all wheels of the environment.
+        wheels: all wheels of the environment; of those that are not here nothing is said.
         entries: the setting.
 
     Raises:
         ConfigError: see :func:`stager.layers.prune_patterns.check`.
     """
+    absent = {wheel.name for wheel in wheels if not wheel.path.exists()}
+    entries = [entry for entry in entries if entry.partition(":")[0] not in absent]
     named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}
     if not named:
         return []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LayerError
+from bundle.format.layer import Index, LayerError
 from bundle.format.layer_head import decode_head, origin_of
 from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest
 from bundle.protocol.digest import Digest
 
+from ..layers.frame import content_of
 from ..layers.layer_file import decompress_index
 
 Read = Callable[[int], bytes]
@@ -24,13 +26,21 @@ class MemberError(Exception):
 class CheckedMembers:
     """Checks members in the bundle's order: the head of a layer tells what its frames must be."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Take what the members are compared with."""
+    def __init__(self, manifest: Manifest, *, files: bool = False) -> None:
+        """Take what the members are compared with.
+
+        Args:
+            manifest: the bundle's.
+            files: True to compare each file in a layer with its digest, too: the digests of frames
+                prove that nothing has changed since the bundle was made, and not that its index is
+                true. Where nothing else will look, as in what was made here, somebody must.
+        """
         self.manifest = manifest
+        self._compare_files = files
         self._layers = {name: layer for layer in manifest.layers for name, _ in layer.members}
         self._parts = {part.name: part for part in (manifest.node, manifest.decompressor) if part}
-        self._frames: dict[str, tuple[tuple[int, str], ...]] = {}
-        """Size and digest of each frame, by the name of the member that holds them."""
+        self._indexes: dict[str, Index] = {}
+        """By the name of the member that holds the frames."""
 
     def pieces(self, name: str, read: Read) -> Iterator[bytes]:
         """Yield the content of a member, each piece once it is known to be right.
@@ -50,8 +60,18 @@ class CheckedMembers:
         elif name == self._layers[name].head_member:
             yield self._head(self._layers[name], read)
         else:
-            for size, digest in self._frames[name]:
-                yield self._digested(_called(self._layers[name]), read(size), digest)
+            yield from self._of_frames(_called(self._layers[name]), self._indexes[name], read)
+
+    def _of_frames(self, name: str, index: Index, read: Read) -> Iterator[bytes]:
+        files = _Files(index)
+        try:
+            for frame in index.frames:
+                data = self._digested(name, read(frame.size), frame.sha256)
+                if self._compare_files:
+                    files.compare(content_of(data, frame.unpacked_size))
+                yield data
+        except LayerError as exc:
+            raise MemberError(f"{name}: {exc}") from exc
 
     def _whole(self, name: str, read: Read, expected: bytes) -> bytes:
         data = read(len(expected))
@@ -73,11 +93,38 @@ class CheckedMembers:
                 raise LayerError("it was made from something else")
         except LayerError as exc:
             raise MemberError(f"{name}: {exc}") from exc
-        frames = tuple((frame.size, frame.sha256) for frame in index.frames)
-        if sum(size for size, _ in frames) != layer.size - layer.head_size:
+        if sum(frame.size for frame in index.frames) != layer.size - layer.head_size:
             raise MemberError(f"{name}: its frames do not add up to its size")
-        self._frames[layer.member] = frames
+        self._indexes[layer.member] = index
         return head
+
+
+class _Files:
+    """Compares the files of a layer with their digests, while the content of its frames goes by."""
+
+    def __init__(self, index: Index) -> None:
+        self._waiting = deque(index.files)  # in the order in which they lie there
+        self._digest = hashlib.sha256()
+        self._start = 0
+
+    def compare(self, content: bytes) -> None:
+        """Take the content of the next frame.
+
+        Raises:
+            LayerError: a file that ends in it does not have its digest.
+        """
+        end = self._start + len(content)
+        while self._waiting and self._waiting[0].offset < end:
+            entry = self._waiting[0]
+            begin = max(entry.offset - self._start, 0)
+            self._digest.update(content[begin : entry.offset + entry.size - self._start])
+            if entry.offset + entry.size > end:
+                break
+            if self._digest.hexdigest() != entry.sha256:
+                raise LayerError(f"{entry.path} does not have the digest in the index")
+            self._waiting.popleft()
+            self._digest = hashlib.sha256()
+        self._start = end
 
 
 def refuse_damage(bundle: BundleFile) -> None:

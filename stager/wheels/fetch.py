@@ -20,7 +20,7 @@ from ..lock.pip import Pip
 from ..lock.pylock import Lock
 from ..lock.source_builds import BuildSettings, advice, needs_nvcc, refuse_without_nvcc
 from .downloads import Downloads, Progress, by_name, by_url
-from .stored_wheels import StoredWheels, differs
+from .stored_wheels import FindElsewhere, StoredWheels, differs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class FetchSettings:
     """Its indexes, with the credentials for places that the lock names without."""
     builds: BuildSettings = field(default_factory=BuildSettings)
     """What builds from source are given."""
+    elsewhere: FindElsewhere = lambda file: None
+    """Asked for wheels that are not in the offline root, before they are fetched."""
 
 
 def _quiet(line: str) -> None:
@@ -76,7 +78,8 @@ def fetch(
             builds=given.builds,
             run=run,
         )
-        fetcher = _Fetcher(lock, store, pip, progress)
+        stored = StoredWheels(lock, store, given.builds, given.elsewhere)
+        fetcher = _Fetcher(lock, stored, pip, progress)
         try:
             fetcher.fetch()
             return fetcher.wheels()
@@ -87,12 +90,12 @@ def fetch(
 class _Fetcher:
     """Brings the files of one lock into the store, and collects the problems on the way."""
 
-    def __init__(self, lock: Lock, store: Store, pip: Pip, progress: Progress) -> None:
+    def __init__(self, lock: Lock, stored: StoredWheels, pip: Pip, progress: Progress) -> None:
         self.lock = lock
-        self.store = store
+        self.stored = stored
+        self.store = stored.store
         self.pip = pip
         self.progress = progress
-        self.stored = StoredWheels(lock, store, pip.builds)
         self.problems: list[str] = []
         self._build_output: list[str] = []
 

@@ -7,6 +7,7 @@ folder that is named after all that shaped it, with a note of its digest beside 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,19 +19,30 @@ from ..lock import sources
 from ..lock.pylock import Lock
 from ..lock.source_builds import BuildSettings
 
+FindElsewhere = Callable[[LockedFile], Wheel | None]
+"""Returns the wheel of a locked file that is here in another form; None if it is not."""
+
 
 class StoredWheels:
     """The wheels of one lock in the offline root."""
 
-    def __init__(self, lock: Lock, store: Store, builds: BuildSettings) -> None:
+    def __init__(
+        self,
+        lock: Lock,
+        store: Store,
+        builds: BuildSettings,
+        elsewhere: FindElsewhere = lambda file: None,
+    ) -> None:
         """Look for nothing yet.
 
         Args:
             lock: the lock.
             store: the offline root.
             builds: what builds from source are given, which names their folders.
+            elsewhere: asked for wheels that are not here.
         """
-        self._lock, self._store, self._builds = lock, store, builds
+        self._lock, self.store, self._builds = lock, store, builds
+        self._elsewhere = elsewhere
         self._cache = DigestCache(store)
         torch = [file.sha256 for file in lock.files if file.name == "torch"]
         self._torch = str(torch[0]) if torch else ""
@@ -47,11 +59,11 @@ class StoredWheels:
     def find(self, file: LockedFile) -> Wheel | None:
         """Return the wheel of a locked file; None unless it is here with the right digest."""
         path = self.place_of(file) if file.is_wheel else self._built(file)
-        if path is None:
-            return None
+        digest = self._cache.digest(path) if path is not None else None
+        if path is None or digest is None:
+            return self._elsewhere(file)
         expected = file.sha256 if file.is_wheel else _noted_digest(path)
-        digest = self._cache.digest(path)
-        if digest is None or digest != expected:
+        if digest != expected:
             return None
         return Wheel(
             name=file.name,
@@ -63,11 +75,11 @@ class StoredWheels:
 
     def place_of(self, file: LockedFile) -> Path:
         """Return where a wheel of the lock belongs."""
-        return self._store.wheels / file.filename
+        return self.store.wheels / file.filename
 
     def folder_of(self, file: LockedFile) -> Path:
         """Return the folder for the wheel of an sdist."""
-        return self._store.built / self._builds.key(file.name, file.sha256, self._torch)
+        return self.store.built / self._builds.key(file.name, file.sha256, self._torch)
 
     def _built(self, file: LockedFile) -> Path | None:
         """Return the wheel of an sdist that was built here; None if there is none."""
@@ -79,7 +91,7 @@ class StoredWheels:
 
     def note_digest(self, wheel: Path) -> None:
         """Note the digest of a wheel that was built here, so that it is known again."""
-        with self._store.publishing(_note(wheel)) as partial:
+        with self.store.publishing(_note(wheel)) as partial:
             partial.write_text(f"{sha256_of(wheel)}\n", encoding="utf-8")
 
     def save_digests(self) -> None:

@@ -173,3 +173,25 @@ def test_errors(project: Project, tmp_path: Path) -> None:
     # In the project it is no part of the next bundle.
     assert project.stager("export").returncode == 0
     assert "has changed" not in project.stager("export").stderr
+
+
+def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) -> None:
+    """By its file alone, under any name; a file that carries one is not taken for it."""
+    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    carried = tmp_path / "lab.carry.tar"
+    assert project.stager("export", "-o", str(carried)).returncode == 0
+    bundle = tmp_path / "stick.tar"
+    shutil.copyfile(built["bundle"], bundle)
+    nowhere = replace(project, root=tmp_path / "nowhere")
+    nowhere.root.mkdir()
+    empty = {"OFFLINE_ROOT": str(tmp_path / "empty")}
+    train = ("--allocation", "local", "--nodes", "2", "--launcher", "processes", "--", "train.py")
+    ran = nowhere.stager("run", "--bundle", str(bundle), *train, env=empty)
+    assert ran.returncode == 0, ran.stderr
+    assert "alpha 1.0" in ran.stdout
+    for command in ("run", "verify", "exec", "inspect"):
+        given = ("--bundle", str(carried)) if command != "inspect" else (str(carried),)
+        refused = nowhere.stager(command, *given, *(train[-2:] * (command == "exec")), env=empty)
+        assert (refused.returncode, refused.stdout) == (1, ""), command
+        assert f"{carried} is a file that `stager export` has written" in refused.stderr
+        assert f"stager import {carried}" in refused.stderr

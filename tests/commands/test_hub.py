@@ -179,6 +179,18 @@ def test_a_second_build_asks_the_hub_nothing(project: Project, hub: HubServer) -
     assert "models--org--tiny/refs/main" in in_environment(project)["found"]
 
 
+def test_a_bundle_in_the_offline_root_has_them_where_no_hub_is(
+    project: Project, hub: HubServer
+) -> None:
+    """As after an import: neither their layers nor their files are here."""
+    first = naming(project, '["org/tiny", "org/sibling"]', '["org/news"]').build()
+    for layer in project.store.layers.iterdir():
+        layer.unlink()
+    asked = len(hub.asked)
+    assert project.build().packed.manifest == first.packed.manifest
+    assert len(hub.asked) == asked
+
+
 def test_one_model_moves_and_the_rest_stays(project: Project, hub: HubServer) -> None:
     naming(project, '["org/tiny", "org/sibling"]', '["org/news"]')
     done(project, "lock", "--json")

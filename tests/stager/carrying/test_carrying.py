@@ -16,13 +16,15 @@ from bundle.protocol.digest import Digest
 from stager.building.build import Built
 from stager.carrying.carried_file import CarriedPart, Label, read_label
 from stager.carrying.carry import ExportOptions, export_project, import_bundle
-from stager.carrying.exports import Base, ExportResult
+from stager.carrying.exports import Base, ExportResult, export
+from stager.carrying.imports import import_file
 from stager.cleanup.clean import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
-from stager.pack.existing import LABEL_NAME, opened
+from stager.pack.existing import LABEL_NAME, ChosenBundle, opened
 from tests.support.building import Project, Recorder, digests
+from tests.support.bundles import Raw, forge, make_bundle
 from tests.support.wheelhouse import make_wheel
 
 PLACES = 200
@@ -250,3 +252,27 @@ def test_the_last_import_of_a_project_stays(sides: Sides, built: Built) -> None:
     unused = plan(sides.inside, Rules(), later)
     assert {item.kind for item in unused} == {"bundle", "seal", "lock"}
     assert newest not in {item.path for item in unused}
+
+
+@pytest.mark.parametrize("name", ["data.bin", "small.py"])
+def test_an_index_that_does_not_tell_the_truth_is_refused(
+    project: Project, tmp_path: Path, name: str
+) -> None:
+    """What was imported counts as made here: nobody compares its files with the index again."""
+    data = b"0123456789abcdef" * (40 << 16)  # in several frames
+    wheel = make_wheel(tmp_path, "large", files={"large/data.bin": data, "large/small.py": "A = 1"})
+    real = make_bundle(project.store, [wheel], decompressor=None)
+
+    def lie(raw: Raw) -> None:
+        entry: list[object] = next(item for item in raw["files"] if item[0].endswith(name))
+        entry[3] = Digest.of(b"something else")
+
+    forged = forge(real.path, tmp_path / "forged.tar", index=lie)
+    (tmp_path / "pylock.toml").write_text("")
+    carried = export(
+        ChosenBundle(path=forged), tmp_path / "f.tar", project.store, lock=tmp_path / "pylock.toml"
+    )
+    inside = Store(tmp_path / "inside")
+    with inside.lock(), pytest.raises(BundleError, match=f"{name} does not have the digest in the"):
+        import_file(carried.file, load(project.root), inside)
+    assert list(inside.bundles.iterdir()) == []

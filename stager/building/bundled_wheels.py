@@ -1,0 +1,244 @@
+"""What bundles of the offline root have of the wheels that are not there themselves.
+
+``stager import`` brings a bundle, and no wheels. A layer says in its head what it was made from,
+and its id is the digest of that. So a layer that a wheel of the lock would give, with the options
+of this build, is put into the store in the wheel's stead, each byte checked as an import does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bundle.format.archive import BundleFile
+from bundle.format.layer import LayerError
+from bundle.format.layer_head import origin_of
+from bundle.format.layer_origin import Origin
+from bundle.format.manifest import Layer, Manifest
+from bundle.protocol.counts import counted
+from bundle.protocol.digest import Digest
+from bundle.protocol.problem import NodeError
+
+from ..config.load import Config
+from ..core.errors import BundleError, ResolveError, WheelError
+from ..core.store import Store
+from ..core.values import LockedFile, Wheel
+from ..hub.locked import LockedRepository
+from ..layers.build import is_stored
+from ..layers.compiler import Compiler
+from ..layers.prune_patterns import of_package
+from ..layers.source import LayerSource, layer_id
+from ..lock.lock_file import earlier_lock
+from ..lock.spec import Spec
+from ..pack import existing
+from ..pack.members import CheckedMembers, MemberError, reader
+from ..trust.check import trust_in
+from .export import SUFFIX
+
+
+class BundledWheels:
+    """Layers of bundles in the offline root, by the wheels that they were made from."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: Spec,
+        store: Store,
+        compiler: Compiler | None,
+        note: Callable[[str], None],
+    ) -> None:
+        """Look at no bundle yet. The store's lock must be held.
+
+        Args:
+            config: the settings; where they require signatures, other bundles are passed over.
+            spec: the project's requirements: the target, and what is left out of wheels.
+            store: the offline root.
+            compiler: what compiles for another version of Python; None for this one's.
+            note: called with what was found damaged.
+        """
+        self._config, self._spec, self._store, self._note = config, spec, store, note
+        self._compiler = compiler
+        self._known: list[tuple[Path, Manifest]] | None = None
+        self._found: dict[Digest, Wheel | None] = {}
+        self._sources: dict[Digest, LayerSource] = {}
+
+    def find(self, file: LockedFile) -> Wheel | None:
+        """Return the wheel of a locked file whose layer is here; its path leads to no file.
+
+        A bundle's decompressor is a wheel as it was, and is put into the offline root.
+        """
+        if file.sha256 not in self._found:
+            self._found[file.sha256] = self._decompressor(file) or self._layered(file)
+        return self._found[file.sha256]
+
+    def source(self, wheel: Wheel) -> LayerSource:
+        """Return the source of the layer of a wheel, which is here itself or as that layer."""
+        return self._sources.get(wheel.sha256) or LayerSource.of_wheel(wheel, self._spec.prune)
+
+    def summary(self) -> list[str]:
+        """Return a line on the packages whose wheels are not here; none where all are."""
+        if not self._sources:
+            return []
+        lines = [
+            f"{counted(len(self._sources), 'package')} taken from bundles in "
+            f"{self._store.bundles}: the wheels are not here"
+        ]
+        used = {word for source in self._sources.values() for word in source.prune}
+        unused = [word for word in self._spec.prune if word not in used]
+        if unused:
+            lines.append(f"environment.prune: {', '.join(unused)} left nothing out of these")
+        return lines
+
+    def take_assets(self, repositories: Sequence[LockedRepository]) -> None:
+        """Put the layers of models and data sets of a lock into the store."""
+        wanted = {(one.request.name, one.commit[:12]) for one in repositories}
+        for path, manifest in self._bundles() if wanted else ():
+            for layer in manifest.layers:
+                if layer.kind == "asset" and (layer.name, layer.version) in wanted:
+                    self._take(path, manifest, layer)
+
+    def _bundles(self) -> list[tuple[Path, Manifest]]:
+        """Return the bundles that may be used, with their manifests."""
+        if self._known is None:
+            self._known = []
+            for path in sorted(self._store.bundles.glob(f"*{SUFFIX}")):
+                with contextlib.suppress(BundleError):  # damaged, of another format, not signed
+                    manifest = existing.manifest_of(path)
+                    trust_in(self._config, self._store, path, manifest.id)
+                    self._known.append((path, manifest))
+        return self._known
+
+    def _decompressor(self, file: LockedFile) -> Wheel | None:
+        for path, manifest in self._bundles():
+            part = manifest.decompressor
+            if part is None or part.sha256 != file.sha256:
+                continue
+            with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
+                data = bundle.part(part)
+                final = self._store.wheels / file.filename
+                with self._store.publishing(final) as partial:
+                    partial.write_bytes(data)
+                return _wheel(file, final, file.sha256, len(data))
+        return None
+
+    def _layered(self, file: LockedFile) -> Wheel | None:
+        for path, manifest in self._bundles():
+            layer = _layer_of(file, manifest)
+            source = self._source_of(path, manifest, layer, file) if layer else None
+            if layer and source and self._take(path, manifest, layer):
+                self._sources[source.digest] = source
+                final = self._store.wheels / _filename(file, manifest)
+                return _wheel(file, final, source.digest, layer.size)
+        return None
+
+    def _source_of(
+        self, path: Path, manifest: Manifest, layer: Layer, file: LockedFile
+    ) -> LayerSource | None:
+        """Return the source of a layer; None if it is not what this build would make."""
+        made_from: Origin | None = None
+        with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
+            made_from = origin_of(bundle.head(layer))
+        if made_from is None or not _is_of(made_from, path, file, self._spec):
+            return None
+        pruned = made_from.options.get("prune")
+        words = tuple(pruned["words"]) if isinstance(pruned, dict) else ()
+        if not set(words) <= set(of_package(self._spec.prune, file.name)):
+            return None
+        source = LayerSource(
+            kind="wheel",
+            name=layer.name,
+            version=layer.version,
+            digest=made_from.content,
+            size=layer.size,
+            prune=words,
+            compiler=self._compiler,
+        )
+        return source if layer_id(source, self._spec.target) == layer.id else None
+
+    def _take(self, path: Path, manifest: Manifest, layer: Layer) -> bool:
+        """Put a layer into the store, unless it has it; return False if the bundle is damaged."""
+        if is_stored(self._store, layer.id):
+            return True
+        self._store.require_space(layer.size, "the layers")
+        final = self._store.layer(layer.id)
+        with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
+            with self._store.publishing(final) as partial, partial.open("wb") as out:
+                out.writelines(_checked(bundle, layer))
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _noting_damage(self, path: Path) -> Iterator[None]:
+        """Pass over a bundle that is damaged."""
+        try:
+            yield
+        except (BundleError, LayerError, MemberError, NodeError) as exc:
+            why = exc.message if isinstance(exc, BundleError) else str(exc)
+            self._note(f"nothing is taken from {path.name}: {why}")
+
+
+def _layer_of(file: LockedFile, manifest: Manifest) -> Layer | None:
+    """Return the layer of a package in the version of a locked file."""
+    wanted = ("wheel", file.name, str(file.version))
+    layers = manifest.layers
+    return next((one for one in layers if (one.kind, one.name, one.version) == wanted), None)
+
+
+def _checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
+    """Yield the bytes of a layer, each piece once it is known to be right."""
+    members = CheckedMembers(bundle.manifest, files=True)
+    for name, _ in layer.members:
+        yield from members.pieces(name, reader(bundle, name))
+
+
+def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> bool:
+    """Return True if a layer was made from a locked file: a wheel, or the wheel of an sdist.
+
+    Only the lock that came with the bundle knows which sdist that was.
+    """
+    if file.is_wheel:
+        return made_from.content == file.sha256
+    lock = bundle.with_name(bundle.name.removesuffix(SUFFIX) + existing.LOCK_SUFFIX)
+    theirs = earlier_lock(lock, spec.target)
+    return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
+
+
+def _filename(file: LockedFile, manifest: Manifest) -> str:
+    """Return the name of a locked wheel, or one for that of an sdist.
+
+    That one's own tags are not known, but the bundle's C library is new enough for it.
+    """
+    if file.is_wheel:
+        return file.filename
+    needs = manifest.requires
+    libc = {"glibc": "manylinux", "musl": "musllinux"}[needs.libc]
+    version = needs.libc_version.replace(".", "_")
+    platform = "any" if version == "0_0" else f"{libc}_{version}_{needs.machine}"
+    return f"{file.name.replace('-', '_')}-{file.version}-py3-none-{platform}.whl"
+
+
+def _wheel(file: LockedFile, path: Path, digest: Digest, size: int) -> Wheel:
+    return Wheel(name=file.name, version=file.version, path=path, sha256=digest, size=size)
+
+
+@contextlib.contextmanager
+def advising(store: Store) -> Iterator[None]:
+    """Say what helps behind an air gap, where packages cannot be had.
+
+    Raises:
+        ResolveError, WheelError: as the block has raised it.
+    """
+    try:
+        yield
+    except (ResolveError, WheelError) as exc:
+        folder = store.root / "imports"
+        if not folder.is_dir() or not any(folder.iterdir()):
+            raise
+        advice = (
+            "the bundles that were imported here have not all that this lock needs: build where "
+            "there is an index, and carry the new packages here with `stager export --base ID` "
+            "(docs/air-gap.md); or point pip at an index that can be reached from here"
+        )
+        hint = f"{exc.hint}; {advice}" if exc.hint else advice
+        raise type(exc)(exc.message, hint=hint, context=exc.context) from exc

@@ -1,0 +1,167 @@
+"""The code of a project, written out of its bundle, to be edited where the bundle was imported."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.environment.layer_writer import Fresh, WriteSettings, write_layers
+from bundle.format.archive import BundleFile
+
+from ..building.current_bundle import LOCK_NAME, lock_path, offline_root
+from ..config import script
+from ..config.load import Config, find, load
+from ..core.deletion import remove
+from ..core.errors import ConfigError, StagerError
+from ..core.regular_files import bytes_of
+from ..core.store import Store
+from ..layers.frame import content_of
+from ..layers.layer_file import decompress_index
+from ..lock.lock_file import read_lock
+from ..lock.spec import read_spec
+from ..pack import existing
+from .imports import ImportResult
+
+_WRITTEN = ("project", "assets")
+"""Folders of an environment: what is in them lies in the project's own folder."""
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse a folder that has something in it.
+
+    Raises:
+        ConfigError: it has, or it is none.
+    """
+    try:
+        used = any(folder.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise ConfigError(
+            f"--project {folder}: {exc.strerror or exc}", hint="name a new directory"
+        ) from exc
+    if used:
+        raise ConfigError(
+            f"--project {folder}: there are files in it already", hint="name a new directory"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """A project that was written out."""
+
+    folder: Path
+    """Its folder."""
+    name: str
+    """Its name."""
+    lock: bytes
+    """The lock that its bundle was made from."""
+    root: Path
+    """The offline root that has the bundle."""
+
+
+def write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
+    """Write the files of a project, its assets and its lock into a new folder.
+
+    Args:
+        imported: the bundle, whose every byte was checked, and its lock.
+        store: the offline root.
+        folder: the folder; there is none yet, or an empty one.
+
+    Returns:
+        What a person should know, to build it there.
+
+    Raises:
+        BundleError: the bundle is damaged; nothing is left.
+        StagerError: the folder cannot be written.
+    """
+    folder = folder.absolute()
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        partial.mkdir(parents=True)
+        with existing.opened(imported.bundle, imported.id) as bundle:
+            _unpack(bundle, partial)
+        if folder.is_dir():
+            folder.rmdir()
+        (partial / "all").rename(folder)
+    except OSError as exc:
+        raise StagerError(
+            f"--project {folder} cannot be written: {exc.strerror or exc}",
+            hint="name another directory",
+        ) from exc
+    finally:
+        remove(partial)
+    return _with_lock(
+        _Written(folder=folder, name=imported.name, lock=bytes_of(imported.lock), root=store.root)
+    )
+
+
+def _unpack(bundle: BundleFile, place: Path) -> None:
+    """Write the files of the project and of its assets to ``place / "all"``."""
+    final = place / "all"
+    final.mkdir()
+    for name in _WRITTEN:
+        (place / name).symlink_to("all")
+    fresh = list(_layers(bundle))
+    for _, index, entries in fresh:
+        for path in [entry.path for entry in entries] + [link.path for link in index.links]:
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+    settings = WriteSettings(decompress=content_of, processes=1, compare=True)
+    write_layers(bundle, str(place), fresh, settings)
+    for _, index, _ in fresh:
+        for link in index.links:
+            (place / link.path).symlink_to(link.target)
+
+
+def _layers(bundle: BundleFile) -> Iterator[Fresh]:
+    """Yield the layers to write: not those of models and data sets, which a lock names."""
+    for layer in bundle.manifest.layers:
+        if layer.kind == "project" or (layer.kind == "asset" and not layer.version):
+            index = bundle.index(layer, bundle.head(layer), decompress_index)
+            paths = [*(entry.path for entry in index.files), *(link.path for link in index.links)]
+            if all(path.partition("/")[0] in _WRITTEN for path in paths):
+                # Bytecode was added when the layer was made.
+                yield layer, index, [one for one in index.files if not one.path.endswith(".pyc")]
+
+
+def _with_lock(written: _Written) -> list[str]:
+    """Put the lock where a build looks for it; return what a person should know of that build."""
+    folder, name = written.folder, written.name
+    settings = find(folder)
+    if settings is not None and settings.parent == folder:
+        try:
+            return list(_beside_settings(written, load(folder)))
+        except StagerError as exc:
+            (folder / LOCK_NAME).write_bytes(written.lock)
+            return [f"a build in {folder} would fail: {exc.message}", *exc.context]
+    scripts = [path for path in folder.glob("*.py") if script.name_of(path) == name]
+    if script.named_in(list(map(str, scripts))) is not None:
+        (folder / f"pylock.{name}.toml").write_bytes(written.lock)
+        return []
+    (folder / LOCK_NAME).write_bytes(written.lock)
+    return [
+        f"there is no stager.toml in {folder}: the project's settings lay outside of project.path, "
+        "and are not in the bundle; write one before you build"
+    ]
+
+
+def _beside_settings(written: _Written, config: Config) -> Iterator[str]:
+    spec = read_spec(config)
+    place = lock_path(config, spec)
+    place.write_bytes(written.lock)
+    lock = read_lock(place, spec.target)
+    here, there = spec.target.platform, lock.target.platform
+    if here != there:
+        yield (
+            f"the packages are for {there}, this machine is {here}: to build here, set "
+            f'environment.platform = "{there}" in {config.source}'
+        )
+    elif not lock.is_current(spec):
+        yield f"{place} does not fit {config.source}: a build makes another lock, from an index"
+    if offline_root(config) != written.root:
+        yield (
+            f"{config.source} names another offline root, {offline_root(config)}, which does not "
+            f"have the packages: to build here, set OFFLINE_ROOT={written.root}"
+        )

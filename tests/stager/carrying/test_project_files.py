@@ -1,0 +1,208 @@
+"""A project that was imported: its code is written out, edited, and built without an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bundle.format.manifest import BLOCK
+from stager.building.build import BuildOptions, Built, build
+from stager.carrying.carry import ExportOptions, export_project, import_bundle
+from stager.carrying.imports import ImportResult
+from stager.config.load import load
+from stager.config.template import default
+from stager.core.errors import ConfigError, ResolveError, StagerError, WheelError
+from stager.core.store import Store
+from stager.core.values import Target
+from stager.pack.existing import manifest_of
+from tests.support.building import Project, Recorder, digests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A project outside, and the folders of the other side, where there is no wheel."""
+
+    project: Project
+    wheelhouse: Path
+    inside: Store
+    lab: Path
+
+    def carry(self, monkeypatch: pytest.MonkeyPatch) -> ImportResult:
+        """Export the project's bundle, leave all else behind, and import it."""
+        file = self.export()
+        monkeypatch.setenv("OFFLINE_ROOT", str(self.inside.root))
+        self.project.root.rename(self.project.root.with_name("outside"))
+        self.wheelhouse.rename(self.wheelhouse.with_name("wheelhouse-outside"))
+        return self.take(file)
+
+    def export(self) -> Path:
+        """Export the project's bundle."""
+        file = self.lab.with_name("lab.carry.tar")
+        config = load(self.project.root)
+        return export_project(config, ExportOptions(output=file), Recorder()).file
+
+    def take(self, file: Path) -> ImportResult:
+        """Import it, with the project's code."""
+        return import_bundle(default(self.lab.parent), file, Recorder(), project=self.lab)
+
+    def build(self, recorder: Recorder | None = None, *, offline: bool = False) -> Built:
+        """Build inside, as `stager build` does."""
+        return build(
+            load(self.lab), BuildOptions(prove=False, offline=offline), recorder or Recorder()
+        )
+
+
+@pytest.fixture
+def gap(project: Project, wheelhouse: Path, tmp_path: Path) -> Gap:
+    """Both sides."""
+    return Gap(
+        project=project,
+        wheelhouse=wheelhouse,
+        inside=Store(tmp_path / "inside"),
+        lab=tmp_path / "lab",
+    )
+
+
+def test_what_is_written_out_is_built_into_the_same_bundle(
+    gap: Gap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With assets and links, and what `environment.prune` leaves out; then with an edit."""
+    root = gap.project.root
+    (root / "data").mkdir()
+    (root / "data" / "news.csv").write_text("a,b\n")
+    (root / "tool.sh").write_text("#!/bin/sh\n")
+    (root / "tool.sh").chmod(0o755)
+    (root / "again.py").symlink_to("train.py")
+    gap.project.settings(
+        "alpha",
+        "schemes",
+        more='prune = ["headers"]\n[assets]\npaths = ["data/news.csv"]\n[project]\nname = "lab"',
+    )
+    outside = gap.project.build()
+    before = digests(root)
+    imported = gap.carry(monkeypatch)
+    assert (imported.project, imported.notes) == (gap.lab, ())
+    assert digests(gap.lab) == before  # the lock is where it was
+    assert (gap.lab / "tool.sh").stat().st_mode & 0o777 == 0o755
+    assert (gap.lab / "again.py").readlink() == Path("train.py")
+    recorder = Recorder()
+    again = gap.build(recorder)
+    assert again.packed.manifest == outside.packed.manifest
+    assert not list(gap.inside.wheels.glob("alpha*"))
+    assert any("3 packages taken from bundles" in note for note in recorder.notes)
+    (gap.lab / "train.py").write_text("print('edited')\n")
+    edited = gap.build(offline=True)
+    kinds = {layer.id: layer.kind for layer in edited.packed.manifest.layers}
+    new = kinds.keys() - {layer.id for layer in outside.packed.manifest.layers}
+    assert [kinds[key] for key in new] == ["project"]
+    # The imported bundle may go: that of the build has the layers as well.
+    imported.bundle.unlink()
+    for layer in gap.inside.layers.iterdir():
+        layer.unlink()
+    assert gap.build().packed.manifest == edited.packed.manifest
+
+
+def test_a_package_that_was_built_from_source(
+    gap: Gap, sdist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = gap.project.settings("from-source", more='[project]\nname = "lab"').build()
+    gap.carry(monkeypatch)
+    assert gap.build().packed.manifest == outside.packed.manifest
+
+
+def test_nothing_is_taken_from_a_damaged_bundle(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap.project.build()
+    imported = gap.carry(monkeypatch)
+    data = bytearray(imported.bundle.read_bytes())
+    manifest = manifest_of(imported.bundle)
+    alpha = next(layer for layer in manifest.layers if layer.name == "alpha")
+    data[data.index(alpha.member.encode()) + BLOCK] ^= 1
+    imported.bundle.write_bytes(data)
+    recorder = Recorder()
+    with pytest.raises(WheelError) as caught:
+        gap.build(recorder, offline=True)
+    assert caught.value.context == ("alpha-1.0-py3-none-any.whl: not in the offline root",)
+    assert "`stager export --base ID`" in caught.value.hint
+    [note] = recorder.notes
+    assert note.startswith(f"nothing is taken from {imported.bundle.name}: alpha 1.0 does not have")
+    assert not gap.inside.layer(alpha.id).exists()
+
+
+def test_what_the_settings_do_not_leave_out_must_be_there(
+    gap: Gap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer without headers is of no use to a build that wants them."""
+    gap.project.settings("schemes", more='prune = ["headers"]').build()
+    gap.carry(monkeypatch)
+    text = (gap.lab / "stager.toml").read_text()
+    (gap.lab / "stager.toml").write_text(text.replace('["headers"]', "[]"))
+    with pytest.raises(WheelError, match=r"1 file of pylock\.toml cannot be obtained"):
+        gap.build(offline=True)
+
+
+def test_a_bundle_that_is_not_trusted_gives_nothing(
+    gap: Gap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gap.project.build()
+    gap.carry(monkeypatch)
+    (tmp_path / "signers").write_text("")
+    trust = f'\n[trust]\nallowed-signers = "{tmp_path / "signers"}"\nrequire = true\n'
+    with (gap.lab / "stager.toml").open("a") as settings:
+        settings.write(trust)
+    with pytest.raises(StagerError):
+        gap.build(offline=True)
+    assert list(gap.inside.layers.iterdir()) == []
+
+
+def test_new_requirements_need_an_index(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap.project.build()
+    gap.carry(monkeypatch)
+    (gap.lab / "stager.toml").write_text('[environment]\nrequirements = ["alpha", "cli-tool"]\n')
+    with pytest.raises(ResolveError) as caught:
+        gap.build()
+    assert "carry the new packages here with `stager export --base ID`" in caught.value.hint
+
+
+def test_a_folder_that_is_used_is_left_alone(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap.project.build()
+    gap.lab.mkdir()
+    (gap.lab / "mine").write_text("")
+    with pytest.raises(ConfigError, match="there are files in it already"):
+        gap.carry(monkeypatch)
+    assert not gap.inside.root.exists()
+    assert [path.name for path in gap.lab.iterdir()] == ["mine"]
+
+
+def test_settings_outside_of_the_project_are_said(
+    gap: Gap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gap.project.root / "code").mkdir()
+    (gap.project.root / "code" / "train.py").write_text("")
+    gap.project.settings("alpha", more='[project]\npath = "code"').build()
+    imported = gap.carry(monkeypatch)
+    [note] = imported.notes
+    assert note.startswith(f"there is no stager.toml in {gap.lab}")
+    assert {path.name for path in gap.lab.iterdir()} == {"train.py", "pylock.toml"}
+
+
+def test_the_lock_of_another_platform(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap.project.build()
+    file = gap.export()
+    here = Target.of_host().platform
+    other = here.replace("_2_", "_2_1", 1)
+    monkeypatch.setattr("stager.core.values._host_platform", lambda: other)
+    [note] = gap.take(file).notes
+    assert note.startswith(f"the packages are for {here}, this machine is {other}: to build here")
+    assert f'environment.platform = "{here}"' in note
+
+
+def test_another_offline_root_is_said(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+    gap.project.settings("alpha", more='offline-root = "~/mine"').build()
+    file = gap.export()
+    monkeypatch.delenv("OFFLINE_ROOT")
+    imported = gap.take(file)
+    [note] = imported.notes
+    assert f"{Path.home() / 'mine'}, which does not have the packages" in note
+    assert f"set OFFLINE_ROOT={imported.bundle.parents[1]}" in note
