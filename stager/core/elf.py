@@ -65,9 +65,14 @@ class Elf:
 
     @property
     def for_musl(self) -> bool:
-        """True if it was linked with musl, and cannot be loaded where the C library is another."""
+        """True if it was linked with musl, and cannot be loaded where the C library is another.
+
+        musl calls itself ``libc.so``, Alpine Linux calls it ``libc.musl-x86_64.so.1``.
+        """
         names = (Path(self.loader).name, *self.needed)
-        return any(name.startswith(("libc.musl-", "ld-musl-")) for name in names)
+        return any(
+            name == "libc.so" or name.startswith(("libc.musl-", "ld-musl-")) for name in names
+        )
 
 
 def read(path: Path) -> Elf | None:
