@@ -287,10 +287,11 @@ class Reports(Output):
     def cleaned(self, result: CleanResult) -> None:
         """Show the result of ``stager clean``."""
         seals = [item for item in result.items if item.kind == "seal"]
+        summed = seals if len(seals) > 1 else []  # each is a line of text: their sum says it all
         for item in result.items:
-            if item.kind != "seal":
+            if item not in summed:
                 self.data(f"{item.place}: {sized(item.bytes)}  {item.path}  {item.why}")
-        if seals:  # each is a line of text: their sum says all there is to know
+        if summed:
             size, folder = sized(sum(item.bytes for item in seals)), seals[0].path.parent
             whose = f"{counted(len(seals), 'seal')} of bundles that are gone"
             self.data(f"{seals[0].place}: {size}  {folder}  {whose}")
