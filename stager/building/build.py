@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config.load import Config
 from ..config.template import unnamed_requirements
-from ..core.errors import BundleError, StagerError, WheelError
+from ..core.errors import BundleError, StagerError
 from ..core.store import Store
-from ..core.values import Wheel
 from ..interpreter.other_version import compiler_for
 from ..layers.build import MadeLayers, make_layers
 from ..layers.compiler import Compiler
@@ -29,11 +28,10 @@ from ..lock.torch_backend import FindDriver
 from ..pack import existing
 from ..pack.bundle import Contents, Packed, pack
 from ..pack.compiled_program import compiled_program
-from ..pack.decompressor import decompressor_lock
 from ..pack.existing import ChosenBundle, Newest
 from ..pack.libc_needs import file_needs
 from ..pack.prove import Proof, Wanted, prove
-from ..wheels.fetch import FetchSettings, fetch
+from .bundle_wheels import WheelSource
 from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
 from .hub_layers import forget_files, hub_sources
@@ -163,8 +161,11 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
             lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"):
-            wheels = _fetched(lock, store, spec, options, phase.fetched)
-            decompressor = _decompressor(spec, store, options, phase.fetched, own=bool(own))
+            source = WheelSource(
+                spec=spec, store=store, offline=options.offline, progress=phase.fetched
+            )
+            wheels = source.of_lock(lock)
+            decompressor = source.decompressor(bundled_python=bool(own))
         with phase("layers"):
             trees = sources_of_project(config, store, lock.path, listener.note)
             for line in notes_on_patterns(wheels, spec.prune):
@@ -302,37 +303,6 @@ def _note_no_requirements(config: Config, listener: Listener) -> None:
             f"environment.requirements is empty: the bundle gets no packages; {name} is here, but "
             f"{config.source.name} does not name it"
         )
-
-
-def _fetched(
-    lock: Lock, store: Store, spec: Spec, options: BuildOptions, progress: Callable[[str], None]
-) -> tuple[Wheel, ...]:
-    """Return the wheels of a lock, with what the spec knows besides it."""
-    given = FetchSettings(indexes=spec.all_indexes, builds=spec.builds)
-    return fetch(lock, store, offline=options.offline, progress=progress, given=given)
-
-
-def _decompressor(
-    spec: Spec,
-    store: Store,
-    options: BuildOptions,
-    progress: Callable[[str], None],
-    *,
-    own: bool,
-) -> Wheel | None:
-    lock = decompressor_lock(spec.target, bundled_python=own)
-    if lock is None:
-        return None
-    try:
-        (wheel,) = _fetched(lock, store, spec, options, progress)
-    except WheelError as exc:
-        (file,) = lock.files
-        raise WheelError(
-            "the zstd decompressor that every bundle carries cannot be obtained",
-            hint=f"put {file.filename} into {store.wheels}, or build once where an index has it",
-            context=exc.context or (exc.message,),
-        ) from exc
-    return wheel
 
 
 def _wanted(spec: Spec, requested: Sequence[str], compiler: Compiler | None) -> Wanted:
