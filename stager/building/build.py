@@ -161,11 +161,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
             lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"):
-            source = WheelSource(
-                spec=spec, store=store, offline=options.offline, progress=phase.fetched
-            )
-            wheels = source.of_lock(lock)
-            decompressor = source.decompressor(bundled_python=bool(own))
+            source = _wheel_source(spec, store, options, phase)
+            wheels, decompressor = source.of_lock(lock), source.decompressor(own is not None)
         with phase("layers"):
             trees = sources_of_project(config, store, lock.path, listener.note)
             for line in notes_on_patterns(wheels, spec.prune):
@@ -204,6 +201,11 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         proof=proof,
         seconds=phase.seconds,
     )
+
+
+def _wheel_source(spec: Spec, store: Store, options: BuildOptions, phase: _Phases) -> WheelSource:
+    progress = phase.fetched
+    return WheelSource(spec=spec, store=store, offline=options.offline, progress=progress)
 
 
 def _made(

@@ -38,7 +38,7 @@ class WheelSource:
         given = FetchSettings(indexes=self.spec.all_indexes, builds=self.spec.builds)
         return fetch(lock, self.store, offline=self.offline, progress=self.progress, given=given)
 
-    def decompressor(self, *, bundled_python: bool) -> Wheel | None:
+    def decompressor(self, bundled_python: bool) -> Wheel | None:
         """Return what bundles are decompressed with; None where the nodes' Python can do that.
 
         The project's own indexes are asked first: where they are all there is, those of pip's

@@ -115,8 +115,8 @@ class MirrorFolder:
         for path, text in written.items():
             self._write(self.index / path, text.encode())
         with writing(self.index):
-            projects = {path.partition("/")[0] for path in written}
-            _remove(path for path in self.index.iterdir() if path.name not in projects)
+            projects = [page.parent for page in self.index.glob("*/index.json")]
+            _remove(path for path in projects if f"{path.name}/index.json" not in written)
             others = self.root.glob(f"*.whl{_METADATA}")
             _remove(path for path in others if path.name not in metadata)
 

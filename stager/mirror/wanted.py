@@ -11,6 +11,7 @@ from ..building.current_bundle import Listener
 from ..building.project_lock import buildable_spec, current_lock
 from ..config.environment import OF_NODE
 from ..config.load import Config
+from ..core.errors import ConfigError
 from ..core.store import Store
 from ..core.values import Wheel
 from ..lock.lock import make_lock
@@ -62,8 +63,7 @@ def wanted_wheels(
     listener.begin("wheels")
     source = WheelSource(spec=spec, store=store, offline=offline, progress=listener.note)
     wheels = source.of_lock(lock)
-    bundled_python = config.environment.interpreter != OF_NODE
-    decompressor = source.decompressor(bundled_python=bundled_python)
+    decompressor = source.decompressor(config.environment.interpreter != OF_NODE)
     if decompressor is not None:
         wheels = (*wheels, decompressor)
     return WantedWheels(
@@ -73,9 +73,21 @@ def wanted_wheels(
 
 
 def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
-    """Return the spec of some requirements, for the target and the indexes of the project."""
+    """Return the spec of some requirements, for the target and the indexes of the project.
+
+    Raises:
+        ConfigError: they cannot be read, or those of the project cannot.
+    """
     environment = replace(config.environment, requirements=tuple(requirements), constraints=())
-    asked = read_spec(replace(config, root=Path.cwd(), environment=environment))
+    try:
+        asked = read_spec(replace(config, root=Path.cwd(), environment=environment))
+    except ConfigError as exc:
+        raise ConfigError(
+            "the requirements on the command line cannot be used",
+            hint="name packages ('numpy>=2'), requirement files, or what else "
+            "environment.requirements takes; see docs/settings.md",
+            context=exc.context or (exc.message,),
+        ) from exc
     return replace(asked, indexes=read_spec(config).all_indexes.plus(asked.indexes))
 
 
