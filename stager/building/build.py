@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from ..config.load import Config
 from ..config.template import unnamed_requirements
-from ..core.errors import BundleError, StagerError, WheelError
+from ..core.errors import BundleError, StagerError
 from ..core.store import Store
-from ..core.values import Wheel
 from ..interpreter.other_version import compiler_for
 from ..layers.build import MadeLayers, make_layers
 from ..layers.compiler import Compiler
@@ -30,12 +28,9 @@ from ..lock.torch_backend import FindDriver
 from ..pack import batch_marks, existing
 from ..pack.bundle import Contents, Packed, pack
 from ..pack.compiled_program import compiled_program
-from ..pack.decompressor import decompressor_lock
 from ..pack.existing import ChosenBundle, Newest
 from ..pack.libc_needs import file_needs
 from ..pack.prove import Proof, Wanted, prove
-from ..wheels.fetch import FetchSettings, fetch
-from ..wheels.stored_wheels import FindElsewhere
 from .bundled_wheels import BundledWheels, advising
 from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
@@ -45,6 +40,7 @@ from .own_interpreter import own_interpreter
 from .project_lock import buildable_spec, current_lock
 from .project_size import project_is_large
 from .requested import imports_of, reported_of, requested_of
+from .wheel_source import WheelSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +163,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"), advising(store):
             bundled = BundledWheels(config, spec, store, compiler, listener.note)
-            fetched = _fetching(spec, store, options, phase.fetched, bundled.find)
-            wheels = fetched(lock)
-            decompressor = _decompressor(spec, store, fetched, own=bool(own))
+            source = _wheel_source(spec, store, options, phase, bundled)
+            wheels, decompressor = source.of_lock(lock), source.decompressor(own is not None)
             bundled.take_assets(lock.assets)
         with phase("layers"):
             trees = sources_of_project(config, store, lock.path, listener.note)
@@ -208,6 +203,18 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         changes=changes(earlier, packed.manifest),
         proof=proof,
         seconds=phase.seconds,
+    )
+
+
+def _wheel_source(
+    spec: Spec, store: Store, options: BuildOptions, phase: _Phases, bundled: BundledWheels
+) -> WheelSource:
+    return WheelSource(
+        spec=spec,
+        store=store,
+        offline=options.offline,
+        progress=phase.fetched,
+        elsewhere=bundled.find,
     )
 
 
@@ -314,36 +321,6 @@ def _note_no_requirements(config: Config, listener: Listener) -> None:
             f"environment.requirements is empty: the bundle gets no packages; {name} is here, but "
             f"{config.source.name} does not name it"
         )
-
-
-def _fetching(
-    spec: Spec,
-    store: Store,
-    options: BuildOptions,
-    progress: Callable[[str], None],
-    elsewhere: FindElsewhere,
-) -> Callable[[Lock], tuple[Wheel, ...]]:
-    """Return what brings the wheels of a lock, with what the spec knows besides it."""
-    given = FetchSettings(indexes=spec.all_indexes, builds=spec.builds, elsewhere=elsewhere)
-    return partial(fetch, store=store, offline=options.offline, progress=progress, given=given)
-
-
-def _decompressor(
-    spec: Spec, store: Store, fetched: Callable[[Lock], tuple[Wheel, ...]], *, own: bool
-) -> Wheel | None:
-    lock = decompressor_lock(spec.target, bundled_python=own)
-    if lock is None:
-        return None
-    try:
-        (wheel,) = fetched(lock)
-    except WheelError as exc:
-        (file,) = lock.files
-        raise WheelError(
-            "the zstd decompressor that every bundle carries cannot be obtained",
-            hint=f"put {file.filename} into {store.wheels}, or build once where an index has it",
-            context=exc.context or (exc.message,),
-        ) from exc
-    return wheel
 
 
 def _wanted(spec: Spec, requested: Sequence[str], compiler: Compiler | None) -> Wanted:

@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     inspect,
     export,
     import_file,
+    mirror,
     verify,
     run,
     script,

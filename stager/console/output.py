@@ -26,6 +26,7 @@ PHASES = {
     "export": "Writing the file to carry",
     "squashfs": "Writing the image",
     "import": "Taking the bundle out of the file",
+    "mirror": "Adding to the mirror",
     "proof": "Proving that nothing is missing offline",
     "trace": "Running the smoke test, to see which files it reads",
     "preflight": "Examining the nodes",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.changes import PackageChanges
+    from ..mirror.mirror import MirrorResult
     from ..pack.inspect import InspectedSignature, Inspection
     from ..tracing.result import TracedBuildResult
     from ..trust.sign import SignResult
@@ -208,6 +209,19 @@ class Reports(Output):
         for line in result.notes:
             self.note(line)
         self.data(str(result.bundle))
+
+    def mirrored(self, result: MirrorResult) -> None:
+        """Show the result of ``stager mirror``."""
+        for name in result.missing:
+            self.say(f"  {name} is gone from there, and is no longer listed")
+        for name in result.replaced:
+            self.say(f"  {name} was damaged or another one, and is replaced")
+        have = f"{counted(result.wheels, 'wheel')} of {counted(result.packages, 'package')}"
+        added = counted(len(result.added), "wheel")
+        self.say(f"added {added}: the mirror has {have}, {sized(result.bytes)}", "good")
+        self.say(f"  pip install --index-url {result.index} NAME")
+        self.say(f"  uv pip install --default-index {result.index} NAME")
+        self.data(result.index)
 
     def planned(self, job: PlannedJob) -> None:
         """Show what ``--dry-run`` would ask of Slurm, outside of an allocation."""

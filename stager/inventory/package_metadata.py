@@ -33,7 +33,7 @@ _LIST_LIMIT = 2000
 """Values that are kept of a field that may be repeated."""
 _PATH = re.compile(r"lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
 _MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
-_UNREADABLE = (
+UNREADABLE = (
     *(OSError, EOFError, KeyError, ValueError, RuntimeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error),
 )
@@ -102,7 +102,7 @@ def metadata_of_wheel(wheel: bytes) -> PackageMetadata:
             name = next(filter(_MEMBER.fullmatch, archive.namelist()))
             with archive.open(name) as member:
                 return parse_metadata(member.read(HEADERS_LIMIT))
-    except (*_UNREADABLE, StopIteration):
+    except (*UNREADABLE, StopIteration):
         return PackageMetadata()
 
 

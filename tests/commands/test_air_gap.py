@@ -148,6 +148,8 @@ def test_what_the_program_in_the_file_says(
         (("export", "--base", "0" * 12, "--since", "2026-01-31"), "cannot be used with --since"),
         (("import",), "missing argument 'FILE'"),
         (("import", "x", "--id", "12"), "'12' cannot be used"),
+        (("mirror",), "missing argument 'DIR'"),
+        (("mirror", ""), "it is empty: is a shell variable unset?"),
     ],
 )
 def test_usage(arguments: tuple[str, ...], said: str, project: Project) -> None:

@@ -29,6 +29,7 @@ COMMANDS = (
         "inspect",
         "export",
         "import",
+        "mirror",
         "verify",
         "run",
         "script",

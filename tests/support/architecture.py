@@ -53,6 +53,7 @@ ORDER = {
         "forecast",
         "cleanup",
         "carrying",
+        "mirror",
         "redaction",
         "support",
         "report",
