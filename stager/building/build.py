@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.protocol.digest import Digest
+
 from ..config.load import Config
 from ..config.template import unnamed_requirements
 from ..core.errors import BundleError, StagerError
@@ -170,9 +172,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             trees = sources_of_project(config, store, lock.path, listener.note)
             for line in (*notes_on_patterns(wheels, spec.prune), *bundled.summary()):
                 listener.note(line)
-            of_wheels = map(bundled.source, wheels)
             hub = hub_sources(lock.assets, files, spec.target)
-            sources = [*of_wheels, *trees, *hub, *([own.source] if own else [])]
+            sources = [*map(bundled.source, wheels), *trees, *hub, *([own.source] if own else [])]
             made = _made(sources, spec, store, compiler, options, listener)
         with phase("bundle"):
             requested = requested_of(spec, lock)
@@ -193,9 +194,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         if options.prove:
             with phase("proof"):
                 proof = _proved(packed, store, spec, _wanted(spec, requested, compiler), listener)
-        made_of = inputs(config, spec, trees, lock.path)
-        newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
-        existing.remember(store, config.source, newest)
+        _remember(packed, store, config, inputs(config, spec, trees, lock.path))
     return Built(
         packed=packed,
         lock=lock,
@@ -204,6 +203,12 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         proof=proof,
         seconds=phase.seconds,
     )
+
+
+def _remember(packed: Packed, store: Store, config: Config, made_of: Digest) -> None:
+    """Note that a bundle is the project's newest, and what it was made of."""
+    newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
+    existing.remember(store, config.source, newest)
 
 
 def _wheel_source(
