@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..config import script
-from ..config.environment import PYPROJECT
 from ..config.load import Config
 from ..config.trackers import tracker_outputs
 from ..core.errors import BundleError
@@ -144,7 +143,7 @@ def sources_of_project(
         config: the project's settings.
         store: the offline root, which is no part of the project.
         lock: the lock, which is none either; a tracker among its packages has results to leave out.
-            Nor are the files that hold settings of stager alone.
+            Nor is the file of those who may sign.
         note: called with notes on files that were left out.
         remembered: True if sources without their files will do, where nothing has changed.
 
@@ -159,7 +158,9 @@ def sources_of_project(
     except (OSError, UnicodeDecodeError):
         packages = []
     tracked = tracker_outputs(packages)
-    own = (store.root, lock, *_own_files(config))
+    own = [store.root, lock]
+    if config.trust.allowed_signers is not None:  # a new signer is to make no new, unsigned bundle
+        own.append(config.trust.allowed_signers)
     look = ProjectLook(store, config, [*map(str, own), *tracked])
     known = look.unchanged() if remembered else None
     if known is not None:
@@ -167,18 +168,6 @@ def sources_of_project(
     sources = project_sources(config, own, note, tracked)
     look.remember(sources)
     return sources
-
-
-def _own_files(config: Config) -> list[Path]:
-    """Return the files that only stager reads: a change in them makes no other bundle by itself.
-
-    A bundle that is made again has no signature, which the file of allowed signers is about.
-    """
-    signers = config.trust.allowed_signers
-    own = [] if signers is None else [signers]
-    if config.source.name != PYPROJECT and not script.is_script(config):
-        own.append(config.source)
-    return own
 
 
 def _of_script(config: Config, listener: Listener) -> ChosenBundle:

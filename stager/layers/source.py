@@ -137,8 +137,8 @@ def project_sources(
 
     Args:
         config: the project's settings.
-        own: stager's own files, left out of the project: the offline root, the settings, and the
-            lock, which is of no use on a node and may name wheels by paths of this machine.
+        own: stager's own files, left out of the project: the offline root, those who may sign, and
+            the lock, which is of no use on a node and may name wheels by paths of this machine.
         note: called with notes on other files that were left out.
         tracked: results of trackers, left out unless ``project.exclude`` takes them back.
 

@@ -141,19 +141,19 @@ def test_the_project_layer_honours_gitignore_exclude_and_outputs(project: Projec
     built = project.settings("alpha", more=more).build()
     assert shipped(project, built, "project") == {
         f"project/{path}"
-        for path in (".gitignore", "keep.pt", "lib/.gitignore", "lib/a.py", "train.py")
-    }
+        for path in (".gitignore", "keep.pt", "lib/.gitignore", "lib/a.py", "stager.toml",
+                     "train.py")
+    }  # fmt: skip
 
 
-def test_files_that_only_stager_reads_make_no_other_bundle(project: Project, alice: Key) -> None:
+def test_another_signer_makes_no_other_bundle(project: Project, alice: Key) -> None:
     signers = "[trust]\nallowed-signers = 'allowed_signers'\n"
     project.settings("alpha", more=signers)
     allow(project.root, f"{ALICE} {alice.public}")
     built = project.build()
-    assert shipped(project, built, "project") == {"project/train.py"}
+    assert shipped(project, built, "project") == {"project/stager.toml", "project/train.py"}
 
     allow(project.root, f"{ALICE} {alice.public}", f"bob@example.org {alice.public}")
-    project.settings("alpha", more=f"{signers}require = true\n[cluster]\nnodes = 3")
     recorder = Recorder()
     assert current_bundle(load(project.root), recorder).path == built.packed.path
     assert recorder.notes == []
