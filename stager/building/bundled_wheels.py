@@ -238,7 +238,7 @@ def advising(store: Store) -> Iterator[None]:
         advice = (
             "the bundles that were imported here have not all that this lock needs: build where "
             "there is an index, and carry the new packages here with `stager export --base ID` "
-            "(docs/air-gap.md); or point pip at an index that can be reached from here"
+            "(docs/air-gap.md); or bring a folder that `stager mirror` keeps"
         )
         hint = f"{exc.hint}; {advice}" if exc.hint else advice
         raise type(exc)(exc.message, hint=hint, context=exc.context) from exc
