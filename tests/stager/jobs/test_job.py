@@ -110,7 +110,7 @@ def test_ids_differ_at_one_moment_in_different_log_directories(
 def test_nothing_to_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to run") as caught:
         make(tmp_path, JobOptions(log_dir=tmp_path / "logs"))
-    assert "stager run -- train.py" in caught.value.hint
+    assert "as in: -- train.py" in caught.value.hint
     assert not (tmp_path / "logs").exists()  # refused before anything is written
     make(tmp_path, JobOptions(log_dir=tmp_path / "logs"), action=Action.VERIFY)
 
