@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from bundle.format.layer import Index, LayerError
 from bundle.format.layer_head import decode_head
@@ -17,8 +15,8 @@ from ..core.regular_files import opened
 from ..core.store import Store
 from ..layers.layer_file import decompress_index
 
-_AHEAD = 2
-"""Frames that are hashed while one is written."""
+_PIECE = 1 << 20
+"""Bytes that are read, hashed and written at a time: they stay in the processor's cache."""
 
 
 def stored_index(store: Store, layer: Layer) -> Index:
@@ -63,40 +61,28 @@ def named(layer: Layer) -> str:
     return f"{layer.name} {layer.version}".strip()
 
 
-def checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[bytes]:
-    """Yield a layer's frames, each checked: a damaged store must not make a bundle.
+def checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[memoryview]:
+    """Yield a layer's frames in pieces, each of which is gone with the next one.
 
-    While one is written, others are hashed by threads of their own.
-    """
-    waiting: deque[tuple[bytes, Future[bool]]] = deque()
-    try:
-        with opened(store.layer(layer.id)) as handle, ThreadPoolExecutor(_AHEAD) as pool:
-            handle.seek(layer.head_size)
-            for frame in index.frames:
-                data = handle.read(frame.size)
-                waiting.append((data, pool.submit(_is_sound, data, frame.sha256)))
-                if len(waiting) > _AHEAD:
-                    yield _sound(waiting)
-            while waiting:
-                yield _sound(waiting)
-    except (LayerError, OSError) as exc:
-        raise damaged(store, layer, str(exc)) from exc
-
-
-def _is_sound(data: bytes, sha256: str) -> bool:
-    return hashlib.sha256(data).hexdigest() == sha256
-
-
-def _sound(waiting: deque[tuple[bytes, Future[bool]]]) -> bytes:
-    """Return the first frame once it has been compared with its digest.
+    A frame that is damaged is found behind its last piece: what was made of them is of no use then.
 
     Raises:
-        LayerError: it differs.
+        BundleError: one is damaged; the layer has been removed.
     """
-    data, sound = waiting.popleft()
-    if not sound.result():
-        raise LayerError("a frame has changed on disk")
-    return data
+    buffer = memoryview(bytearray(_PIECE))
+    try:
+        with opened(store.layer(layer.id)) as handle:
+            handle.seek(layer.head_size)
+            for frame in index.frames:
+                digest, left = hashlib.sha256(), frame.size
+                while left and (size := handle.readinto(buffer[: min(left, _PIECE)])):
+                    digest.update(buffer[:size])
+                    yield buffer[:size]
+                    left -= size
+                if digest.hexdigest() != frame.sha256:
+                    raise LayerError("a frame has changed on disk")
+    except (LayerError, OSError) as exc:
+        raise damaged(store, layer, str(exc)) from exc
 
 
 def damaged(store: Store, layer: Layer, why: str) -> BundleError:
