@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ..console.job_result import Console
     from ..console.output import Output
     from ..console.reports import Reports
+
+_AGAIN_SECONDS = 0.01
 
 app = typer.Typer(
     cls=HelpfulGroup,
@@ -159,6 +162,21 @@ def _end_as_ctrl_c_does() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` has it ignored
         signal.signal(signal.SIGHUP, signal.default_int_handler)
+    sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
+
+
+def _interrupt_again(
+    otherwise: Callable[[sys.UnraisableHookArgs], object], dropped: sys.UnraisableHookArgs
+) -> None:
+    """Interrupt again, a moment later and elsewhere, if Python has dropped the exception.
+
+    In destructors and in callbacks of weak references it only prints one: Ctrl-C would be lost.
+    """
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        otherwise(dropped)
+        return
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
 
 
 def _open_streams() -> None:

@@ -103,3 +103,27 @@ def test_ctrl_c_while_the_node_program_reads_its_arguments() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+IN_A_DESTRUCTOR = """
+import signal, sys, time
+from stager.cli import program
+
+class Held:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def command(**_):
+    held = Held()
+    del held
+    time.sleep(200)
+
+program.app = command
+sys.exit(program.main([]))
+"""
+
+
+def test_one_that_python_drops_comes_again() -> None:
+    argv = [sys.executable, "-c", IN_A_DESTRUCTOR]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
