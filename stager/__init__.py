@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .core.errors import JobError, StagerError
     from .diagnosis.failure import FirstFailure
     from .forecast.results import PlannedJob
-    from .jobs.job import JobOptions
+    from .jobs.job_options import JobOptions
     from .jobs.listener import JobListener, SilentListener
     from .jobs.summary import NodeCheck, RunResult, SubmittedJob, VerifyResult
     from .pipeline import CleanOptions
@@ -59,7 +59,7 @@ _MODULES = {
     "FirstFailure": "stager.diagnosis.failure",
     "JobError": "stager.core.errors",
     "JobListener": "stager.jobs.listener",
-    "JobOptions": "stager.jobs.job",
+    "JobOptions": "stager.jobs.job_options",
     "Launcher": "bundle.protocol.enumerations",
     "NodeCheck": "stager.jobs.summary",
     "PlannedJob": "stager.forecast.results",

@@ -17,7 +17,7 @@ from .config.load import Config
 from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast.results import PlannedJob
-from .jobs.job import JobOptions
+from .jobs.job_options import JobOptions
 from .jobs.listener import JobListener, SilentListener
 from .jobs.outcome import Outcome
 from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, verify_result

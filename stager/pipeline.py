@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .forecast.history import Basis
     from .forecast.results import PlannedJob
     from .jobs.driver import OnEvent
-    from .jobs.job import JobOptions
+    from .jobs.job_options import JobOptions
     from .jobs.listener import JobListener
     from .jobs.outcome import Outcome
     from .jobs.prepare import Prepared
@@ -262,7 +262,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
         StagerError: an expected failure; what was removed before it is gone.
     """
     from .cleanup.result import CleanResult
-    from .jobs.job import JobOptions
+    from .jobs.job_options import JobOptions
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []

@@ -20,7 +20,7 @@ from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from ..config.load import Config
-    from ..jobs.job import JobOptions
+    from ..jobs.job_options import JobOptions
     from ..pipeline import CleanOptions
 
 

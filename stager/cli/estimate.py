@@ -33,7 +33,7 @@ def estimate(
     from ..forecast import history
     from ..forecast.estimate import MOST_NODES, setting_of
     from ..forecast.estimate import estimate as make_estimate
-    from ..jobs.job import JobOptions, settle
+    from ..jobs.job_options import JobOptions, settle
     from ..jobs.prepare import named_bundle, project
 
     counts, asked = node_counts(nodes, MOST_NODES), chosen.asked

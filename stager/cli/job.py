@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..config.load import Config
     from ..console.job_result import Console
     from ..forecast.results import PlannedJob
-    from ..jobs.job import JobOptions
+    from ..jobs.job_options import JobOptions
     from ..jobs.outcome import Outcome
     from ..jobs.summary import SubmittedJob
 

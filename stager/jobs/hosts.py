@@ -12,7 +12,7 @@ from bundle.system.hostlist import expand_hostlist, wrong_hosts
 
 from ..config.load import Config
 from ..core.errors import ConfigError
-from .job import JobOptions, all_excluded
+from .job_options import JobOptions, all_excluded
 
 _NODE_FILES = {
     "PBS_NODEFILE": "PBS",

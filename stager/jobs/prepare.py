@@ -36,7 +36,8 @@ from ..trust.check import trust_in
 from ..trust.signers import read_signers
 from .driver import DriverStart
 from .hosts import hosts_of
-from .job import JobOptions, make_job, refuse_launcher, settle
+from .job import make_job, refuse_launcher
+from .job_options import JobOptions, settle
 from .standing_allocation import without_effect
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bundle.system.hostlist import expand_hostlist
 
 from ..core.errors import ConfigError
-from .job import JobOptions
+from .job_options import JobOptions
 
 _UNITS = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
 _NODES = "SLURM_JOB_NODELIST"

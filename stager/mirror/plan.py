@@ -55,19 +55,13 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
     kept = {name: digest for name, digest in present.items() if name not in _names(replaced)}
     damaged = [name for name, digest in kept.items() if _differs(name, digest, recorded, named)]
     problems = [_damage(name, kept.pop(name), recorded[name]) for name in damaged]
-    others = [
-        wheel
-        for wheel in replaced
-        if (name := wheel.path.name) not in wanted.built and recorded.get(name) == present[name]
-    ]
-    problems += [_conflict(wheel, present[wheel.path.name]) for wheel in others]
-    listed = []
-    stored = [(wheel.path, wheel.sha256) for wheel in (*added, *replaced)]
-    for path, digest in [*((folder.root / name, kept[name]) for name in kept), *stored]:
-        try:
-            listed.append(listed_wheel(path, digest))
-        except ValueError as exc:
-            problems.append(str(exc))
+    for wheel in replaced:
+        name = wheel.path.name
+        if name not in wanted.built and recorded.get(name) == present[name]:
+            problems.append(_conflict(wheel, present[name]))
+    stored = {wheel.path: wheel.sha256 for wheel in (*added, *replaced)}
+    listed, unlistable = _listed({folder.root / name: kept[name] for name in kept} | stored)
+    problems += unlistable
     if problems:
         raise WheelError(
             f"{counted(len(problems), 'wheel')} cannot be listed in the mirror {folder.root}",
@@ -79,8 +73,19 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
         replaced=replaced,
         kept=kept,
         missing=tuple(sorted(recorded.keys() - present.keys() - named.keys())),
-        listed=tuple(listed),
+        listed=listed,
     )
+
+
+def _listed(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
+    """Return what the index says of wheels, and why it cannot list some."""
+    listed, problems = [], []
+    for path, digest in wheels.items():
+        try:
+            listed.append(listed_wheel(path, digest))
+        except ValueError as exc:
+            problems.append(str(exc))
+    return tuple(listed), problems
 
 
 def _digests(folder: MirrorFolder, listener: Listener) -> dict[str, Digest]:

@@ -64,6 +64,11 @@ class _Libraries:
     musl: str = ""
     """One that was linked with musl; empty for none."""
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """The same two numbers as one version."""
+        return self.major, self.minor
+
 
 def tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
     """Return the oldest C library that a wheel runs with, by its best tag.
@@ -113,10 +118,11 @@ def file_needs(
         stranger, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
         if stranger:
             note(f"{tag.package}: {stranger} was built for {other}, and the nodes have {libc}")
-        need = LibcNeed(version=(own.major, own.minor), package=tag.package, because=own.file)
-        if libc == "glibc" and need.version > _NONE:
-            needs.append(need)
-        if libc == "glibc" and promised < need.version <= newest:
+        if libc == "glibc" and own.version > _NONE:
+            needs.append(LibcNeed(version=own.version, package=tag.package, because=own.file))
+    for need in needs:
+        if promised < need.version <= newest:
+            tag = tags[need.package.split()[0]]
             note(
                 f"{need} needs {_glibc(need.version)}, though its tag is {tag.because}: nodes with "
                 "an older one are refused"

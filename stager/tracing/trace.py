@@ -24,7 +24,7 @@ from ..config.load import Config
 from ..core.errors import JobError
 from ..core.store import Store
 from ..jobs.driver import DriverStart, run_driver
-from ..jobs.job import JobOptions
+from ..jobs.job_options import JobOptions
 from ..jobs.listener import JobListener
 from ..jobs.log_dir import numbered
 from ..jobs.outcome import Outcome

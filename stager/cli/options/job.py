@@ -14,7 +14,7 @@ from .request import RequestFlags, SlurmFlags
 from .values import checked, each, member_of, one_of
 
 if TYPE_CHECKING:
-    from ...jobs.job import JobOptions
+    from ...jobs.job_options import JobOptions
 
 _WAITED_FOR = BatchFlags()
 
@@ -78,7 +78,7 @@ def _hosts(text: str | None) -> tuple[str, ...]:
 def _request(slurm: SlurmFlags) -> JobOptions:
     """Return the options that Slurm gets."""
     from ...config import checks
-    from ...jobs.job import JobOptions
+    from ...jobs.job_options import JobOptions
 
     nodes = f"N or MIN:MAX, from 1 to {checks.MOST}"
     listed = 'a node list without blanks, as in "node02,node[05-07]"'

@@ -11,7 +11,7 @@ from bundle.protocol.records import Record
 from stager.config.template import default
 from stager.core.store import Store
 from stager.incidents.nodes_of_job import avoiding, expect, failed_nodes, pointing_out, remember
-from stager.jobs.job import JobOptions, settle
+from stager.jobs.job_options import JobOptions, settle
 from stager.jobs.outcome import Outcome
 from stager.jobs.prepare import Prepared
 from stager.logs.events import records

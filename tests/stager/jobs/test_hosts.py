@@ -11,7 +11,7 @@ from stager.config.load import Config
 from stager.config.template import default
 from stager.core.errors import ConfigError
 from stager.jobs.hosts import Hosts, hosts_of
-from stager.jobs.job import JobOptions
+from stager.jobs.job_options import JobOptions
 
 
 @pytest.fixture

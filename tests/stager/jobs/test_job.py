@@ -14,7 +14,8 @@ import pytest
 from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
 from bundle.protocol.job import parse as parse_job
 from stager.core.errors import ConfigError, StagerError
-from stager.jobs.job import JobOptions, make_job, settle
+from stager.jobs.job import make_job
+from stager.jobs.job_options import JobOptions, settle
 from stager.jobs.log_dir import numbered
 from tests.support.demo_project import config, manifest
 

@@ -11,7 +11,7 @@ import pytest
 from bundle.protocol.enumerations import Action
 from bundle.redaction.secret_names import is_secret
 from stager.core.errors import ConfigError
-from stager.jobs.job import JobOptions
+from stager.jobs.job_options import JobOptions
 from stager.jobs.prepare import (
     Prepared,
     driver_start,

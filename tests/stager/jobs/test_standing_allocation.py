@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.jobs.job import JobOptions
+from stager.jobs.job_options import JobOptions
 from stager.jobs.standing_allocation import without_effect
 
 THERE = {
