@@ -15,7 +15,9 @@ try:
     # Half of what a command does before its work begins is to import, and what it imports stays.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
-    from .cli import main
+    from .cli import load_commands, main
+
+    load_commands(sys.argv[1:])
 except (EOFError, ValueError, TypeError) as exc:
     from .core import damaged_bytecode
 

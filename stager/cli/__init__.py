@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-# Each registers its command, and the help page lists them in this order.
-# isort: off
-from . import (  # noqa: F401
-    init,
-    config,
-    lock,
-    build,
-    sign,
-    inspect,
-    export,
-    import_file,
-    mirror,
-    verify,
-    run,
-    script,
-    exec,
-    estimate,
-    nodes,
-    logs,
-    diagnose,
-    report,
-    support,
-    clean,
-)
+import sys
+from collections.abc import Sequence
+from importlib import import_module
 
-# isort: on
+from typer.models import CommandInfo
+
+from . import program
 from .help import HelpfulCommand
-from .program import app, main
+from .program import app
 
-for _registered in app.registered_commands:
-    _registered.cls = HelpfulCommand
+COMMANDS = (
+    *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
+    *("verify", "run", "script", "exec", "estimate", "plan", "nodes"),
+    *("logs", "diagnose", "report", "support", "clean"),
+)
+"""All commands, in the order of the help page."""
 
-__all__ = ["app", "main"]
+_MODULES = {"import": "import_file", "plan": "estimate"}
+"""Modules that are not named like their command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit code, however it ends."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    load_commands(words)
+    return program.main(words)
+
+
+def load_commands(words: Sequence[str] = ()) -> None:
+    """Import the commands that a command line names, or all: importing them all takes 0.05 s.
+
+    Each registers itself. One of the words may be the value of an option before the command, so
+    every word counts that is a command's name.
+    """
+    named = [word for word in words if word in COMMANDS]
+    for command in named or COMMANDS:
+        import_module(f".{_MODULES.get(command, command)}", __name__)
+    for registered in app.registered_commands:
+        registered.cls = HelpfulCommand
+    app.registered_commands.sort(key=_place)
+
+
+def _place(registered: CommandInfo) -> int:
+    name = registered.name or getattr(registered.callback, "__name__", "")
+    return COMMANDS.index(name)
+
+
+__all__ = ["COMMANDS", "app", "load_commands", "main"]

@@ -48,7 +48,7 @@ app = typer.Typer(
 )
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run a command, and return its exit code, however it ends."""
     try:
         return _exit_code(argv)
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         _drop_unwritable(sys.stderr)
 
 
-def _exit_code(argv: list[str] | None) -> int:
+def _exit_code(argv: list[str]) -> int:
     try:
         _open_streams()
         _end_as_ctrl_c_does()

@@ -17,7 +17,7 @@ import pytest
 import tomllib
 
 from bundle.protocol.events import OF_AGENTS, OF_DRIVER
-from stager.cli import app
+from stager.cli import app, load_commands
 from stager.config.load import parse
 from stager.core.store import Store
 from tests.support.architecture import ORDER
@@ -46,6 +46,7 @@ def commands(text: str, kind: str) -> list[list[str]]:
 
 
 def names() -> set[str]:
+    load_commands()
     shown = [one for one in app.registered_commands if not one.hidden]
     return {str(one.name or one.callback.__name__) for one in shown}
 

@@ -20,7 +20,7 @@ from typer.main import get_command
 from bundle.protocol.enumerations import FailureClass
 from stager.catalogue import catalogue
 from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, entry, match
-from stager.cli import app
+from stager.cli import app, load_commands
 from stager.diagnosis.diagnose import diagnose
 from stager.logs.files import find
 
@@ -53,6 +53,7 @@ def raw() -> dict[str, dict[str, Any]]:
 @functools.cache
 def options(command: str | None = None) -> set[str]:
     """The options of a command of stager's; without one, of all."""
+    load_commands()
     commands = get_command(app).commands  # type: ignore[attr-defined]
     chosen = commands.values() if command is None else [commands[command]]
     return {opt for one in chosen for parameter in one.params for opt in parameter.opts}
