@@ -120,6 +120,34 @@ def test_help_imports_nothing_heavy(tmp_path: Path, argument: str) -> None:
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [
+        (["run", "--help"], {"run"}),
+        (["--project", "logs", "import", "--help"], {"import_file", "logs"}),
+        (["--help"], {"import_file", "logs", "run", "verify"}),
+        (["rnu"], {"import_file", "logs", "run", "verify"}),
+    ],
+)
+def test_only_the_commands_that_are_named_are_imported(
+    tmp_path: Path, words: list[str], loaded: set[str]
+) -> None:
+    """Of these four; a word may be the value of an option."""
+    (tmp_path / "logs").mkdir()
+    code = (
+        "import sys\nfrom stager.cli import main\nmain(sys.argv[1:])\n"
+        "some = ('import_file', 'logs', 'run', 'verify')\n"
+        "print([name for name in some if 'stager.cli.' + name in sys.modules], file=sys.stderr)\n"
+    )
+    argv = [sys.executable, "-c", code, *words]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == str(sorted(loaded))
+    if words[-1] == "--help":
+        assert "Usage: " in done.stdout
+    else:
+        assert "did you mean" in done.stderr.lower(), done.stderr
+
+
 def test_help_names_every_command_and_fits_80_columns(tmp_path: Path) -> None:
     shown = stager("--help", cwd=tmp_path, COLUMNS="80").stdout
     for command in COMMANDS:
