@@ -37,18 +37,24 @@ def unused(hub: Path, commits: Collection[str], limit: float) -> Iterator[tuple[
         if path.name.startswith(_OWN) and _last_use(path) <= limit:
             yield path, size_of(path), "a build left it"
     for repository in folders_in(hub):
-        if not repository.name.startswith(_REPOSITORIES):
-            continue
-        snapshots = folders_in(repository / _SNAPSHOTS)
-        unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
-        if len(unnamed) == len(snapshots):
-            if _last_use(repository) <= limit:
-                yield repository, size_of(repository), "no lock names it"
-            continue
-        for snapshot in unnamed:
-            parts = [snapshot, *_only_in(snapshot)]
-            if max(map(_last_use, parts)) <= limit:
-                yield snapshot, sum(map(size_of, parts)), "no lock names this commit"
+        if repository.name.startswith(_REPOSITORIES):
+            yield from _unused_in(repository, commits, limit)
+
+
+def _unused_in(
+    repository: Path, commits: Collection[str], limit: float
+) -> Iterator[tuple[Path, int, str]]:
+    """Yield a repository as a whole, or those of its commits that no lock names."""
+    snapshots = folders_in(repository / _SNAPSHOTS)
+    unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
+    if len(unnamed) == len(snapshots):
+        if _last_use(repository) <= limit:
+            yield repository, size_of(repository), "no lock names it"
+        return
+    for snapshot in unnamed:
+        parts = [snapshot, *_only_in(snapshot)]
+        if max(map(_last_use, parts)) <= limit:
+            yield snapshot, sum(map(size_of, parts)), "no lock names this commit"
 
 
 def remove_unused(path: Path) -> bool:

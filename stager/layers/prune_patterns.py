@@ -9,7 +9,7 @@ never left out, and a pattern that would leave out the file that makes the packa
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..core.errors import ConfigError
 from .ignore import Ignore
@@ -80,14 +80,10 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
             notes.append(f"{_quoted(entry)} leaves nothing out: {_unknown(name, packages)}")
             continue
         left_out = matching(entry, packages[name])
-        metadata = {path for path in left_out if is_metadata(path)}
-        tops = sorted(path for path in left_out if is_top(path))
-        if tops:
-            faults.append(f"{_quoted(entry)} leaves out {tops[0]}: {name} could not be imported")
-        elif metadata and metadata == left_out:
-            faults.append(f"{_quoted(entry)} names metadata of {name}, which is always kept")
-        elif not left_out:
+        if not left_out:
             notes.append(f"{_quoted(entry)} leaves nothing out: no file of {name} matches")
+        elif fault := _fault(name, left_out):
+            faults.append(f"{_quoted(entry)} {fault}")
     if faults:
         raise ConfigError(
             faults[0] if len(faults) == 1 else "environment.prune has patterns that are refused",
@@ -96,6 +92,16 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
             context=faults[1:] and faults,
         )
     return notes
+
+
+def _fault(name: str, left_out: Collection[str]) -> str:
+    """Return why a package could not be used without some of its files; empty if it could."""
+    tops = sorted(filter(is_top, left_out))
+    if tops:
+        return f"leaves out {tops[0]}: {name} could not be imported"
+    if all(map(is_metadata, left_out)):
+        return f"names metadata of {name}, which is always kept"
+    return ""
 
 
 def is_metadata(path: str) -> bool:

@@ -115,6 +115,30 @@ def choose(
     Raises:
         ConfigError: it cannot be had; the message names what is missing.
     """
+    _check_allocation(asked, hosts)
+    if asked == "local":
+        return _local(batch)
+    if asked == "ssh" or hosts.by_option or (asked == "auto" and hosts.origin and not inside):
+        return _ssh(batch, hosts)
+    source = _slurm_source(batch, inside)
+    needed = INSIDE if source == "inside" else COMMANDS
+    missing = [name for name in needed if name not in found]
+    if not missing:
+        return source
+    if asked != "auto" or source != "salloc":
+        reason = f"{_reason(asked, batch, inside)}: Slurm's commands are missing here"
+        raise _no_slurm(reason, missing)
+    if nodes > 1:
+        raise _no_slurm(f"the job needs {nodes} nodes, and Slurm is not available here", missing)
+    return "local"
+
+
+def _check_allocation(asked: str, hosts: NamedHosts) -> None:
+    """Refuse an allocation that does not exist, or one that has no use for hosts.
+
+    Raises:
+        ConfigError: it is refused.
+    """
     if asked not in ALLOCATIONS:
         raise ConfigError(
             f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
@@ -126,23 +150,12 @@ def choose(
             f"{hosts.origin} and --allocation {asked}: hosts are reached over ssh",
             hint="leave one of the two out",
         )
-    if asked == "local":
-        return _local(batch)
-    if asked == "ssh" or hosts.by_option or (asked == "auto" and hosts.origin and not inside):
-        return _ssh(batch, hosts)
-    source = _slurm_source(batch, inside)
-    needed = INSIDE if source == "inside" else COMMANDS
-    missing = [name for name in needed if name not in found]
-    if not missing:
-        return source
-    if asked == "auto" and source == "salloc":
-        if nodes == 1:
-            return "local"
-        message = f"the job needs {nodes} nodes, and Slurm is not available here"
-    else:
-        message = f"{_reason(asked, batch, inside)}: Slurm's commands are missing here"
-    raise ConfigError(
-        f"{message} (not on PATH: {', '.join(missing)})",
+
+
+def _no_slurm(reason: str, missing: Sequence[str]) -> ConfigError:
+    """Return the error for a job that needs Slurm where its commands are missing."""
+    return ConfigError(
+        f"{reason} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
         "without Slurm name the hosts with --hosts; --allocation local tries the job with nodes "
         "that are processes on this machine",
