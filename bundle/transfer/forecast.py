@@ -74,11 +74,6 @@ class Staging:
         """Both, as a node unpacks while the rest arrives."""
         return max(self.send + self.tail, self.unpack)
 
-    @property
-    def apart(self) -> float:
-        """Both, one after the other."""
-        return self.send + self.unpack
-
 
 @dataclass(frozen=True)
 class Forecast:

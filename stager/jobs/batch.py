@@ -18,7 +18,7 @@ from ..core.processes import CommandError, feed, run
 from ..core.store import Store
 from ..logs.events import parse_line
 from ..pack.existing import node_program
-from ..slurm import messages
+from ..slurm import accounting, messages
 from .driver import OnEvent
 from .outcome import Outcome
 from .prepare import Prepared, script_facts
@@ -34,14 +34,6 @@ SILENCE_SECONDS = 600
 """Time without an answer from the controller after which a wait is given up."""
 LATE_SECONDS = 10
 """Time that the last events may take to arrive on a slow shared file system."""
-
-
-_ENDED_BY = {
-    "TIMEOUT": Ending.TIME_LIMIT,
-    "DEADLINE": Ending.TIME_LIMIT,
-    "NODE_FAIL": Ending.NODE_FAILURE,
-    "PREEMPTED": Ending.PREEMPTED,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +174,10 @@ def follow(
     facts = _facts(submitted)
     if outcome.result is None:
         raise _no_result(submitted, outcome.job, facts)
-    known = _ENDED_BY.get(facts.get("JobState", ""))
-    if outcome.ended_by and known:  # the driver had to guess before the job was over
-        outcome.result = replace(outcome.ending, ended_by=known)
+    ended_by = accounting.ended_by(facts.get("JobState", ""))
+    # The driver had to guess before the job was over; but of a cancelled one it knows more.
+    if outcome.ended_by and ended_by and ended_by != Ending.CANCELLED:
+        outcome.result = replace(outcome.ending, ended_by=ended_by)
 
 
 def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], None]) -> None:

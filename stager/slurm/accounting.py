@@ -5,21 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 
+from bundle.driver.transports.slurm_commands import ENDED_BY_STATE
 from bundle.protocol.enumerations import Ending
 
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
 
 _TIMEOUT_SECONDS = 10.0
-_ENDINGS = {
-    "TIMEOUT": Ending.TIME_LIMIT,
-    "DEADLINE": Ending.TIME_LIMIT,
-    "PREEMPTED": Ending.PREEMPTED,
-    "NODE_FAIL": Ending.NODE_FAILURE,
-    "BOOT_FAIL": Ending.NODE_FAILURE,
-    "CANCELLED": Ending.CANCELLED,
-}
-"""Slurm's job states (``man squeue``, job state codes), by which it ends a job."""
 
 
 def state(job_id: str, runner: Runner = run) -> str:
@@ -59,5 +51,5 @@ def parse(printed: str) -> str:
 
 
 def ended_by(state: str) -> Ending | None:
-    """Return the end of Slurm's making that a state is; None for any other state."""
-    return _ENDINGS.get(state)
+    """Return why Slurm ended a job that has this state; None if it did not end it."""
+    return ENDED_BY_STATE.get(state)

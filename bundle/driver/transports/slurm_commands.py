@@ -61,14 +61,16 @@ _OWN_OPTIONS = re.compile(
 _DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _JOB_FIELDS = re.compile(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)")
-_ENDED_BY_STATE = {
+ENDED_BY_STATE = {
     "TIMEOUT": Ending.TIME_LIMIT,
     "DEADLINE": Ending.TIME_LIMIT,
     "NODE_FAIL": Ending.NODE_FAILURE,
+    "BOOT_FAIL": Ending.NODE_FAILURE,
     "PREEMPTED": Ending.PREEMPTED,
     "CANCELLED": Ending.CANCELLED,
     "REVOKED": Ending.CANCELLED,
 }
+"""The states of jobs that Slurm has ended (``man squeue``, job state codes)."""
 _ENDED_BY_REASON = {"TimeLimit": Ending.TIME_LIMIT, "NodeDown": Ending.NODE_FAILURE}
 _SRUN_PORTS = re.compile(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -246,7 +248,7 @@ def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:
     fields = dict(_JOB_FIELDS.findall(shown))
     state = fields.get("JobState", "")
     if state != "COMPLETING":
-        return _ENDED_BY_STATE.get(state)
+        return ENDED_BY_STATE.get(state)
     # The state that it will have is only in the reason as yet.
     reason = fields.get("Reason", "")
     if reason in _ENDED_BY_REASON:

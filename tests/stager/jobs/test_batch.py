@@ -132,6 +132,17 @@ def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path)
     assert ended.ended_by == "time-limit"
 
 
+def test_the_driver_knows_more_of_a_job_that_was_cancelled(commands: Path, tmp_path: Path) -> None:
+    """Slurm cancels a job also to make room for another one."""
+    program(commands, "squeue", "exit 0")
+    program(commands, "scontrol", "echo JobId=12 JobState=CANCELLED Reason=None ExitCode=0:0")
+    event = {"event": "result", "ok": False, "ended_by": "preempted", "problems": {}}
+    (tmp_path / "events.12.jsonl").write_text(json.dumps(event) + "\n")
+    ended = outcome(tmp_path)
+    follow(Submitted(job_id="12"), ended, lambda _: None, print)
+    assert ended.ended_by == "preempted"
+
+
 def test_a_result_just_before_the_job_leaves_the_queue_is_read(
     commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
