@@ -17,6 +17,7 @@ import os
 import time
 from typing import IO
 
+from ..protocol import log_names
 from ..protocol.job import Job, redacted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files, open_files, permissions, signals
@@ -59,7 +60,7 @@ class Logs:
         self._unended: dict[str, PieceWriter] = {}
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
-            self._open(self._events)
+            self._open(log_names.events(job.id))
         except OSError as exc:
             raise NodeError(
                 Problem(
@@ -68,17 +69,13 @@ class Logs:
                     {"why": files.error_text(exc)},
                 )
             ) from exc
-        self._copy(f"run_wrapper.{job.id}.py", source_of("launch.wrapper"))
+        self._copy(log_names.wrapper(job.id), source_of("launch.wrapper"))
         text = json.dumps(redacted(job).to_json(), indent=1)
-        self._copy(f"job.{job.id}.json", text.encode() + b"\n")
-
-    @property
-    def _events(self) -> str:
-        return f"events.{self._job.id}.jsonl"
+        self._copy(log_names.job(job.id), text.encode() + b"\n")
 
     def event(self, line: str) -> None:
         """Keep one event."""
-        self._append(self._events, line.encode() + b"\n")
+        self._append(log_names.events(self._job.id), line.encode() + b"\n")
 
     def lines(self, node: str, task: int, lines: list[str]) -> None:
         """Append lines of the driver's own to a task's log."""
@@ -100,7 +97,7 @@ class Logs:
             self.lost[node, task] += min(size, len(data) - written)
         if written:
             piece = f"{time.time():.3f}\t{node}\t{task}\t{written}\n"
-            self._append(f"order.{self._job.id}.tsv", piece.encode())
+            self._append(log_names.order(self._job.id), piece.encode())
 
     def begin(self, node: str, task: int) -> None:
         """Create a task's log, empty unless it exists."""
@@ -111,10 +108,10 @@ class Logs:
     def preflight(self, lines: list[str]) -> None:
         """Write ``preflight.<jobid>.txt``."""
         text = "".join(f"{line}\n" for line in lines)
-        self._append(f"preflight.{self._job.id}.txt", text.encode())
+        self._append(log_names.preflight(self._job.id), text.encode())
 
     def _log(self, node: str, task: int) -> str:
-        return f"{self._job.name}.{self._job.id}.{node}.{task}.out"
+        return log_names.rank_log(self._job.name, self._job.id, node, task)
 
     def _copy(self, name: str, data: bytes) -> None:
         try:

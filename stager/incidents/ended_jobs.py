@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from bundle.protocol import log_names
 from bundle.protocol.events import JobEnds
 
 from ..core.errors import StagerError
@@ -27,7 +28,7 @@ def ended_job(log_dir: Path, job_id: str, project: str) -> EndedJob | None:
         job_id: its number.
         project: its name.
     """
-    events = log_dir / f"events.{job_id}.jsonl"
+    events = log_dir / log_names.events(job_id)
     if not _may_have_ended(events):
         return None
     summary = summarize(events)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol import log_names
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.enumerations import Ending
 from bundle.protocol.json_values import AnyText
@@ -54,7 +55,7 @@ class PendingJob:
     @property
     def events(self) -> Path:
         """Its event log."""
-        return Path(self.log_dir) / f"events.{self.job_id}.jsonl"
+        return Path(self.log_dir) / log_names.events(self.job_id)
 
 
 def note(store: Store, job: PendingJob) -> bool:

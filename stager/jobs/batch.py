@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
@@ -152,7 +153,7 @@ def follow(
         JobError: it ended without a result; the message has Slurm's reason.
         KeyboardInterrupt: the user does not want to wait any more.
     """
-    events = _EventLog(Path(outcome.job.log_dir) / f"events.{submitted.job_id}.jsonl")
+    events = _EventLog(Path(outcome.job.log_dir) / log_names.events(submitted.job_id))
 
     def look() -> None:
         for record in events.more():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending, LogMode
 from bundle.protocol.events import PRINTED_ONLY, JobBegins, JobEnds
 from bundle.protocol.job import Job
@@ -161,7 +162,7 @@ class _Driven:
         if not self._kept:  # it has not begun: what is in a file is an older job's
             return
         attempt: list[Record] = []
-        for record in records(Path(job.log_dir) / f"events.{job.id}.jsonl"):
+        for record in records(Path(job.log_dir) / log_names.events(job.id)):
             if isinstance(record.event, JobBegins):  # also of another job in the same allocation
                 attempt.clear()
             attempt.append(record)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from bundle.protocol import log_names
 from bundle.protocol.enumerations import Allocation, LogMode
 from bundle.protocol.job import Job
 from bundle.system import permissions
@@ -59,7 +60,7 @@ def _new_id(job: Job) -> str:
     while True:
         milliseconds = time.time_ns() // 1_000_000 % 10**10
         number = milliseconds * 10**_RANDOM_DIGITS + secrets.randbelow(10**_RANDOM_DIGITS)
-        claim = log_dir / f"events.{number}.jsonl"
+        claim = log_dir / log_names.events(str(number))
         try:
             open(claim, "xb", opener=permissions.opener(job.log_mode)).close()
         except FileExistsError:

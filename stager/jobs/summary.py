@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol import log_names
 from bundle.protocol.deep_report import DeepReport
 from bundle.protocol.enumerations import Launcher
 from bundle.protocol.events import OutputsCollected, TransferPlan
@@ -167,8 +168,8 @@ def submitted_job(job: Job, number: str) -> SubmittedJob:
     return SubmittedJob(
         job_id=number,
         log_dir=log_dir,
-        log=log_dir / f"{job.name}.{number}.batch.out",
-        events=log_dir / f"events.{number}.jsonl",
+        log=log_dir / log_names.batch_log(job.name, number),
+        events=log_dir / log_names.events(number),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.protocol import log_names
+
 from ..core.errors import StagerError
 from ..core.home import expanded
 from .job_summary import JobSummary, job_summary
@@ -72,27 +74,27 @@ class JobFiles:
     @property
     def events(self) -> Path:
         """The driver's events, one JSON object a line."""
-        return self.folder / f"events.{self.job_id}.jsonl"
+        return self.folder / log_names.events(self.job_id)
 
     @property
     def order(self) -> Path:
         """The order in which logs grew, see :mod:`bundle.driver.logs`."""
-        return self.folder / f"order.{self.job_id}.tsv"
+        return self.folder / log_names.order(self.job_id)
 
     @property
     def preflight(self) -> Path:
         """The findings about each node before anything was sent."""
-        return self.folder / f"preflight.{self.job_id}.txt"
+        return self.folder / log_names.preflight(self.job_id)
 
     @property
     def job(self) -> Path:
         """The job's description, as the driver got it."""
-        return self.folder / f"job.{self.job_id}.json"
+        return self.folder / log_names.job(self.job_id)
 
     @property
     def wrapper(self) -> Path:
         """The run wrapper."""
-        return self.folder / f"run_wrapper.{self.job_id}.py"
+        return self.folder / log_names.wrapper(self.job_id)
 
 
 def default_folder(asked: Path | None) -> Path:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from bundle.protocol import log_names
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action
 from bundle.redaction.masking import masked
@@ -25,11 +26,6 @@ _READING_THE_BUNDLE = (
     " from there. Logs are written by the first node, to a directory of its own if it cannot"
     " see yours; Slurm itself writes none, because it would drop a job whose log it cannot open."
 )
-
-
-def batch_log_name(job_name: str, job_id: str) -> str:
-    """Return the name of the file that holds what the batch script and the driver print."""
-    return f"{job_name}.{job_id}.batch.out"
 
 
 def comment(facts: ScriptFacts) -> Iterator[str]:
@@ -107,11 +103,12 @@ def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
     if _launches(facts):
         yield "command", one_line(shlex.join(masked(job.launch.command)))
     yield "submit", "sbatch THIS_FILE"
-    yield "follow", f"tail -F {log_dir}/{batch_log_name(name, 'JOBID')}"
+    yield "follow", f"tail -F {log_dir}/{log_names.batch_log(name, 'JOBID')}"
     yield "cancel", "scancel JOBID"
-    yield "logs", f"{log_dir}/{name}.JOBID.NODE.RANK.out, one for each rank"
-    yield "", f"{log_dir}/preflight.JOBID.txt, one line for each node"
-    yield "", f"{log_dir}/events.JOBID.jsonl, everything, for programs"
+    rank_log = log_names.rank_log(name, "JOBID", "NODE", "RANK")
+    yield "logs", f"{log_dir}/{rank_log}, one for each rank"
+    yield "", f"{log_dir}/{log_names.preflight('JOBID')}, one line for each node"
+    yield "", f"{log_dir}/{log_names.events('JOBID')}, everything, for programs"
 
 
 def _launches(facts: ScriptFacts) -> bool:

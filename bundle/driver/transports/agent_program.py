@@ -35,6 +35,7 @@ NOT_FOR_AGENTS = frozenset(
     for name in (
         *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
         *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
+        "protocol/log_names",
         *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
         *("launch/step_ranks", "launch/mounted"),
         *("channel/fanout", "channel/fanout_host", "channel/login_queue", "channel/login_reasons"),
