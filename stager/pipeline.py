@@ -67,7 +67,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     """
     from .building.build import build as make_bundle
     from .building.build import build_result
-    from .building.export import copy_to, refuse_in_project
+    from .building.bundle_copy import copy_to, refuse_in_project
     from .pack.existing import ChosenBundle
     from .trust.sign import copy_signature, sign
 

@@ -23,6 +23,7 @@ from bundle.protocol.problem import NodeError
 from ..config.load import Config
 from ..core.errors import BundleError, ResolveError, WheelError
 from ..core.store import Store
+from ..core.suffixes import BUNDLE_SUFFIX
 from ..core.values import LockedFile, Wheel
 from ..hub.locked import LockedRepository
 from ..layers.build import is_stored
@@ -34,7 +35,6 @@ from ..lock.spec import Spec
 from ..pack import existing
 from ..pack.members import CheckedMembers, MemberError, reader
 from ..trust.check import trust_in
-from .export import SUFFIX
 
 
 class BundledWheels:
@@ -102,7 +102,7 @@ class BundledWheels:
         """Return the bundles that may be used, with their manifests."""
         if self._known is None:
             self._known = []
-            for path in sorted(self._store.bundles.glob(f"*{SUFFIX}")):
+            for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
                 with contextlib.suppress(BundleError):  # damaged, of another format, not signed
                     manifest = existing.manifest_of(path)
                     trust_in(self._config, self._store, path, manifest.id)
@@ -199,7 +199,7 @@ def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> boo
     """
     if file.is_wheel:
         return made_from.content == file.sha256
-    lock = bundle.with_name(bundle.name.removesuffix(SUFFIX) + existing.LOCK_SUFFIX)
+    lock = existing.imported_lock(bundle)
     theirs = earlier_lock(lock, spec.target)
     return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
 

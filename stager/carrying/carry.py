@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..building.bundle_copy import refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, lock_path, offline_root
-from ..building.export import CARRIED_SUFFIX, refuse_in_project
 from ..config.load import Config
 from ..core.store import Store
+from ..core.suffixes import CARRIED_SUFFIX
 from ..lock.spec import read_spec
 from ..pack import existing
 from .exports import Base, ExportResult, base_manifest, export

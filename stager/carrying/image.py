@@ -19,13 +19,14 @@ from bundle.environment.merge import OWN_PYTHON, STATE
 from bundle.format.manifest import Manifest, room_for
 from bundle.launch.mounted import LOOKING
 
+from ..building.bundle_copy import refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, offline_root
-from ..building.export import IMAGE_SUFFIX, refuse_in_project
 from ..config.load import Config
 from ..core.atomic_write import replacing
 from ..core.errors import StagerError
 from ..core.processes import CommandError, run
 from ..core.store import Store, sha256_of
+from ..core.suffixes import IMAGE_SUFFIX
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..pack.unpacked import unpacked
 from ..trust.check import trust_in

@@ -13,11 +13,11 @@ from bundle.format.manifest import MANIFEST_NAME, Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.problem import NodeError
 
-from ..building.export import SUFFIX
 from ..config.load import Config
 from ..core.errors import BundleError
 from ..core.regular_files import opened
 from ..core.store import Store
+from ..core.suffixes import BUNDLE_SUFFIX
 from ..pack import existing
 from ..pack.bundle import bundle_path
 from ..pack.inspect import InspectedSignature
@@ -100,7 +100,7 @@ class _Import:
         """Write the bundle, its lock and its signature."""
         manifest, store = self._manifest, self._store
         final = bundle_path(store, manifest)
-        lock = final.with_name(final.name.removesuffix(SUFFIX) + existing.LOCK_SUFFIX)
+        lock = existing.imported_lock(final)
         here = is_sealed(store, final, self._size, manifest.id)
         beside = dict(self._file.parts())
         self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
@@ -177,7 +177,7 @@ class _Import:
         left_out = set(self._file.label.left_out)
         wanted = {member for member in members_of(self._manifest) if member[0] in left_out}
         sources: dict[str, BundleFile] = {}
-        for path in sorted(self._store.bundles.glob("*.pkgs.tar")):
+        for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
             if not wanted:
                 break
             with contextlib.suppress(BundleError):  # this one is damaged, or of another format

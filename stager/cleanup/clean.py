@@ -27,6 +27,7 @@ from ..core.digest_cache import DigestCache
 from ..core.errors import BundleError, StagerError
 from ..core.regular_files import bytes_of, text_of
 from ..core.store import Store
+from ..core.suffixes import BUNDLE_SUFFIX
 from ..pack import existing
 from ..pack.batch_marks import is_marked, marks_in
 from ..pack.decompressor import PINNED
@@ -39,7 +40,6 @@ UNUSED_SECONDS = 86400.0
 LOCKS = "pylock*.toml"
 _DIGEST = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{40})\b")
 """A file's sha256, or a commit."""
-_BUNDLE = ".pkgs.tar"
 _LAYER = ".tar.zst"
 _DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 
@@ -202,7 +202,7 @@ class _Plan:
         """Yield everything that can be removed: bundles first, as others need no more then."""
         yield from self._notes()
         staying: list[Path] = []
-        for path in self._files("bundles", _BUNDLE):
+        for path in self._files("bundles", BUNDLE_SUFFIX):
             why = self._why_bundle(path)
             if why:
                 yield _item("bundle", path, why)
@@ -243,17 +243,17 @@ class _Plan:
 
     def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the seals, locks, signatures and marks of other bundles than these."""
-        for path in self._files("seals", f"{_BUNDLE}.txt"):
+        for path in self._files("seals", f"{BUNDLE_SUFFIX}.txt"):
             if path.name.removesuffix(".txt") not in bundles:
                 yield _item("seal", path, "its bundle is gone")
         for path in self._files("bundles", existing.LOCK_SUFFIX):
-            if path.name.removesuffix(existing.LOCK_SUFFIX) + _BUNDLE not in bundles:
+            if path.name.removesuffix(existing.LOCK_SUFFIX) + BUNDLE_SUFFIX not in bundles:
                 yield _item("lock", path, "its bundle is gone")
-        for path in self._files("bundles", _BUNDLE + SUFFIX):
+        for path in self._files("bundles", BUNDLE_SUFFIX + SUFFIX):
             if path.name.removesuffix(SUFFIX) not in bundles:
                 yield _item("signature", path, "its bundle is gone")
         for path in marks_in(self.store.root / "bundles"):
-            if path.name.partition(_BUNDLE)[0] + _BUNDLE not in bundles:
+            if path.name.partition(BUNDLE_SUFFIX)[0] + BUNDLE_SUFFIX not in bundles:
                 yield _item("note", path, "its bundle is gone")
 
     def _locked(self) -> set[str]:

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from ..building.current_bundle import LOCK_NAME
-from ..building.export import SUFFIX
 from ..config import script
 from ..config.load import Config
-from ..pack.existing import LOCK_SUFFIX
+from ..pack.existing import imported_lock
 
 _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
 """Names of locks (PEP 751)."""
@@ -22,7 +21,7 @@ def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
         bundle: the bundle.
         config: the project's settings; None outside of a project.
     """
-    beside = bundle.with_name(bundle.name.removesuffix(SUFFIX) + LOCK_SUFFIX)
+    beside = imported_lock(bundle)
     if config is None:
         return (beside,)
     names = [LOCK_NAME, "pylock.stager.toml"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..core.errors import StagerError
 from .inventory import Inventory
 
-SUFFIX = ".cdx.json"
 """The ending that CycloneDX recommends for names of its files; no project ships such a file."""
 _INSTALL = "uv tool install --reinstall '.[sbom]'"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..building.export import refuse_in_project
+from ..building.bundle_copy import refuse_in_project
 from ..core.atomic_write import replacing
 from ..core.errors import StagerError
+from ..core.suffixes import SBOM_SUFFIX
 from .inventory import Inventory
-from .sbom import SUFFIX, sbom
+from .sbom import sbom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ def write_sbom(inventory: Inventory, output: Path, project: Path | None) -> Sbom
         ConfigError: the file would become part of the project's next bundle.
         StagerError: it cannot be written, or the library is not installed.
     """
-    refuse_in_project(output, project, SUFFIX)
+    refuse_in_project(output, project, SBOM_SUFFIX)
     text = sbom(inventory)
     try:
         with replacing(output) as handle:

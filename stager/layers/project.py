@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..core.errors import ConfigError
 from ..core.store import stamp
+from ..core.suffixes import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
 from .ignore import Ignore, anchored, excluded
 from .tree import Collector, Tree, TreeFile, kind_of, shown, tree_digest
 
@@ -26,11 +27,11 @@ NEVER_SHIPPED = (
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),
     *(
         "stager-support-*.tar.gz",
-        "*.pkgs.tar",
-        "*.pkgs.tar.sig",
-        "*.carry.tar",
-        "*.env.sqsh",
-        "*.cdx.json",
+        f"*{BUNDLE_SUFFIX}",
+        f"*{BUNDLE_SUFFIX}.sig",
+        f"*{CARRIED_SUFFIX}",
+        f"*{IMAGE_SUFFIX}",
+        f"*{SBOM_SUFFIX}",
     ),  # our own, of an earlier job or build
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     # The project comes first on sys.path: what an editable install left behind would hide the

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..core.errors import StagerError
 from ..core.store import Store
+from ..core.suffixes import BUNDLE_SUFFIX
 
 DAYS = 30
 """Days for which a mark counts: no more is known of what was printed, or of a job that is lost."""
@@ -58,11 +59,11 @@ def is_marked(bundle: Path, now: float) -> bool:
 
 def marked(store: Store, now: float) -> list[Path]:
     """Return the bundles that batch scripts name."""
-    bundles = sorted((store.root / "bundles").glob("*.pkgs.tar"))
+    bundles = sorted((store.root / "bundles").glob(f"*{BUNDLE_SUFFIX}"))
     return [path for path in bundles if is_marked(path, now)]
 
 
-def marks_in(folder: Path, bundle: str = "*.pkgs.tar") -> Iterator[Path]:
+def marks_in(folder: Path, bundle: str = f"*{BUNDLE_SUFFIX}") -> Iterator[Path]:
     """Yield the marks in a directory with bundles, by default those of all."""
     for ending in (_OF_SCRIPT, f"{_OF_JOB}*"):
         yield from folder.glob(f"{bundle}{ending}")

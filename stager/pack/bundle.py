@@ -25,6 +25,7 @@ from bundle.protocol.requires import Requires
 from ..core.errors import WheelError
 from ..core.regular_files import bytes_of
 from ..core.store import Store
+from ..core.suffixes import BUNDLE_SUFFIX
 from ..core.values import Target, Wheel
 from ..layers.tree import folders_of
 from .libc_needs import LibcNeed, tag_need
@@ -107,7 +108,7 @@ def pack(contents: Contents, store: Store) -> Packed:
 
 def bundle_path(store: Store, manifest: Manifest) -> Path:
     """Return the path of a bundle in the store."""
-    return store.bundles / f"{manifest.name}-{manifest.id[:12]}.pkgs.tar"
+    return store.bundles / f"{manifest.name}-{manifest.id[:12]}{BUNDLE_SUFFIX}"
 
 
 def requires(

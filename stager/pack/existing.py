@@ -27,6 +27,7 @@ from bundle.protocol.problem import NodeError
 from ..core import regular_files
 from ..core.errors import BundleError
 from ..core.store import Store, sha256_of
+from ..core.suffixes import BUNDLE_SUFFIX
 
 if TYPE_CHECKING:
     from ..layers.prune import Pruned
@@ -36,8 +37,8 @@ _SHOWN = "`stager verify --bundle FILE` (or `stager inspect FILE`) shows the id 
 LABEL_NAME = "carried.json"
 """The first member of a file that ``stager export`` has written."""
 LOCK_SUFFIX = ".pylock.toml"
-"""The lock of an imported bundle lies beside it, under its name with this ending."""
-_NAMED = re.compile(r"-([0-9a-f]{12})\.pkgs\.tar")
+"""The ending of the lock of an imported bundle, see :func:`imported_lock`."""
+_NAMED = re.compile(rf"-([0-9a-f]{{12}}){re.escape(BUNDLE_SUFFIX)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def with_id(store: Store, asked: str) -> ChosenBundle:
     Raises:
         BundleError: there is none, or more than one.
     """
-    paths = sorted((store.root / "bundles").glob(f"*-{asked[:12]}.pkgs.tar"))
+    paths = sorted((store.root / "bundles").glob(f"*-{asked[:12]}{BUNDLE_SUFFIX}"))
     if len(paths) != 1:
         what = "there is no bundle" if not paths else "there is more than one bundle"
         raise BundleError(
@@ -229,6 +230,11 @@ def remember(store: Store, project: Path, newest: Newest) -> None:
     }
     with store.publishing(_note(store, project)) as partial:
         partial.write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+def imported_lock(bundle: Path) -> Path:
+    """Return the path of the lock that an imported bundle has beside it; others have none there."""
+    return bundle.with_name(bundle.name.removesuffix(BUNDLE_SUFFIX) + LOCK_SUFFIX)
 
 
 def remember_import(store: Store, name: str, bundle: Path) -> None:

@@ -8,14 +8,10 @@ from pathlib import Path
 from ..core.atomic_write import replacing
 from ..core.errors import ConfigError, StagerError
 from ..core.regular_files import opened
-
-SUFFIX = ".pkgs.tar"
-CARRIED_SUFFIX = ".carry.tar"
-IMAGE_SUFFIX = ".env.sqsh"
-"""No project ships a file with a name that ends in one of these."""
+from ..core.suffixes import BUNDLE_SUFFIX
 
 
-def refuse_in_project(output: Path, project: Path | None, suffix: str = SUFFIX) -> None:
+def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_SUFFIX) -> None:
     """Refuse a place where a bundle's copy would become part of the project's next bundle.
 
     Args:
