@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..core.atomic_write import replacing
-from ..core.errors import ConfigError, StagerError
+from ..core.atomic_write import ANOTHER_OUTPUT, output_file
+from ..core.errors import ConfigError
 from ..core.regular_files import opened
 from ..core.suffixes import BUNDLE_SUFFIX
 
@@ -38,12 +38,7 @@ def copy_to(bundle: Path, output: Path) -> Path:
         StagerError: it cannot be written; what was there before still is.
     """
     output = output.absolute()
-    try:
-        with opened(bundle) as source, replacing(output) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    except OSError as exc:
-        raise StagerError(
-            f"{output} cannot be written: {exc.strerror or exc}",
-            hint=f"name another file with --output; the bundle itself is {bundle}",
-        ) from exc
+    hint = f"{ANOTHER_OUTPUT}; the bundle itself is {bundle}"
+    with output_file(output, hint=hint) as target, opened(bundle) as source:
+        shutil.copyfileobj(source, target, 1 << 20)
     return output

@@ -22,7 +22,7 @@ from bundle.launch.mounted import LOOKING
 from ..building.bundle_copy import refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
-from ..core.atomic_write import replacing
+from ..core.atomic_write import ANOTHER_OUTPUT, output_file
 from ..core.errors import StagerError
 from ..core.processes import CommandError, run
 from ..core.store import Store, sha256_of
@@ -36,8 +36,10 @@ _PLACES = ("/usr/sbin", "/sbin")
 """Where some distributions have it, which is not on every user's PATH."""
 _SECONDS = 6 * 3600.0
 _TRY_SECONDS = 60.0
-_TIME = "315532800"
+_VARIABLES = {"SOURCE_DATE_EPOCH": "315532800"}
 """The time of everything in an image, 1980: the earliest that a zip made of it can hold."""
+_HINT_OLD = "install squashfs-tools 4.4 or newer, with zstd"
+_HINT_NO_ROOM = f"free some space, or {ANOTHER_OUTPUT}"
 _LEVEL = "9"
 _MEMORY = "1G"
 """Its queues take at most this; by default it is a quarter of the machine's, however many share it.
@@ -112,7 +114,8 @@ def export_image(config: Config, output: Path | None, listener: Listener) -> Ima
     output = output or Path(f"{config.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
     output = output.absolute()
     store.require_space(*_room(manifest))
-    with store.scratch_without_lock("export") as scratch, _written(output) as target:
+    # The file is opened first: a place that cannot be written is known before anything is unpacked.
+    with store.scratch_without_lock("export") as scratch, output_file(output) as target:
         _require_zstd(tool, scratch)
         listener.begin("unpack")
         trusted = made_here(store, whole.path, whole.id)
@@ -120,7 +123,8 @@ def export_image(config: Config, output: Path | None, listener: Listener) -> Ima
         tree = unpacked(unpacker, whole, scratch, trusted=trusted)
         _make_movable(tree, manifest, program)
         listener.begin("squashfs")
-        _squash(tool, tree, target, output)
+        with _failing_as(f"{output} cannot be written: {PROGRAM} failed", _HINT_NO_ROOM):
+            run(_argv(tool, tree, Path(target.name)), timeout=_SECONDS, env=_VARIABLES)
     return ImageResult(
         file=output,
         id=manifest.id,
@@ -146,25 +150,6 @@ def find_tool() -> str:
             "RHEL and conda-forge), or ask your site to do so",
         )
     return found
-
-
-@contextlib.contextmanager
-def _written(output: Path) -> Iterator[Path]:
-    """Yield a new file beside an image's place, which it gets once the block succeeds.
-
-    It is opened before anything is unpacked, so a place that cannot be written is known at once.
-
-    Raises:
-        StagerError: it cannot be written.
-    """
-    try:
-        with replacing(output) as target:
-            yield Path(target.name)
-    except OSError as exc:
-        raise StagerError(
-            f"{exc.filename or output} cannot be written: {exc.strerror or exc}",
-            hint="name another file with --output",
-        ) from exc
 
 
 def _room(manifest: Manifest) -> tuple[int, str, int]:
@@ -205,26 +190,18 @@ def _require_zstd(tool: str, scratch: Path) -> None:
     """
     empty = scratch / "empty"
     empty.mkdir()
+    with _failing_as(f"{tool} cannot make an image with zstd", _HINT_OLD):
+        run(_argv(tool, empty, scratch / "empty.img"), timeout=_TRY_SECONDS, env=_VARIABLES)
+
+
+@contextlib.contextmanager
+def _failing_as(message: str, hint: str) -> Iterator[None]:
+    """Say what the failure of a command means for the user.
+
+    Raises:
+        StagerError: the command failed.
+    """
     try:
-        run(_argv(tool, empty, scratch / "empty.img"), timeout=_TRY_SECONDS, env=_variables())
+        yield
     except CommandError as exc:
-        raise StagerError(
-            f"{tool} cannot make an image with zstd",
-            hint="install squashfs-tools 4.4 or newer, with zstd",
-            context=exc.context,
-        ) from exc
-
-
-def _squash(tool: str, tree: Path, image: Path, output: Path) -> None:
-    try:
-        run(_argv(tool, tree, image), timeout=_SECONDS, env=_variables())
-    except CommandError as exc:
-        raise StagerError(
-            f"{output} cannot be written: {PROGRAM} failed",
-            hint="free some space, or name another file with --output",
-            context=exc.context,
-        ) from exc
-
-
-def _variables() -> dict[str, str]:
-    return {"SOURCE_DATE_EPOCH": _TIME}
+        raise StagerError(message, hint=hint, context=exc.context) from exc

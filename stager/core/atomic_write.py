@@ -11,7 +11,11 @@ from typing import BinaryIO
 
 from bundle.system.permissions import Opener
 
+from .errors import StagerError
+
+ANOTHER_OUTPUT = "name another file with --output"
 _MAX_NAME = 100
+_PARTIAL = ".part"
 
 
 @contextlib.contextmanager
@@ -25,7 +29,7 @@ def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; nothing has changed then.
     """
-    partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}.part")
+    partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{_PARTIAL}")
     try:
         with open(partial, "xb", opener=opener) as handle:
             yield handle
@@ -36,3 +40,26 @@ def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+@contextlib.contextmanager
+def output_file(
+    path: Path, opener: Opener | None = None, *, hint: str = ANOTHER_OUTPUT
+) -> Iterator[BinaryIO]:
+    """Do the same for a file that the user asked for.
+
+    Args:
+        path: the place.
+        opener: as for :func:`replacing`.
+        hint: what to do where it cannot be written.
+
+    Raises:
+        StagerError: it, or what the block itself writes, cannot be written.
+    """
+    try:
+        with replacing(path, opener) as handle:
+            yield handle
+    except OSError as exc:
+        named = str(exc.filename or "")
+        place = path if named.endswith(_PARTIAL) else named or path
+        raise StagerError(f"{place} cannot be written: {exc.strerror or exc}", hint=hint) from exc

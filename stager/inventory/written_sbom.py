@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..building.bundle_copy import refuse_in_project
-from ..core.atomic_write import replacing
-from ..core.errors import StagerError
+from ..core.atomic_write import output_file
 from ..core.suffixes import SBOM_SUFFIX
 from .inventory import Inventory
 from .sbom import sbom
@@ -50,14 +49,8 @@ def write_sbom(inventory: Inventory, output: Path, project: Path | None) -> Sbom
     """
     refuse_in_project(output, project, SBOM_SUFFIX)
     text = sbom(inventory)
-    try:
-        with replacing(output) as handle:
-            handle.write(text.encode())
-    except OSError as exc:
-        raise StagerError(
-            f"{output} cannot be written: {exc.strerror or exc}",
-            hint="name another file with --output",
-        ) from exc
+    with output_file(output) as handle:
+        handle.write(text.encode())
     return SbomResult(
         file=output,
         bundle=inventory.bundle,

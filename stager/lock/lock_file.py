@@ -20,7 +20,7 @@ from packaging.version import Version
 from bundle.protocol.digest import canonical_json
 
 from ..core import toml
-from ..core.atomic_write import replacing
+from ..core.atomic_write import output_file
 from ..core.errors import ConfigError, ResolveError, StagerError
 from ..core.values import Digest, LockedFile, Target
 from ..hub.locked import LockedRepository, locked_from
@@ -205,11 +205,6 @@ def digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
 
 def publish(path: Path, text: str) -> None:
     """Write the lock to its place."""
-    try:
-        with replacing(path) as file:
-            file.write(text.encode())
-    except OSError as exc:
-        raise StagerError(
-            f"cannot write {path}: {exc.strerror or exc}",
-            hint="the lock is written beside the project's settings; check the permissions there",
-        ) from exc
+    hint = "the lock is written beside the project's settings; check the permissions there"
+    with output_file(path, hint=hint) as file:
+        file.write(text.encode())

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
-from ..core.atomic_write import replacing
-from ..core.errors import StagerError
+from ..core.atomic_write import output_file
 from ..logs.files import JobFiles
 from ..logs.output_place import output_place
 from .collect import collect
@@ -46,21 +44,6 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
     place = output_place(path, files, "the report")
     data = collect(files)
     html = page(data).encode("utf-8", "replace")
-    _write(place, html, data.facts.log_mode)
+    with output_file(place, permissions.opener(data.facts.log_mode)) as file:
+        file.write(html)
     return Report(path=path, job_id=files.job_id, size=len(html))
-
-
-def _write(path: Path, data: bytes, mode: LogMode) -> None:
-    """Put a file into its place, all of it at once, for those who may read the job's logs.
-
-    Raises:
-        StagerError: it cannot be written.
-    """
-    try:
-        with replacing(path, permissions.opener(mode)) as file:
-            file.write(data)
-    except OSError as exc:
-        raise StagerError(
-            f"{path} cannot be written: {exc.strerror or exc}",
-            hint="name another one with --output",
-        ) from exc

@@ -14,8 +14,7 @@ from typing import IO
 from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
-from ..core.atomic_write import replacing
-from ..core.errors import StagerError
+from ..core.atomic_write import output_file
 
 _LEVEL = 6
 
@@ -60,24 +59,19 @@ class ArchiveWriter:
         Raises:
             StagerError: it cannot be written.
         """
-        try:
-            with replacing(target, permissions.opener(LogMode.PRIVATE)) as out:
-                packed = gzip.GzipFile(
-                    filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
-                )
-                with (
-                    packed,
-                    tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
-                ):
-                    for name in sorted(self.members):
-                        start, size = self.members[name]
-                        self._file.seek(start)
-                        member = tarfile.TarInfo(f"{top}/{name}")
-                        member.size, member.mode, member.mtime = size, 0o644, 0
-                        archive.addfile(member, self._file)
-            return target.stat().st_size
-        except OSError as exc:
-            raise StagerError(
-                f"cannot write {target}: {exc.strerror or exc}",
-                hint="name another place with --output",
-            ) from exc
+        with output_file(target, permissions.opener(LogMode.PRIVATE)) as out:
+            packed = gzip.GzipFile(
+                filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
+            )
+            with (
+                packed,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+            ):
+                for name in sorted(self.members):
+                    start, size = self.members[name]
+                    self._file.seek(start)
+                    member = tarfile.TarInfo(f"{top}/{name}")
+                    member.size, member.mode, member.mtime = size, 0o644, 0
+                    archive.addfile(member, self._file)
+            out.flush()
+            return out.tell()

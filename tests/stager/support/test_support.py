@@ -512,7 +512,7 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Pa
     argv = [*STAGER, "support", "--log-dir", str(logs), "-o", str(tmp_path / "no" / "a.tar.gz")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "cannot write" in done.stderr
+    assert "cannot be written" in done.stderr
     assert "--output" in done.stderr
     argv = [*STAGER, "support", "99", "--log-dir", str(logs)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)

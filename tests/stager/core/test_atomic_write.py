@@ -1,0 +1,53 @@
+"""Files that appear whole, and what a person is told where they cannot."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from stager.core.atomic_write import output_file, replacing
+from stager.core.errors import StagerError
+
+
+def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    place.write_bytes(b"old")
+    with replacing(place) as file:
+        file.write(b"new")
+        file.flush()
+        assert place.read_bytes() == b"old"
+    assert place.read_bytes() == b"new"
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    place = tmp_path / "folder" / "a"
+    place.parent.mkdir()
+    place.write_bytes(b"old")
+    with contextlib.suppress(ValueError), replacing(place) as file:
+        file.write(b"ne")
+        raise ValueError
+    assert [path.read_bytes() for path in place.parent.iterdir()] == [b"old"]
+
+
+def test_the_message_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    """Not the temporary one beside it, which is what could not be opened or renamed."""
+    missing = tmp_path / "no" / "a"
+    with pytest.raises(StagerError) as caught, output_file(missing):
+        pass
+    assert caught.value.message == f"{missing} cannot be written: No such file or directory"
+    assert "--output" in caught.value.hint
+    with pytest.raises(StagerError) as caught, output_file(tmp_path, hint="take a file") as file:
+        file.write(b"new")
+    assert caught.value.message == f"{tmp_path} cannot be written: Is a directory"
+    assert caught.value.hint == "take a file"
+
+
+def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path: Path) -> None:
+    place, other = tmp_path / "folder" / "a", tmp_path / "no" / "b"
+    place.parent.mkdir()
+    names_other = pytest.raises(StagerError, match=f"^{other} cannot be written: No such")
+    with names_other, output_file(place):
+        other.write_bytes(b"")
+    assert list(place.parent.iterdir()) == []
