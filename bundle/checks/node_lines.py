@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..protocol.answers import PreflightAnswer, ProbeAnswer
 from ..protocol.counts import sized
 from ..protocol.facts import NodeRootFacts
@@ -45,3 +47,9 @@ def probe_line(answer: ProbeAnswer) -> str:
         words = [f"{name} {version}" for name, version in list(installed.items())[:6]]
     python = ".".join(answer.python.split(".")[:2])
     return " ".join([f"NODE {answer.node} OK -> PY {python}", *words])
+
+
+def few_names(nodes: Sequence[str]) -> str:
+    """Return the names of some nodes for a person: the first three, and how many more."""
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return ", ".join(nodes[:3]) + more

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ..checks.cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
+from ..checks.node_lines import few_names
 from ..protocol.answers import PreflightAnswer
 from ..protocol.facts import Gpu, GpuFacts
-from ..transfer.plan import first_names
 from .state import State
 
 
@@ -46,7 +46,7 @@ def _without(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Ite
     without = [node for node, facts in nodes.items() if facts is None]
     if need is not None and without:
         yield (
-            f"{first_names(without)}: no NVIDIA driver, so what {need.package} is for, CUDA "
+            f"{few_names(without)}: no NVIDIA driver, so what {need.package} is for, CUDA "
             f"{need.text}, cannot be used there"
         )
 
@@ -60,7 +60,7 @@ def _outdated(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> It
     older = [node for node in runs if _is_older(nodes[node], own)]
     if older:
         yield (
-            f"{first_names(older)}: the driver is older than the one of CUDA {need.text} "
+            f"{few_names(older)}: the driver is older than the one of CUDA {need.text} "
             f"({own}): built kernels run, what the driver must compile (PTX) does not"
         )
 
@@ -93,7 +93,7 @@ def _mixed(nodes: Mapping[str, GpuFacts | None]) -> list[str]:
         kinds.add(frozenset(map(_kind, gpus)))
     if len(kinds) < 2:
         return []
-    parts = [f"{first_names(named)}: {kind}" for kind, named in groups.items()]
+    parts = [f"{few_names(named)}: {kind}" for kind, named in groups.items()]
     return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
 
 

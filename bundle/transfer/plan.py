@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..checks.node_lines import few_names
 from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
 from ..protocol.answers import PreflightAnswer
@@ -94,22 +95,24 @@ def make_plan(
     Returns:
         The plan, and the nodes that cannot be served.
     """
-    nodes = _Nodes.of(facts)
-    sender = _Sender.of(rule, nodes.waiting, facts)
-    groups = _to_be_sent(nodes.waiting, facts, sender.how)
+    nodes = _NodesByNeed.of(facts)
+    way = _SendingWay.of(rule, nodes.waiting, facts)
+    groups = _to_be_sent(nodes.waiting, facts, way.how)
     if manifest is not None:
         groups = [_with_content(group, facts, manifest, size) for group in groups]
-    model = _Model(facts, rates, sharing)
-    choice = _choose(nodes, rule.stage, model, groups, sender)
+    forecast = _GroupForecast(facts, rates, sharing)
+    choice = _choose(nodes, rule.stage, forecast, groups, way)
     problems = _unserved(nodes, rule.stage, sending_nothing=choice.send and manifest is None)
     if not choice.send or manifest is None:
         groups = _reading(groups, problems)
     present = [NodeGroup(tuple(nodes.ready), PRESENT)] if nodes.ready else []
-    staged = tuple(model.staged(group) for group in groups)
+    staged = tuple(forecast.staged(group) for group in groups)
     return Plan((*present, *groups), choice.why, staged), problems
 
 
-def where(nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing: int = 1) -> Nodes:
+def forecast_nodes(
+    nodes: Collection[str], facts: Mapping[str, PreflightAnswer], sharing: int = 1
+) -> Nodes:
     """Describe some nodes for the forecast, by their answers to the preflight."""
     cpus = []
     for node in nodes:
@@ -124,7 +127,7 @@ def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
 
 
 @dataclass(frozen=True)
-class _Nodes:
+class _NodesByNeed:
     """The nodes of a job, as the preflight found them."""
 
     ready: list[str]
@@ -135,7 +138,7 @@ class _Nodes:
     """Those of the others that cannot read the bundle where it lies."""
 
     @classmethod
-    def of(cls, facts: Mapping[str, PreflightAnswer]) -> _Nodes:
+    def of(cls, facts: Mapping[str, PreflightAnswer]) -> _NodesByNeed:
         """Return the nodes that have answered, by what they need."""
         ready = [node for node, answer in facts.items() if answer.ready]
         waiting = [node for node, answer in facts.items() if not answer.ready]
@@ -144,8 +147,8 @@ class _Nodes:
 
 
 @dataclass(frozen=True)
-class _Sender:
-    """What sends the bundle, where it is sent."""
+class _SendingWay:
+    """The way in which the bundle is sent, if it is."""
 
     how: str
     """``relay``, ``sbcast`` or ``ssh``."""
@@ -155,14 +158,14 @@ class _Sender:
     @classmethod
     def of(
         cls, rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
-    ) -> _Sender:
+    ) -> _SendingWay:
         """Choose the relay, unless it is not wanted or some node has no address for the others."""
         if rule.way is TransferWay.SBCAST:
             return cls(SBCAST)
         nowhere = [node for node in nodes if not facts[node].address]
         if nowhere:
             have = "has" if len(nowhere) == 1 else "have"
-            return cls(rule.without_relay, f"{first_names(nowhere)} {have} no address for others")
+            return cls(rule.without_relay, f"{few_names(nowhere)} {have} no address for others")
         return cls(RELAY)
 
     def line(self, count: str, why: str) -> str:
@@ -181,7 +184,7 @@ class _Choice:
     """True if it is sent."""
 
 
-class _Model:
+class _GroupForecast:
     """The forecast for these nodes."""
 
     def __init__(self, facts: Mapping[str, PreflightAnswer], rates: Rates, sharing: int) -> None:
@@ -199,14 +202,18 @@ class _Model:
         """Return the expected seconds of one group."""
         if group.work is None:
             return Staging(0.0, 0.0, 0.0)
-        nodes = where(group.nodes, self._facts, self._sharing)
+        nodes = forecast_nodes(group.nodes, self._facts, self._sharing)
         if group.how == SHARED:
             return staging_by_reading(group.work, nodes, self.slowest(group.nodes)[1], self._rates)
         return staging(group.work, nodes, self._rates, relayed=group.how == RELAY)
 
 
 def _choose(
-    nodes: _Nodes, stage: Stage, model: _Model, groups: Sequence[NodeGroup], sender: _Sender
+    nodes: _NodesByNeed,
+    stage: Stage,
+    forecast: _GroupForecast,
+    groups: Sequence[NodeGroup],
+    way: _SendingWay,
 ) -> _Choice:
     """Choose whether the bundle is sent."""
     if not nodes.waiting:
@@ -215,33 +222,33 @@ def _choose(
     if stage == Stage.NEVER:
         return _Choice(f"{count} to read the shared bundle, as asked for", send=False)
     if stage == Stage.ALWAYS:
-        return _Choice(sender.line(count, "sending is asked for"), send=True)
+        return _Choice(way.line(count, "sending is asked for"), send=True)
     if nodes.blind:
-        names = first_names(nodes.blind)
-        return _Choice(sender.line(count, f"{names} cannot see the bundle"), send=True)
+        names = few_names(nodes.blind)
+        return _Choice(way.line(count, f"{names} cannot see the bundle"), send=True)
     if any(group.work is None for group in groups):
         why = f"{count} read the shared bundle: the first node cannot see it"
         return _Choice(why, send=False)
-    return _choose_by_speed(nodes.waiting, model, groups, sender)
+    return _choose_by_speed(nodes.waiting, forecast, groups, way)
 
 
 def _choose_by_speed(
-    waiting: Sequence[str], model: _Model, groups: Sequence[NodeGroup], sender: _Sender
+    waiting: Sequence[str], forecast: _GroupForecast, groups: Sequence[NodeGroup], way: _SendingWay
 ) -> _Choice:
     count = counted(len(waiting), "node")
-    slowest, rate = model.slowest(waiting)
+    slowest, rate = forecast.slowest(waiting)
     # All nodes read at the same time; files are sent one after the other.
-    reading = max(model.staged(replace(group, how=SHARED)).seconds for group in groups)
-    sending = sum(model.staged(group).seconds for group in groups)
+    reading = max(forecast.staged(replace(group, how=SHARED)).seconds for group in groups)
+    sending = sum(forecast.staged(group).seconds for group in groups)
     speed = f"{sized(int(rate))}/s on {slowest}, about {reading:.1f} s"
     if reading > sending:
         slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
-        return _Choice(sender.line(count, slow), send=True)
+        return _Choice(way.line(count, slow), send=True)
     why = f"{count} read the shared bundle ({speed}; sending would take {sending:.1f} s)"
     return _Choice(why, send=False)
 
 
-def _unserved(nodes: _Nodes, stage: Stage, *, sending_nothing: bool) -> dict[str, Problem]:
+def _unserved(nodes: _NodesByNeed, stage: Stage, *, sending_nothing: bool) -> dict[str, Problem]:
     """Return the nodes that cannot get the bundle.
 
     Args:
@@ -327,9 +334,3 @@ def _missing_layers(
         lacks = facts[node].lacks
         missing.update(range(len(manifest.layers)) if lacks is None else lacks)
     return [manifest.layers[number] for number in sorted(missing)]
-
-
-def first_names(nodes: Sequence[str]) -> str:
-    """Return the names of some nodes for a person: the first three, and how many more."""
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-    return ", ".join(nodes[:3]) + more

@@ -68,11 +68,11 @@ def _contents(
         _, found, name = path.partition(mark)
         entry = files.get(_followed(path, links)) if found else None
         if entry is not None:
-            yield ContentFile(path=name, size=entry.size, sha256=as_digest(entry.sha256))
+            yield ContentFile(path=name, size=entry.size, sha256=digest_or_empty(entry.sha256))
 
 
-def as_digest(text: str) -> str:
-    """Return a digest; empty if the text is none."""
+def digest_or_empty(text: str) -> str:
+    """Return a text as a digest; empty where it is not one."""
     try:
         return Digest(text)
     except ValueError:

@@ -23,7 +23,7 @@ from packaging.pylock import (
 from ..core import toml
 from ..core.errors import StagerError
 from ..lock.indexes import strip_credentials
-from .asset_contents import as_digest
+from .asset_contents import digest_or_empty
 from .package_metadata import clean
 
 _URL = re.compile(
@@ -116,7 +116,7 @@ def _built(data: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _of_file(kind: str, url: str | None, sha256: str) -> Provenance:
     address = public_url(url or "")
-    return Provenance(kind=kind, url=address, sha256=as_digest(sha256) if address else "")
+    return Provenance(kind=kind, url=address, sha256=digest_or_empty(sha256) if address else "")
 
 
 def _of_source(label: str) -> Provenance:

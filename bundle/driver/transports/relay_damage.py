@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...checks.node_lines import few_names
 from ...protocol.answers import Relayed
-from ...transfer.plan import first_names
 
 _SENDERS = 2
 """Senders that fail one node, and no other, for it to be the node that is at fault."""
@@ -29,7 +29,7 @@ def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
     }
     damaging = _damaging_receivers(senders)
     lines = [
-        f"{node} damages what it receives: bytes from {first_names(failed)} came damaged there, "
+        f"{node} damages what it receives: bytes from {few_names(failed)} came damaged there, "
         "and to no other node; check its memory and its network card"
         for node, failed in damaging.items()
     ]

@@ -16,7 +16,14 @@ from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.facts import HostFacts
 from bundle.protocol.rates import ASSUMED
 from bundle.transfer.forecast import Nodes, staging, staging_by_reading, staging_work
-from bundle.transfer.plan import NodeGroup, Plan, TransferRule, excerpt_size, make_plan, where
+from bundle.transfer.plan import (
+    NodeGroup,
+    Plan,
+    TransferRule,
+    excerpt_size,
+    forecast_nodes,
+    make_plan,
+)
 from stager.pack.bundle import Packed
 from tests.support.generated import generated
 
@@ -279,9 +286,9 @@ def on_cpus(cpus: int) -> PreflightAnswer:
 
 def test_the_nodes_as_the_model_sees_them() -> None:
     facts: Facts = {"n1": on_cpus(8), "n2": on_cpus(4), "n3": PreflightAnswer("n3")}
-    assert where(("n1", "n2"), facts) == Nodes(2, cpus=4)
-    assert where(("n1", "n3"), facts, sharing=2) == Nodes(2, cpus=1, sharing=2)
-    assert where((), facts) == Nodes(1, cpus=1)
+    assert forecast_nodes(("n1", "n2"), facts) == Nodes(2, cpus=4)
+    assert forecast_nodes(("n1", "n3"), facts, sharing=2) == Nodes(2, cpus=1, sharing=2)
+    assert forecast_nodes((), facts) == Nodes(1, cpus=1)
 
 
 def test_the_size_of_a_file_of_members() -> None:
