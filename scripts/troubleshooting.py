@@ -79,26 +79,27 @@ def _without_values(text: str) -> str:
 
 
 def _generated() -> Iterator[str]:
-    causes = [one for one in catalogue() if one.role == LineRole.PRIMARY]
+    causes = _of_role(LineRole.PRIMARY)
+    waiting = [entry for entry in catalogue() if entry.tells == LineTells.STUCK]
     for kind in FailureClass:
-        entries = [one for one in causes if one.kind == kind]
-        waiting = [one for one in catalogue() if one.tells == LineTells.STUCK and one.kind == kind]
-        if entries or waiting:
-            yield from (f"### {kind}", "", *_table([*entries, *waiting]), "")
-    rest = [
-        one for one in catalogue() if one.role == LineRole.CASCADE and one.tells != LineTells.STUCK
-    ]
-    yield from ("### Consequences", "", _HEADINGS["Consequences"], "", *_table(rest), "")
-    noise = [one for one in catalogue() if one.role == LineRole.NOISE]
+        entries = [entry for entry in (*causes, *waiting) if entry.kind == kind]
+        if entries:
+            yield from (f"### {kind}", "", *_table(entries), "")
+    consequences = [entry for entry in _of_role(LineRole.CASCADE) if entry not in waiting]
+    yield from ("### Consequences", "", _HEADINGS["Consequences"], "", *_table(consequences), "")
+    noise = _of_role(LineRole.NOISE)
     yield from ("### Noise", "", _HEADINGS["Noise"], "", *_table(noise))
+
+
+def _of_role(role: LineRole) -> list[CatalogueEntry]:
+    return [entry for entry in catalogue() if entry.role == role]
 
 
 def _table(entries: list[CatalogueEntry]) -> Iterator[str]:
     yield "| a line with | means | what to do | written by |"
     yield "| --- | --- | --- | --- |"
-    for one in entries:
-        said = (_blank(text) for text in (one.cause, one.remedy))
-        cells = (f"`{_line(one)}`", *said, one.source)
+    for entry in entries:
+        cells = (f"`{_line(entry)}`", _blank(entry.cause), _blank(entry.remedy), entry.source)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

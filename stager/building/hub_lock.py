@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from ..config.load import Config
@@ -10,6 +10,7 @@ from ..core.errors import ConfigError, ResolveError
 from ..core.store import Store
 from ..hub.caches import HubFiles
 from ..hub.client import HubClient
+from ..hub.locked import LockedRepository
 from ..hub.names import HubRequest
 from ..hub.resolve import resolve
 from ..lock.lock_file import keep_assets
@@ -91,10 +92,18 @@ def with_assets(
     if not requests and not lock.assets:
         return lock
     kept = [repository for repository in lock.assets if repository.request not in moved]
-    earlier = {repository.request: repository.commit for repository in lock.assets}
     resolved = resolve(requests, kept, files)
-    for repository in resolved:
-        request, old = repository.request, earlier.get(repository.request)
-        if old and old != repository.commit:
-            listener.note(f"{request.kind} {request.label}: {old[:12]} -> {repository.commit[:12]}")
+    for change in _new_commits(lock.assets, resolved):
+        listener.note(change)
     return keep_assets(lock, resolved)
+
+
+def _new_commits(
+    earlier: Iterable[LockedRepository], resolved: Iterable[LockedRepository]
+) -> Iterator[str]:
+    """Yield a line for each repository that was locked at another commit."""
+    commits = {repository.request: repository.commit for repository in earlier}
+    for repository in resolved:
+        request, old = repository.request, commits.get(repository.request)
+        if old and old != repository.commit:
+            yield f"{request.kind} {request.label}: {old[:12]} -> {repository.commit[:12]}"

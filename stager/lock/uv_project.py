@@ -248,15 +248,23 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
         table = uv_table(document if place == file else read(place))
         sources = table.get("sources")
         for name, source in sources.items() if isinstance(sources, Mapping) else ():
-            for one in source if isinstance(source, list) else [source]:
-                if not isinstance(one, Mapping):
-                    continue
-                if isinstance(one.get("path"), str):
-                    yield Path(os.path.normpath(place.parent / one["path"]))
-                elif one.get("workspace"):
-                    for folder in sorted(members(root.parent)):
-                        if _name_of(folder) == canonicalize_name(name):
-                            yield folder
+            choices = source if isinstance(source, list) else [source]
+            for choice in filter(_is_table, choices):
+                if isinstance(choice.get("path"), str):
+                    yield Path(os.path.normpath(place.parent / choice["path"]))
+                elif choice.get("workspace"):
+                    yield from _members_named(canonicalize_name(name), root.parent)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _members_named(name: str, workspace: Path) -> Iterator[Path]:
+    """Yield the folder of a workspace whose project has this name."""
+    for folder in sorted(members(workspace)):
+        if _name_of(folder) == name:
+            yield folder
 
 
 def _name_of(folder: Path) -> str:

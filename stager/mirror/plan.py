@@ -1,9 +1,9 @@
-"""The difference between a mirror as it is and as it is to be; nothing is written for that."""
+"""The difference between a mirror as it is and as it should be. Nothing is written here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from .wheel_file import ListedWheel, listed_wheel
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorPlan:
-    """What has to be done for a mirror to have the wanted wheels."""
+    """The work that gives a mirror the wanted wheels."""
 
     added: tuple[Wheel, ...]
     """Wheels that are not there."""
@@ -40,41 +40,99 @@ class MirrorPlan:
 def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> MirrorPlan:
     """Compare every wheel of the folder with its record, and with what is wanted.
 
-    A wheel without a record counts as it is: an interrupted call has put it, or the user.
+    A wheel without a record is taken as sound: an interrupted command left it, or the user did.
 
     Raises:
         WheelError: wheels that are damaged, or that would have to be replaced by others of the same
             name; all of them.
     """
-    recorded, present = folder.recorded(), _digests(folder, listener)
-    named = {wheel.path.name: wheel for wheel in wanted.wheels}
-    added = tuple(wheel for name, wheel in named.items() if name not in present)
-    replaced = tuple(
-        wheel for name, wheel in named.items() if present.get(name, wheel.sha256) != wheel.sha256
+    wheels = _Comparison(
+        recorded=folder.recorded(),
+        present=_digests(folder, listener),
+        wanted={wheel.path.name: wheel for wheel in wanted.wheels},
     )
-    kept = {name: digest for name, digest in present.items() if name not in _names(replaced)}
-    damaged = [name for name, digest in kept.items() if _differs(name, digest, recorded, named)]
-    problems = [_damage(name, kept.pop(name), recorded[name]) for name in damaged]
-    for wheel in replaced:
-        name = wheel.path.name
-        if name not in wanted.built and recorded.get(name) == present[name]:
-            problems.append(_conflict(wheel, present[name]))
-    stored = {wheel.path: wheel.sha256 for wheel in (*added, *replaced)}
-    listed, unlistable = _listed({folder.root / name: kept[name] for name in kept} | stored)
-    problems += unlistable
+    kept = wheels.kept()
+    copied = (*wheels.added(), *wheels.replaced())
+    listed, unlistable = _listed(
+        {folder.root / name: digest for name, digest in kept.items()}
+        | {wheel.path: wheel.sha256 for wheel in copied}
+    )
+    problems = [*wheels.damages(), *wheels.conflicts(wanted.built), *unlistable]
     if problems:
         raise WheelError(
             f"{counted(len(problems), 'wheel')} cannot be listed in the mirror {folder.root}",
-            hint=_remedy(folder, damaged),
+            hint=_remedy(folder, wheels.damaged()),
             context=problems,
         )
     return MirrorPlan(
-        added=added,
-        replaced=replaced,
+        added=wheels.added(),
+        replaced=wheels.replaced(),
         kept=kept,
-        missing=tuple(sorted(recorded.keys() - present.keys() - named.keys())),
+        missing=wheels.missing(),
         listed=listed,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """A folder's record, the wheels that are there, and the wanted ones, by file name."""
+
+    recorded: Mapping[str, Digest]
+    """What the record says."""
+    present: Mapping[str, Digest]
+    """What is there."""
+    wanted: Mapping[str, Wheel]
+    """What is wanted."""
+
+    def added(self) -> tuple[Wheel, ...]:
+        """Return the wanted wheels that are not there."""
+        return tuple(wheel for name, wheel in self.wanted.items() if name not in self.present)
+
+    def replaced(self) -> tuple[Wheel, ...]:
+        """Return the wanted wheels in whose places there is something else."""
+        return tuple(
+            wheel
+            for name, wheel in self.wanted.items()
+            if self.present.get(name, wheel.sha256) != wheel.sha256
+        )
+
+    def damaged(self) -> list[str]:
+        """Return the wheels that are not what the record says, and that nothing replaces."""
+        return [
+            name
+            for name, digest in self.present.items()
+            if name not in self.wanted and self.recorded.get(name, digest) != digest
+        ]
+
+    def damages(self) -> list[str]:
+        """Return a line for each damaged wheel."""
+        return [
+            f"{name}: is damaged: expected sha256 {self.recorded[name]}, found {self.present[name]}"
+            for name in self.damaged()
+        ]
+
+    def conflicts(self, built: Collection[str]) -> list[str]:
+        """Return a line for each sound wheel of which another file with its name is wanted.
+
+        Args:
+            built: the wheels that were built here, which come out differently each time.
+        """
+        replaced = {wheel.path.name: wheel for wheel in self.replaced()}
+        return [
+            f"{name}: the mirror has another file of this name: sha256 {self.present[name]}; "
+            f"the new one is {wheel.sha256}"
+            for name, wheel in replaced.items()
+            if name not in built and self.recorded.get(name) == self.present[name]
+        ]
+
+    def kept(self) -> dict[str, Digest]:
+        """Return the wheels that stay as they are, with their digests."""
+        others = {wheel.path.name for wheel in self.replaced()} | set(self.damaged())
+        return {name: digest for name, digest in self.present.items() if name not in others}
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the wheels of the record that are gone, and are not wanted now."""
+        return tuple(sorted(self.recorded.keys() - self.present.keys() - self.wanted.keys()))
 
 
 def _listed(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
@@ -107,28 +165,6 @@ def _digest(path: Path) -> Digest:
             f"{path} cannot be read: {exc.strerror or exc}",
             hint="make it readable, or remove it and run the command again",
         ) from exc
-
-
-def _names(wheels: Sequence[Wheel]) -> set[str]:
-    return {wheel.path.name for wheel in wheels}
-
-
-def _differs(
-    name: str, digest: Digest, recorded: Mapping[str, Digest], named: Mapping[str, Wheel]
-) -> bool:
-    """Return whether a wheel is neither what the record says nor what is wanted."""
-    return name not in named and recorded.get(name, digest) != digest
-
-
-def _damage(name: str, actual: Digest, expected: Digest) -> str:
-    return f"{name}: is damaged: expected sha256 {expected}, found {actual}"
-
-
-def _conflict(wheel: Wheel, there: Digest) -> str:
-    return (
-        f"{wheel.path.name}: the mirror has another file of this name: sha256 {there}; "
-        f"the new one is {wheel.sha256}"
-    )
 
 
 def _remedy(folder: MirrorFolder, damaged: Sequence[str]) -> str:

@@ -112,14 +112,17 @@ def file_needs(
     promised = max((need.version for need in tags.values()), default=_NONE)
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _remembered(native, store, target)
-    needs = []
     for layer in native:
-        own, tag = libraries[layer.id], tags[layer.name]
-        stranger, other = (own.musl, "musl") if libc == "glibc" else (own.file, "glibc")
+        stranger = _built_for_another(libraries[layer.id], libc)
         if stranger:
-            note(f"{tag.package}: {stranger} was built for {other}, and the nodes have {libc}")
-        if libc == "glibc" and own.version > _NONE:
-            needs.append(LibcNeed(version=own.version, package=tag.package, because=own.file))
+            note(f"{tags[layer.name].package}: {stranger}, and the nodes have {libc}")
+    if libc != "glibc":
+        return ()
+    needs = [
+        LibcNeed(version=own.version, package=tags[layer.name].package, because=own.file)
+        for layer in native
+        if (own := libraries[layer.id]).version > _NONE
+    ]
     for need in needs:
         if promised < need.version <= newest:
             tag = tags[need.package.split()[0]]
@@ -129,6 +132,13 @@ def file_needs(
             )
     _refuse_newer([need for need in needs if need.version > newest], target)
     return tuple(needs)
+
+
+def _built_for_another(libraries: _Libraries, libc: str) -> str:
+    """Return a file of a wheel, and the C library that it needs in place of the nodes' own."""
+    if libc == "glibc":
+        return f"{libraries.musl} was built for musl" if libraries.musl else ""
+    return f"{libraries.file} was built for glibc" if libraries.file else ""
 
 
 def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:

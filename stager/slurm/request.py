@@ -118,7 +118,7 @@ def choose(
     _check_allocation(asked, hosts)
     if asked == "local":
         return _local(batch)
-    if asked == "ssh" or hosts.by_option or (asked == "auto" and hosts.origin and not inside):
+    if _uses_hosts(asked, inside, hosts):
         return _ssh(batch, hosts)
     source = _slurm_source(batch, inside)
     needed = INSIDE if source == "inside" else COMMANDS
@@ -150,6 +150,13 @@ def _check_allocation(asked: str, hosts: NamedHosts) -> None:
             f"{hosts.origin} and --allocation {asked}: hosts are reached over ssh",
             hint="leave one of the two out",
         )
+
+
+def _uses_hosts(asked: str, inside: str, hosts: NamedHosts) -> bool:
+    """Return whether hosts are reached over ssh: an allocation comes before those of a file."""
+    if asked == "auto" and not hosts.by_option:
+        return bool(hosts.origin) and not inside
+    return asked == "ssh" or hosts.by_option
 
 
 def _no_slurm(reason: str, missing: Sequence[str]) -> ConfigError:
