@@ -27,7 +27,7 @@ from ..protocol.answers import (
     TidyAnswer,
     UnpackAnswer,
 )
-from ..protocol.enumerations import Action, Allocation
+from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.problem import NodeError
 from ..protocol.requests import (
     AgentRequest,
@@ -128,7 +128,7 @@ def _serve_session(channel: AgentChannel) -> int:
 
         return run_ranks(request, channel, early)
 
-    phases = {**PHASES, "launch": launch}
+    phases = {**PHASES, PhaseName.LAUNCH: launch}
     try:
         while True:
             _switch_python(channel)
@@ -296,11 +296,11 @@ def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
 
 
 PHASES: dict[str, Phase] = {
-    "preflight": _preflight,
-    "unpack": _unpack,
-    "probe": _probe,
-    "deep": _deep,
-    "launch": _launch,
+    PhaseName.PREFLIGHT: _preflight,
+    PhaseName.UNPACK: _unpack,
+    PhaseName.PROBE: _probe,
+    PhaseName.DEEP: _deep,
+    PhaseName.LAUNCH: _launch,
     "tidy": _tidy,
-    "clean": _clean,
+    PhaseName.CLEAN: _clean,
 }

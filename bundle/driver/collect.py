@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from ..launch import directories
+from ..protocol.enumerations import PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
@@ -109,7 +110,7 @@ def _received(state: State, node: str, work_dir: str) -> Received:
     def take(stream: IO[bytes]) -> None:
         came.append(receive(stream, job.run_dir, job.outputs, node))
 
-    state.transport.fetch("collect", {node: request}, take)
+    state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
     return came[0]
 
 

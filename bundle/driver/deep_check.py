@@ -20,7 +20,7 @@ from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer
 from ..protocol.deep_answers import DeepAnswer, NodeClock
 from ..protocol.deep_report import AllReduceMeasured, ClockOffset, DeepReport
-from ..protocol.enumerations import Allocation
+from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import Problem, ProblemCode
@@ -75,7 +75,9 @@ def _ask_nodes(
             clocks[event.node] = ClockReading(sent, event.clock, time.time())
 
     state.ask(
-        "deep", lambda node: DeepRequest(**state.placed(node), head=head, names=names), on_event
+        PhaseName.DEEP,
+        lambda node: DeepRequest(**state.placed(node), head=head, names=names),
+        on_event,
     )
     return clocks
 
@@ -205,7 +207,7 @@ def _run_ranks(
         return replace(asked, job=job, node_rank=nodes.index(node), limit=ALL_REDUCE_SECONDS)
 
     state.answers = {}
-    state.ask_some("launch", nodes, request, on_event)
+    state.ask_some(PhaseName.LAUNCH, nodes, request, on_event)
     return printed
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ..checks.node_lines import preflight_line
+from ..checks.node_lines import few_names, preflight_line
 from ..format.manifest import room_for
 from ..protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.job import Job
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
-from ..transfer.plan import first_names
 from . import collect, nvidia_drivers, placement, ranks
 from .state import State
 
@@ -259,7 +258,7 @@ def _note_addresses(state: State) -> None:
             nodes.setdefault(facts.no_head.what, []).append(node)
     for why, named in nodes.items():
         state.note(
-            f"{first_names(named)}: {why}; in the transfer, the address of the way to the driver's "
+            f"{few_names(named)}: {why}; in the transfer, the address of the way to the driver's "
             "host is used"
         )
     for node, facts in state.facts.items():
@@ -278,7 +277,7 @@ def _note_unchecked(state: State) -> None:
             nodes.setdefault(facts.unchecked, []).append(node)
     for why, named in nodes.items():
         state.note(
-            f"{first_names(named)}: the bundle's signature was not checked there, only its id, "
+            f"{few_names(named)}: the bundle's signature was not checked there, only its id, "
             f"whose signature was good where the job was prepared ({why})",
             warning=True,
         )

@@ -12,11 +12,12 @@ import os
 import secrets
 from dataclasses import dataclass, replace
 
+from ..checks.node_lines import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import write_excerpt
 from ..protocol.answers import Answer, PreflightAnswer, UnpackAnswer
-from ..protocol.enumerations import Allocation
+from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import FileSent, TransferPlan
 from ..protocol.job import Job
 from ..protocol.planned_transfer import StagingForecast
@@ -33,9 +34,8 @@ from ..transfer.plan import (
     Plan,
     TransferRule,
     by_root,
-    first_names,
+    forecast_nodes,
     make_plan,
-    where,
 )
 from ..transfer.relay_handshake import TOKEN_BYTES
 from .own_disk import scratch
@@ -53,7 +53,7 @@ def decide(state: State) -> None:
     rule = TransferRule(state.job.stage, state.job.transfer, _other_way(state.job))
     plan, problems = make_plan(state.facts, rule, manifest, size, rates, sharing)
     state.plan = plan
-    nodes = where(state.job.nodes, state.facts, sharing)
+    nodes = forecast_nodes(state.job.nodes, state.facts, sharing)
     expected = forecast(plan.staged, nodes, rates, launcher=state.job.launch.launcher)
     report = TransferPlan(
         why=plan.why,
@@ -92,7 +92,7 @@ def _unpack_in_place(state: State, plan: Plan) -> None:
         ready = state.facts[node].ready
         return UnpackRequest(**state.placed(node), bundle=state.job.bundle, checked=ready)
 
-    state.ask_some("unpack", nodes, request)
+    state.ask_some(PhaseName.UNPACK, nodes, request)
 
 
 def _remaining(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
     for node, why in unreached.items():
         by_reason.setdefault(why, []).append(node)
     return [
-        f"the relay did not reach {first_names(nodes)} ({why}): using {other_way}"
+        f"the relay did not reach {few_names(nodes)} ({why}): using {other_way}"
         for why, nodes in by_reason.items()
     ]
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
+from ..protocol.enumerations import PhaseName
 from ..protocol.events import JobEnds
 from ..protocol.launch_answers import Departure, LaunchAnswer, Started
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -36,7 +37,7 @@ def start(state: State) -> None:
     logs = _RankLogs(state)
     try:
         state.ask(
-            "launch",
+            PhaseName.LAUNCH,
             lambda node: LaunchRequest(**state.placed(node), group=group, shared=shared),
             logs.take,
         )

@@ -13,7 +13,7 @@ from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
-from ..protocol.enumerations import Launcher
+from ..protocol.enumerations import Launcher, PhaseName
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer, Started
@@ -232,11 +232,11 @@ class State:
     def deliver(self, transfer: Transfer, nodes: tuple[str, ...], request: RequestFor) -> Delivery:
         """Send a file to some nodes and let them unpack it; adds to ``answers``."""
         requests = {node: request(node) for node in nodes}
-        delivery = self.transport.deliver(transfer, requests, self._listener("unpack"))
+        delivery = self.transport.deliver(transfer, requests, self._listener(PhaseName.UNPACK))
         ended = delivery.ended
         if delivery.failed and not transfer.token:  # the others have not had their turn
             ended = {node: ended[node] for node in delivery.settled}
-        self._settle("unpack", ended)
+        self._settle(PhaseName.UNPACK, ended)
         return delivery
 
     def fail_if_any(self) -> None:
@@ -300,7 +300,7 @@ class State:
                 event = self._commands.brief(event)
             if on_event is not None:
                 on_event(event)
-            if phase == "launch":
+            if phase == PhaseName.LAUNCH:
                 self.output.account.compare(event)
             if isinstance(event, NodesLate):
                 self._late = dict.fromkeys(event.nodes, event.seconds)
@@ -324,7 +324,7 @@ class State:
         for node, end in silent.items():
             answer = silence(phase, node, end, self.job.log_dir)
             self.answers[node] = joined(self.answers.get(node), answer)
-        if phase == "launch":
+        if phase == PhaseName.LAUNCH:
             self._set_missing_codes(silent, tasks)
             self._blame_late_nodes()
         order = [node for node in self.job.nodes if node in self.answers]
@@ -337,7 +337,7 @@ class State:
 
     def _tasks_per_node(self, phase: str) -> int:
         """Return how many answers a node gives: one for each rank that Slurm starts."""
-        if phase == "launch" and self.job.launch.launcher is Launcher.SRUN:
+        if phase == PhaseName.LAUNCH and self.job.launch.launcher is Launcher.SRUN:
             return self.nproc
         return 1
 

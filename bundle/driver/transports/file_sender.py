@@ -11,6 +11,7 @@ from typing import IO
 
 from ...channel import agent_channel
 from ...channel.bootstrap import in_memory
+from ...protocol.enumerations import PhaseName
 from ...system import processes
 from ...system.files import error_text
 from .phase_answers import PhaseAnswers
@@ -123,7 +124,7 @@ class FileSender:
             The nodes that were not reached, with the reasons, and the seconds that it took. Nothing
             is sent where some agents have ended, or are lost, before all are ready.
         """
-        deadline = time.monotonic() + SECONDS["unpack"]
+        deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
         if not _all_ready(run, deadline):
             run.step.tell(agent_channel.STOP)
             return {"": NOT_READY}, 0.0  # how those nodes' agents ended says why

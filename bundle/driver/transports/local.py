@@ -24,7 +24,7 @@ from ...node.location import ROOT_VARIABLE, base_for, choose_base, env_path, nod
 from ...node.root import secure_root
 from ...protocol.agent_events import read_agent_line
 from ...protocol.answers import Answer
-from ...protocol.enumerations import Action, LogMode
+from ...protocol.enumerations import Action, LogMode, PhaseName
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
@@ -91,7 +91,7 @@ class LocalTransport:
             try:
                 codes = _attend(agents, on_event, phase)
             except signals.Stopped:  # the last output of the ranks belongs in their logs
-                if phase == "launch":
+                if phase == PhaseName.LAUNCH:
                     on_event(saving_note(self._job))
                 _tell_to_end(agents)
                 _attend(agents, on_event, phase, time.monotonic() + self._grace)

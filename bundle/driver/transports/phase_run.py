@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ...agent import agent
+from ...protocol.enumerations import PhaseName
 from ...protocol.events import NodesLate, StrayLines
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
@@ -16,12 +17,12 @@ from .timeouts import Watch
 from .transport import OnEvent
 
 SECONDS = {
-    "preflight": 180.0,
-    "unpack": 3600.0,
-    "probe": agent.PROBE_SECONDS + 120,
-    "deep": 3600.0,
+    PhaseName.PREFLIGHT: 180.0,
+    PhaseName.UNPACK: 3600.0,
+    PhaseName.PROBE: agent.PROBE_SECONDS + 120,
+    PhaseName.DEEP: 3600.0,
     "tidy": 600.0,
-    "clean": 3600.0,
+    PhaseName.CLEAN: 3600.0,
 }
 """Time that a phase may take; nodes that have not answered by then are named."""
 FIRST_SECONDS = 300.0
@@ -102,7 +103,7 @@ class PhaseRun:
 
     def finish(self, grace: float) -> None:
         """End the step; where ranks run, not before all that they wrote has come."""
-        complete = self.settled if self.answers.phase == "launch" else None
+        complete = self.settled if self.answers.phase == PhaseName.LAUNCH else None
         self.step.finish(self.answers.take, grace, complete)
 
     def report_losses(self, on_event: OnEvent) -> None:

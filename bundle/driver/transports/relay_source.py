@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ...channel import agent_channel
 from ...format.archive import digest_of
 from ...protocol.answers import Ready
+from ...protocol.enumerations import PhaseName
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import RELAY_SOURCE, RelayStart
 from ...system.files import error_text
@@ -45,7 +46,7 @@ def send(
     Raises:
         NodeError: the file cannot be read here.
     """
-    deadline = time.monotonic() + SECONDS["unpack"]
+    deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
     silent = await_listeners(run, deadline)
     nodes = in_network_order(run.answers.nodes, run.answers.listening)
     started = time.monotonic()

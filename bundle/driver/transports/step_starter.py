@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from ...agent.agent import SESSION
-from ...protocol.enumerations import Launcher, Stage, TransferWay
+from ...protocol.enumerations import Action, Launcher, PhaseName, Stage, TransferWay
 from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
 from .agent_program import AgentProgram, factored
@@ -61,7 +61,7 @@ class StepStarter:
         The arguments are those of :meth:`start`.
         """
         command = command or phase
-        launches = phase == "launch"
+        launches = phase == PhaseName.LAUNCH
         settings = self._job.launch
         step = Step(
             phase=phase,
@@ -90,14 +90,16 @@ class StepStarter:
 
     def tasks(self, phase: str, requests: Requests) -> int:
         """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
-        if phase != "launch" or self._job.launch.launcher is not Launcher.SRUN:
+        if phase != PhaseName.LAUNCH or self._job.launch.launcher is not Launcher.SRUN:
             return 1
         launches = [request for request in requests.values() if isinstance(request, LaunchRequest)]
         return max(request.group.nproc for request in launches)
 
     def holds(self, phase: str) -> bool:
         """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
-        return phase == "launch" and not self._job.one_step and self._job.min_nodes is not None
+        return (
+            phase == PhaseName.LAUNCH and not self._job.one_step and self._job.min_nodes is not None
+        )
 
 
 def phases_of(job: Job, command: str) -> set[str]:
@@ -110,16 +112,16 @@ def _phases(job: Job, command: str) -> set[str]:
     relays = job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
     relay = {"relay"} if relays and job.stage is not Stage.NEVER else set()
     processes = job.launch.launcher is Launcher.PROCESSES
-    launch = {"launch", "processes"} if processes else {"launch"}
-    if command == "unpack":
+    launch: set[str] = {PhaseName.LAUNCH, "processes"} if processes else {PhaseName.LAUNCH}
+    if command == PhaseName.UNPACK:
         return relay
     if command != SESSION:
-        return launch if command == "launch" else {command}
+        return launch if command == PhaseName.LAUNCH else {command}
     phases: set[str] = {job.action, *relay}
     if job.deep:
-        phases.add("deep")
+        phases.add(PhaseName.DEEP)
     # A deep check launches, too; and so may the session of a job that runs.
-    if job.one_step and phases & {"run", "deep"}:
+    if job.one_step and phases & {Action.RUN, PhaseName.DEEP}:
         phases |= launch
     return phases
 

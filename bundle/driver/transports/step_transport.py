@@ -19,6 +19,7 @@ from ...agent.agent import SESSION
 from ...channel import agent_channel
 from ...channel.bootstrap import in_memory
 from ...launch import output_reader
+from ...protocol.enumerations import PhaseName
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, ProblemCode
 from ...system import processes, signals
@@ -65,7 +66,7 @@ class StepTransport:
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes: in the step that all phases share, if it may."""
-        joins = phase != "launch" or self._job.one_step
+        joins = phase != PhaseName.LAUNCH or self._job.one_step
         if not joins:
             self.close()
         try:
@@ -103,7 +104,7 @@ class StepTransport:
             with contextlib.closing(watch):
                 self._listen(run)
         except signals.Stopped:  # the last output of the ranks belongs in their logs
-            if phase == "launch":
+            if phase == PhaseName.LAUNCH:
                 on_event(saving_note(self._job))
             run.finish(self._grace)
             raise
@@ -119,7 +120,7 @@ class StepTransport:
         Slurm starts a step on all of its nodes or on none, and may end all for the fault of one.
         """
         answers = run.answers
-        launch = answers.phase == "launch"
+        launch = answers.phase == PhaseName.LAUNCH
         if launch and not answers.held:
             return ended
         blocking = self._blocking_nodes(requests, answers, ended)
@@ -147,7 +148,7 @@ class StepTransport:
         """
         silent = {node: ended[node] for node in requests if node not in answers.answered}
         followed = _with_problem(silent, _FOLLOWED)
-        if followed and answers.phase != "launch":
+        if followed and answers.phase != PhaseName.LAUNCH:
             return requests.keys() - followed
         blocking = _with_problem(silent, *self._cluster.unreachable)
         if blocking or answers.answered:
@@ -190,9 +191,9 @@ class StepTransport:
         """Pass on what the agents say until all have answered, or the step has ended."""
         step, answers = run.step, run.answers
         limit: Limit
-        if answers.phase == "launch":
+        if answers.phase == PhaseName.LAUNCH:
             limit = LaunchLimit(self._job, len(answers.nodes), self._cluster.patience)
-        elif answers.phase == "unpack":
+        elif answers.phase == PhaseName.UNPACK:
             limit = UnpackWait(run)
         else:
             limit = TimeLimit(answers.phase)
@@ -224,11 +225,13 @@ class StepTransport:
         with contextlib.ExitStack() as open_here:
             while True:
                 if joins:
-                    step, _ = self._begin("unpack", requests, joins=True)
+                    step, _ = self._begin(PhaseName.UNPACK, requests, joins=True)
                 else:
-                    step = open_here.enter_context(self._starter.start("unpack", requests, 1))
-                watch = Watch("unpack", requests, on_event, self._cluster.look_at)
-                answers = PhaseAnswers(requests, 1, watch.take, "unpack")
+                    step = open_here.enter_context(
+                        self._starter.start(PhaseName.UNPACK, requests, 1)
+                    )
+                watch = Watch(PhaseName.UNPACK, requests, on_event, self._cluster.look_at)
+                answers = PhaseAnswers(requests, 1, watch.take, PhaseName.UNPACK)
                 in_container = self._job.launch.container_image is not None
                 run = PhaseRun(step, answers, watch, in_container=in_container)
                 if transfer.token:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from ...protocol.enumerations import PhaseName
 from ...transfer.progress_reports import HANG_SECONDS, REPORT_SECONDS
 from .phase_run import SECONDS, PhaseRun
 
@@ -33,7 +34,7 @@ class UnpackWait:
         """
         now = clock()
         self._clock = clock
-        self._deadline = now + SECONDS["unpack"]
+        self._deadline = now + SECONDS[PhaseName.UNPACK]
         self._begun = now if run.step.heard else now + _START_SECONDS
         self._next_look = now + _LOOK_SECONDS
         self._heard: dict[str, float] = {}
