@@ -24,7 +24,7 @@ from .installation import Installation
 from .libraries import libraries_of
 
 _LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test")
-"""Directories of a standard library that stay behind: packages, tests, and what is made anew."""
+"""Directories of a standard library that stay behind: packages, tests, and bytecode."""
 _TEST_MODULE = re.compile(r"_?(test|xx).*\.so|_ctypes_test\..*")
 """Extension modules that only Python's own tests import."""
 _HINT = "make these files readable, or name another Python with environment.interpreter"
@@ -53,8 +53,8 @@ class BundledInterpreter:
         )
         return (
             f"Python {self.source.version} goes into the bundle, but some of its modules need "
-            f"shared libraries that the nodes must have: {needs}. Those of uv need hardly "
-            "any (uv python install)"
+            f"shared libraries that the nodes must have: {needs}. Pythons of uv need "
+            "hardly any (uv python install)"
         )
 
 
@@ -113,7 +113,7 @@ def _refuse_other_libc(installation: Installation, target: Target) -> None:
     header = elf.read(program)
     if header is None:
         raise ConfigError(
-            f"environment.interpreter: {program} is no program for 64-bit Linux",
+            f"environment.interpreter: {program} is not a program for 64-bit Linux",
             hint="name the Python itself, not a script that starts it",
         )
     loader = Path(header.loader).name

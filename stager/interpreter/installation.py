@@ -43,7 +43,7 @@ class Installation:
 
 
 class _UnusableError(ValueError):
-    """A Python cannot be the one that a bundle brings; says why."""
+    """A Python that a bundle cannot bring; the text says why, after its path."""
 
 
 def find(

@@ -36,7 +36,7 @@ class Libraries:
 
 @dataclass(kw_only=True)
 class _Walk:
-    """What has been found so far."""
+    """The findings so far."""
 
     prefix: Path
     own: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class _Walk:
 
 
 def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
-    """Follow what a Python and its extension modules need.
+    """Return the shared libraries that a Python and its extension modules need.
 
     Args:
         prefix: its folder, without links.
@@ -55,7 +55,7 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
         modules: its extension modules.
 
     Raises:
-        ConfigError: it finds its own libraries at this place only; all such files are named.
+        ConfigError: it finds its own libraries only in this place; all such files are named.
     """
     walk = _Walk(prefix=prefix)
     queue = deque([program, *modules])
@@ -73,7 +73,7 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
     if faults:
         raise ConfigError(
             f"environment.interpreter: the Python in {prefix} is not relocatable: it finds its "
-            "libraries in this place only",
+            "libraries only in this place",
             hint="name one that can be moved, such as those of uv: uv python install",
             context=faults,
         )
@@ -87,17 +87,17 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
 
 def _needs_own(walk: _Walk, path: str, header: elf.Elf) -> bool:
     """Note each library that a file needs; return whether its run path must lead to one."""
-    led = False
+    needs_own = False
     for name in header.needed:
         if _OF_GLIBC.fullmatch(name):
             continue
         found = _by_run_path(walk.prefix, path, header, name)
         if found:
             walk.own.setdefault(name, found)
-            led = True
+            needs_own = True
         elif name not in walk.own:  # else what needs this file has loaded it
             walk.foreign[name].append(path.rpartition("/")[2])
-    return led
+    return needs_own
 
 
 def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:

@@ -1,8 +1,8 @@
 """The folder of a mirror: wheels, their digests, and ``simple``, the index.
 
-``SHA256SUMS`` says what each wheel must be; ``sha256sum -c`` can check a copy with it. Each file is
-put by a rename, the wheels first and the index last: whatever interrupts that, the index names only
-what is there. Nothing outside these names is touched.
+``SHA256SUMS`` says what each wheel must be; ``sha256sum -c`` can check a copy with it. Each file
+appears by a rename, the wheels first and the index last: whatever interrupts that, the index names
+only what is there. No other file is touched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = "stager-mirror.txt"
 SUMS = "SHA256SUMS"
 INDEX = "simple"
 _METADATA = ".metadata"
-"""What a wheel's METADATA file has after the wheel's name (PEP 658)."""
+"""The ending of a wheel's METADATA file, after the wheel's name (PEP 658)."""
 _TEXT = f"""\
 `stager mirror` keeps this folder: wheels, and an index of them. It may be copied as a whole.
 
@@ -38,7 +38,7 @@ _TEXT = f"""\
     uv pip install --default-index file:///PATH/OF/THIS/FOLDER/{INDEX} NAME
 """
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.part")
-"""Names of files that a process which was killed has not finished; see ``replacing``."""
+"""Names of files that a killed process has left unfinished; see ``replacing``."""
 _SUM = re.compile(r"([0-9a-f]{64}) [ *]([^/]+)")
 
 
@@ -102,7 +102,7 @@ class MirrorFolder:
                 )
 
     def publish(self, wheels: Collection[ListedWheel]) -> None:
-        """Write the index of these wheels, and remove from it what is there no more.
+        """Write the index of these wheels, and remove from it what is no longer there.
 
         Raises:
             StagerError: it cannot be written.
@@ -121,7 +121,7 @@ class MirrorFolder:
             _remove(path for path in others if path.name not in metadata)
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Write a file, unless that is what it holds already: a stick is slow, and wears out."""
+        """Write a file unless it has this content already: a USB stick is slow, and wears out."""
         with writing(path):
             with contextlib.suppress(FileNotFoundError):
                 if bytes_of(path) == data:
@@ -162,7 +162,7 @@ def held(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
 
 
 def refuse_other(root: Path) -> None:
-    """Refuse to fill a directory that is somebody's for another purpose.
+    """Refuse a directory that is used for something else.
 
     Raises:
         StagerError: it is one.
@@ -178,13 +178,13 @@ def refuse_other(root: Path) -> None:
         ) from exc
     if names and MARK not in names:
         raise StagerError(
-            f"{root} is no mirror and is not empty: nothing was written there",
-            hint=f"name a new or an empty directory; a mirror has a file {MARK}",
+            f"{root} is not a mirror and is not empty: nothing was written there",
+            hint=f"name a new or an empty directory; a mirror has a file named {MARK}",
         )
 
 
 def _begin(root: Path, handle: int) -> None:
-    """Sweep what was left unfinished, and complete a folder that is new."""
+    """Remove unfinished files, and complete a new folder."""
     _remove(path for path in root.rglob(".*.part") if _PARTIAL.fullmatch(path.name))
     if os.fstat(handle).st_size:
         return
@@ -229,5 +229,5 @@ def _damaged_record(path: Path, what: str) -> StagerError:
     return StagerError(
         f"{path} is damaged: {what}",
         hint="take it from another copy of the mirror; or remove it, and the wheels that are "
-        "there count as they are",
+        "there are taken to be sound",
     )

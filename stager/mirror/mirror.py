@@ -33,9 +33,9 @@ class MirrorResult:
     added: tuple[str, ...]
     """Wheels that were put there now."""
     replaced: tuple[str, ...]
-    """Wheels that were damaged, or that were built again here with another content."""
+    """Wheels that were damaged, or that were built here again with other bytes."""
     missing: tuple[str, ...]
-    """Wheels that were there before, are gone, and are no longer listed."""
+    """Wheels that were listed before, and are gone."""
 
 
 def mirror_wheels(

@@ -1,4 +1,4 @@
-"""The wheels that a mirror is to have: those of a project's lock, or of some requirements."""
+"""The wheels that a mirror should have: those of a project's lock, or of some requirements."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..lock.spec import Spec, read_spec
 
 @dataclass(frozen=True, kw_only=True)
 class WantedWheels:
-    """Wheels that a mirror is to have, in the offline root."""
+    """Wheels that a mirror should have, in the offline root."""
 
     wheels: tuple[Wheel, ...]
-    """The wheels; that of the decompressor among them, which every build needs."""
+    """The wheels, with that of the decompressor, which every build needs."""
     built: Collection[str]
     """The file names of those that were built here: the next time they may have other bytes."""
 

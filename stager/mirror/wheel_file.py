@@ -18,7 +18,7 @@ from ..core.regular_files import opened
 from ..inventory.package_metadata import UNREADABLE
 
 _LARGEST_METADATA = 16 << 20
-"""Bytes; a longer description would be none that anybody wrote."""
+"""Bytes; no real package has a longer description."""
 _MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
 
 
@@ -39,7 +39,7 @@ class ListedWheel:
     metadata: bytes
     """Its METADATA file."""
     requires_python: str
-    """The Pythons that it is for; empty where it does not say."""
+    """The versions of Python it is for; empty where it does not say."""
 
     @property
     def metadata_digest(self) -> Digest:
@@ -51,12 +51,12 @@ def listed_wheel(path: Path, sha256: Digest) -> ListedWheel:
     """Return what an index says of a wheel whose digest is known.
 
     Raises:
-        ValueError: it is no wheel, or damaged.
+        ValueError: it is not a wheel, or is damaged.
     """
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as exc:
-        raise ValueError(f"{path.name}: its name is not a wheel's: {exc}") from None
+        raise ValueError(f"{path.name}: this is not the name of a wheel: {exc}") from None
     try:
         metadata = _metadata(path)
         size = path.stat().st_size
@@ -83,14 +83,14 @@ def _metadata(path: Path) -> bytes:
     with opened(path) as handle, zipfile.ZipFile(handle) as archive:
         members = list(filter(_MEMBER.fullmatch, archive.namelist()))
         if len(members) != 1:
-            raise ValueError("it has no METADATA, or several")
+            raise ValueError("it has no METADATA file, or more than one")
         if archive.getinfo(members[0]).file_size > _LARGEST_METADATA:
-            raise ValueError("its METADATA is too long")
+            raise ValueError("its METADATA file is too large")
         return archive.read(members[0])
 
 
 def _valid(specifier: str) -> str:
-    """Return a version specifier; empty if it is none, which an installer would refuse."""
+    """Return a version specifier; empty if it is not valid: an installer would refuse that."""
     try:
         return str(SpecifierSet(specifier))
     except InvalidSpecifier:

@@ -1,4 +1,4 @@
-"""The driver's channel to the agents of one step: neither side waits for one that does not read."""
+"""The driver's channel to the agents of one step; it never waits for an agent to read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
 
 _WAIT_SECONDS = 1.0
-"""Longest time for which messages are waited for at once: what has to be done meanwhile may be late
-by it."""
+"""The longest single wait for messages; whatever else has to be done may be late by as much."""
 _TICK_SECONDS = 0.02
 _CHUNK = 1 << 18
 _KEPT_ERRORS = 1 << 18
@@ -39,7 +38,7 @@ _MOST_ASKED = 3
 """The number of times that an agent is asked for them."""
 _MOST_GAPS = 20
 """Gaps of one source that are asked for at once: each task reads the request."""
-_MOST_ODDITIES = 100
+_MOST_STRAY_LINES = 100
 _PIPE = 1 << 20
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; in Python's fcntl from 3.10 on
 
@@ -52,13 +51,13 @@ class HasFileno(Protocol):
 
 
 class DriverChannel:
-    """A running ``srun``, or its like: lines to all of its tasks, and the messages that they send.
+    """A running ``srun`` or similar command: lines to all of its tasks, and their messages.
 
     Leaving the ``with`` block ends it, politely first: the agents see their standard input end.
 
     Attributes:
-        heard: True once some task has said something.
-        stopped: True once it had to be stopped: what its nodes would have said is not known.
+        heard: True once a message has come from some task.
+        stopped: True once it had to be stopped: the last messages of its nodes may be missing.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class DriverChannel:
         lost, self._reader.lost = dict(self._reader.lost), collections.Counter()
         return lost
 
-    def oddities(self) -> list[str]:
+    def stray_lines(self) -> list[str]:
         """Return the lines since the last call that no source is known to have sent.
 
         Pieces of frames that were cut are among them; these frames are sent again, or lost.
@@ -212,9 +211,9 @@ class DriverChannel:
         Args:
             on_line: called with what comes meanwhile.
             grace: in seconds.
-            complete: returns whether all has come that will come. Agents are told to end first and
-                stay until then, so that what is missing can be sent again. Without it their
-                standard input ends at once.
+            complete: returns whether everything that is expected has come. Agents are told to end
+                first and stay until then, so that what is missing can be sent again. Without it
+                their standard input ends at once.
         """
         until = time.monotonic() + grace
         if complete is not None and not complete():
@@ -252,7 +251,7 @@ class DriverChannel:
             if source:
                 self.heard = True
                 on_line(source, line)
-            elif len(self._stray) < _MOST_ODDITIES:
+            elif len(self._stray) < _MOST_STRAY_LINES:
                 self._stray.append(line)
 
     def _repair(self, on_line: OnLine) -> None:
@@ -284,7 +283,7 @@ class DriverChannel:
         return [cast("IO[bytes]", key.fileobj) for key in keys if key.data is None]
 
     def _send(self) -> None:
-        """Write what the pipe takes; when all is sent, wait no more for it to take more."""
+        """Write as much as the pipe takes; once all is sent, stop watching it."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._stdin.fileno(), self._unsent)]

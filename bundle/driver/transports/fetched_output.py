@@ -1,6 +1,6 @@
-"""The output of a command that is fetched: read no longer than something comes, or until a signal.
+"""The output of a command on a node: read until it ends, until it stalls, or until a signal.
 
-A disk or a network that has stopped would keep an allocation, and whoever waits for it, for ever.
+A disk or a network that hangs would otherwise hold the allocation, and the user, for ever.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Sending:
         if faults:
             return faults
         lines = errors.strip().splitlines()
-        return {"": lines[-1] if lines else "it failed without a word"}
+        return {"": lines[-1] if lines else "it failed without an error message"}
 
 
 def _started(
@@ -107,7 +107,7 @@ class FileSender:
     def __init__(
         self, env: Mapping[str, str], command: Callable[[Transfer, PhaseAnswers], SendCommand]
     ) -> None:
-        """Take what every sending needs.
+        """Keep what each transfer needs.
 
         Args:
             env: all variables for the command.
@@ -118,7 +118,7 @@ class FileSender:
     def send(
         self, transfer: Transfer, run: PhaseRun, waiting: Waiting
     ) -> tuple[dict[str, str], float]:
-        """Send as soon as all agents are ready, and tell them when all has come, or none will.
+        """Send a file once all agents are ready; then tell them that it is there, or will not come.
 
         Returns:
             The nodes that were not reached, with the reasons, and the seconds that it took. Nothing
@@ -143,7 +143,7 @@ class FileSender:
             with Sending(command, self._env) as sending:
                 while not (step.ended or sending.ended):
                     if time.monotonic() > deadline:
-                        return {"": "it was not done in time"}
+                        return {"": "it did not finish in time"}
                     step.pump(answers.take, _TICK_SECONDS)
                 failed = sending.failed
             if step.ended or not waiting.again(failed.get("", "")):
@@ -151,7 +151,7 @@ class FileSender:
 
 
 def _all_ready(run: PhaseRun, deadline: float) -> bool:
-    """Wait until each agent is ready for the file, has ended, or is lost; return if all are ready.
+    """Wait until each agent is ready for the file, has ended, or is lost; return whether all are.
 
     An agent that says nothing is given up some time after the last one was ready.
     """

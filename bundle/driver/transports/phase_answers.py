@@ -8,7 +8,15 @@ from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
 from ...protocol.agent_events import RankOutput, read_agent_line
-from ...protocol.answers import Answer, OutOfReach, Ready, Relayed, Relaying, Unpacking
+from ...protocol.answers import (
+    AgentEvent,
+    Answer,
+    OutOfReach,
+    Ready,
+    Relayed,
+    Relaying,
+    Unpacking,
+)
 from ...protocol.events import FramesLost
 from .transport import OnEvent, Requests
 
@@ -18,8 +26,8 @@ class PhaseAnswers:
 
     Attributes:
         phase: the phase that is asked for.
-        held: True while the tasks that are ready wait for a word.
-        ready: the nodes that wait for a word.
+        held: True while the tasks that are ready wait for permission to begin.
+        ready: the nodes that wait for it.
         answered: how many tasks of each node have answered.
         bad: the nodes of which a task has failed.
         step_id: the id of the step, as an agent that is ready gives it.
@@ -77,11 +85,11 @@ class PhaseAnswers:
         """Return whether every task has answered or has gone, or its node is lost.
 
         Args:
-            lost: nodes of which nothing is waited for any more.
+            lost: nodes from which nothing more is expected.
             gone: the tasks of each node that are known to have ended.
         """
         gone = gone or {}
-        # Asked after each piece that has come: it ends at the first node that is waited for.
+        # Called after each piece of input, so it stops at the first node that is still awaited.
         for node in self._open:
             if node in lost:
                 continue
@@ -90,7 +98,7 @@ class PhaseAnswers:
         return True
 
     def report_losses(self, lost: Mapping[str, int]) -> None:
-        """Report what did not come.
+        """Report the frames that did not come.
 
         Args:
             lost: how many frames of each source (``node:task``) are given up.
@@ -102,7 +110,7 @@ class PhaseAnswers:
         self._unknown.clear()
 
     def late(self, patience: int) -> list[str]:
-        """Return the nodes that go on so many seconds after the first one; 0 is for ever."""
+        """Return the nodes that still run so long after the first has ended; 0 for no limit."""
         if not patience or self._first_end is None:
             return []
         if time.monotonic() < self._first_end + patience:
@@ -116,26 +124,30 @@ class PhaseAnswers:
         if node not in self._requests:
             if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
-            return
-        if isinstance(event, Unpacking):
+        elif isinstance(event, Unpacking):
             # Not heard from: nodes that are ready report, too, and nobody waits longer for others.
             self._unpacking[node] = event
-            return
-        if not isinstance(event, RankOutput):
-            self._heard.append(node)
-        if isinstance(event, Relaying):
-            return
+        elif isinstance(event, (Ready, OutOfReach, Relaying, Relayed)):
+            self._keep(node, event)
+        else:
+            self._pass_on(node, task, event)
+
+    def _keep(self, node: str, event: Ready | OutOfReach | Relaying | Relayed) -> None:
+        """Keep what an agent tells the driver alone."""
+        self._heard.append(node)
         if isinstance(event, Ready):
             self.ready.add(node)
             self.step_id = event.step
             self.listening[node] = event
-            return
-        if isinstance(event, OutOfReach):
+        elif isinstance(event, OutOfReach):
             self.out_of_reach[node] = dict(event.nodes)
-            return
-        if isinstance(event, Relayed):
+        elif isinstance(event, Relayed):
             self.relayed[node] = event
-            return
+
+    def _pass_on(self, node: str, task: str, event: AgentEvent) -> None:
+        """Pass an event on; count it if it is an answer."""
+        if not isinstance(event, RankOutput):
+            self._heard.append(node)
         if isinstance(event, Answer):
             number = int(task) if task.isdigit() else None
             self._add(node, number or 0, ok=event.ok)

@@ -1,4 +1,4 @@
-"""One phase on the agents of a step: when all has come, and when it is to be ended."""
+"""One phase on the agents of a step: when it is complete, and when it is cut short."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ELASTIC_GRACE = 2.0
 
 Short: the grace period after SIGTERM comes on top of it.
 """
-_ODD_LINES, _ODD_CHARACTERS = 5, 200
+_STRAY_LINES, _STRAY_CHARACTERS = 5, 200
 """Limits of the stray lines of ``srun`` that are shown."""
 
 
@@ -56,12 +56,12 @@ class PhaseRun:
         and unpacked first."""
         self._lost: frozenset[str] = frozenset()
         self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)
-        """What they were put together from: the step's faults, and the number that is given up."""
+        """What they were made from: the step's faults, and the number of nodes given up."""
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the nodes on which something went wrong, or that cannot be reached any more.
 
-        The same object as the last time, as long as there are no others.
+        It is the same object as the last time, unless there are more.
         """
         faults, lost = self.step.faults, self.watch.lost
         self.watch.look(faults)
@@ -72,7 +72,7 @@ class PhaseRun:
         return self._lost
 
     def patience(self, *, first: bool) -> float:
-        """Return the seconds for which agents are waited for that have not said a word.
+        """Return how many seconds to wait for agents from which nothing has come.
 
         Args:
             first: True if no agent has.
@@ -80,9 +80,9 @@ class PhaseRun:
         return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
 
     def lose_hung(self) -> list[str]:
-        """Give up the nodes that report to hang; return all that have reported since the last call.
+        """Give up the nodes that report a hang; return all that have reported since the last call.
 
-        Those that make progress are among these.
+        Nodes that make progress are among them.
         """
         reports = self.answers.unpacking()
         for node, report in reports.items():
@@ -92,26 +92,26 @@ class PhaseRun:
         return list(reports)
 
     def lose_silent(self, node: str, seconds: float) -> None:
-        """Give up a node that has said nothing for so many seconds."""
+        """Give up a node from which nothing has come for so many seconds."""
         self.watch.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:g}"})
 
     def settled(self) -> bool:
-        """Return whether every task has answered, or is known to have ended without."""
+        """Return whether every task has answered, or is known to have ended without an answer."""
         gone = self.step.gone
         lost = {*self.watch.lost, *(self.step.faults.keys() - gone.keys())}
         return self.answers.complete(lost, gone)
 
     def finish(self, grace: float) -> None:
-        """End the step; where ranks run, not before all that they wrote has come."""
+        """End the step; where ranks run, only once all of their output has come."""
         complete = self.settled if self.answers.phase == PhaseName.LAUNCH else None
         self.step.finish(self.answers.take, grace, complete)
 
     def report_losses(self, on_event: OnEvent) -> None:
-        """Report what was lost on its way, and the stray lines of srun."""
+        """Report messages that were lost on their way, and the stray lines of srun."""
         self.answers.report_losses(self.step.losses())
-        lines = self.step.oddities()
+        lines = self.step.stray_lines()
         if lines:
-            shown = tuple(line[:_ODD_CHARACTERS] for line in lines[:_ODD_LINES])
+            shown = tuple(line[:_STRAY_CHARACTERS] for line in lines[:_STRAY_LINES])
             on_event(StrayLines(len(lines), shown))
 
 
@@ -132,7 +132,7 @@ class TimeLimit:
     """The limit of every phase but the launch: its time."""
 
     def __init__(self, phase: str) -> None:
-        """Begin to count."""
+        """Start the clock."""
         self._deadline = time.monotonic() + SECONDS[phase]
 
     def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
@@ -144,7 +144,7 @@ class LaunchLimit:
     """The limit of a launch, which takes any time: nodes that fail, hang or are lost."""
 
     def __init__(self, job: Job, nodes: int, patience: int) -> None:
-        """Begin with all nodes well.
+        """Begin with no node that has failed.
 
         Args:
             job: the job.

@@ -1,4 +1,4 @@
-"""Which places each node of a relay must know, and the source's answers to those that ask.
+"""The places that each node of a relay must know, and the source's answers to those that ask.
 
 A node takes each half of the file from the nodes above it in one tree, or from the source. Of N
 nodes that are about 2 log2 N, whatever N.

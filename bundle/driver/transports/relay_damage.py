@@ -1,4 +1,4 @@
-"""Who damages the bytes of a relay: the node that sent them, or the one that received them.
+"""Damage to the bytes of a relay: by the node that sent them, or by the one that received them.
 
 Each chunk has a checksum, so a node notices what did not come as it was sent, and reports the
 sender. Faulty memory or a faulty network card of its own looks the same to it. But then several
@@ -29,8 +29,8 @@ def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
     }
     damaging = _damaging_receivers(senders)
     lines = [
-        f"{node} damages what it receives: bytes from {few_names(failed)} came damaged there, "
-        "and to no other node; check its memory and its network card"
+        f"{node} damages what it receives: data from {few_names(failed)} arrived damaged there, "
+        "and nowhere else; check its memory and its network card"
         for node, failed in damaging.items()
     ]
     lines += [

@@ -1,4 +1,4 @@
-"""Whether the nodes of a relay can connect to each other; counted as they report."""
+"""The connections that nodes of a relay cannot make to each other, counted as they report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reachability:
     """
 
     def __init__(self, nodes: int) -> None:
-        """Begin with no complaint.
+        """Begin with no reports.
 
         Args:
             nodes: the number of nodes.
@@ -47,10 +47,10 @@ class Reachability:
             self._without_source.add(node)
             if 2 * len(self._without_source) > self._nodes:
                 why = unreachable[RELAY_SOURCE]
-                self.why = f"nodes cannot connect to this host, {node} for example: {why}"
+                self.why = f"nodes cannot connect to this host, for example {node}: {why}"
         parents = [other for other in unreachable if other != RELAY_SOURCE]
         if parents:
             self._without_parent.add(node)
             if len(self._without_parent) > self._most_without_parent:
-                example = f"{node} to {parents[0]} for example: {unreachable[parents[0]]}"
+                example = f"for example {node} to {parents[0]}: {unreachable[parents[0]]}"
                 self.why = self.why or f"most nodes cannot connect to others, {example}"

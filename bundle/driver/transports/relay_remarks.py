@@ -1,4 +1,4 @@
-"""What a person is told about the nodes of a relay."""
+"""Remarks for the user about the nodes of a relay."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _MOST_REMARKS = 8
 
 
 def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
-    """Return what a person should know.
-
-    It is which nodes were slow, who damaged bytes, and who could not connect to whom.
+    """Return lines about nodes that were slow, damaged bytes, or could not connect to others.
 
     Args:
         answers: what the nodes have said.

@@ -1,4 +1,4 @@
-"""Waiting for the nodes of a relay: each is looked at when it has said something, and no other.
+"""Waiting for the nodes of a relay: one is looked at only when something has come from it.
 
 A node that says nothing keeps nobody waiting: its agent may be stopped or wait for a disk, and its
 network may be gone, which Slurm notices minutes later. A node that is merely slow says so.
@@ -16,15 +16,15 @@ from .phase_run import PhaseRun
 from .relay_reach import Reachability
 
 _REPORT_SECONDS = 30.0
-"""Time between two questions to the nodes that have not got the file; who has not answered one by
-the next is lost. So a node that falls silent is noticed within a minute."""
+"""Time between two questions to the nodes that do not have the file yet; one that has not answered
+by the next question is lost. So a node that falls silent is noticed within a minute."""
 
 
 class _Awaited:
     """The nodes of which something is still to come.
 
     Attributes:
-        nodes: their names; who uses this takes out those that have said it.
+        nodes: their names; the caller removes those from which it has come.
     """
 
     def __init__(self, run: PhaseRun, nodes: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ class _Awaited:
 
 
 def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
-    """Wait until the agents listen, have failed, or are lost; return those that said nothing.
+    """Wait until the agents listen, have failed, or are lost; return the silent ones.
 
     Args:
         run: the step of the agents.
@@ -105,13 +105,13 @@ class RelayWait:
         """The nodes that have said nothing since the last question."""
 
     def failures(self, deadline: float) -> dict[str, str]:
-        """Wait until every node has the file, has failed, or is lost; return who has failed.
+        """Wait until every node has the file, has failed, or is lost; return why nodes failed.
 
-        Where most nodes cannot connect to the others, none is waited for: then it would be this
-        host that sends to all of them.
+        The wait ends at once where most nodes cannot connect to the others: this host would have
+        to send to all of them.
 
         Args:
-            deadline: the time at which nobody is waited for any more.
+            deadline: the time at which the wait ends.
 
         Raises:
             SourceEnded: the source has ended, and nodes still lack the file.
@@ -130,11 +130,11 @@ class RelayWait:
             if report.failure
         }
         if not step.ended:
-            failed.update(dict.fromkeys(awaited.nodes, reached.why or "it was not done in time"))
+            failed.update(dict.fromkeys(awaited.nodes, reached.why or "it did not finish in time"))
         return failed
 
     def _refuse_without_source(self) -> None:
-        """Wait no longer where the source has ended.
+        """End the wait where the source has ended.
 
         Raises:
             SourceEnded: nodes still lack the file.

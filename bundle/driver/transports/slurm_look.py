@@ -1,4 +1,4 @@
-"""A look whether silent nodes of an allocation can be reached: a step that does nothing else."""
+"""A check whether silent nodes of an allocation can be reached, by a step of its own."""
 
 from __future__ import annotations
 

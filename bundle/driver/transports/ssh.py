@@ -91,7 +91,7 @@ class SshCluster:
         return {name: sent[name] for name in sent if not _OF_THIS_HOST.fullmatch(name)}
 
     def waiting(self, on_event: OnEvent) -> Waiting:
-        """Return a wait for nothing: each host is asked for itself."""
+        """Return a wait that is over at once: each host answers for itself."""
         return Waiting(on_event, 0.0, fault=lambda errors: "")
 
     def look_at(self, nodes: Sequence[str]) -> Look | None:

@@ -34,7 +34,7 @@ class HostEnd:
     status: int
     """The exit status of its ``ssh``."""
     begun: bool
-    """True if it was logged in to."""
+    """True if the login succeeded."""
     slow: bool
     """True if its login took too long, and was ended."""
     said: tuple[str, ...]
@@ -99,7 +99,7 @@ def _reason(end: HostEnd) -> ProblemCode:
 def _words(end: HostEnd) -> str:
     """Return what is known of an end, in the words of ``ssh`` where it has any."""
     if end.slow:
-        return f"nothing came back for {LOGIN_SECONDS:.0f} s"
+        return f"no reply for {LOGIN_SECONDS:.0f} s"
     line = "" if end.begun else login_reasons.telling_line(end.said)
     if line:
         return f"{line}; tried {end.tries} times" if end.tries > 1 else line

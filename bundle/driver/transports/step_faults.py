@@ -18,7 +18,7 @@ class StepFault:
     values: Mapping[str, str]
     """Its values: ``why``, with the command's words, where it has any."""
     status: int | None = None
-    """The exit status that is spoken of, negative for a signal; None if none is."""
+    """The exit status in the report, negative for a signal; None if it has none."""
 
 
 class StepErrors(Protocol):

@@ -39,7 +39,7 @@ from .unpack_wait import UnpackWait
 _LOST_SECONDS = 1.0
 """Time that a step gets to end by itself when all nodes but those that are lost have answered."""
 _HOLD_SECONDS = 180.0
-"""Time after which ranks that are held back begin although not all nodes have said a word."""
+"""Time after which ranks that are held back begin although some nodes are still silent."""
 _FOLLOWED = ProblemCode.NO_ANSWER_FOLLOWED
 
 
@@ -188,7 +188,7 @@ class StepTransport:
         return step
 
     def _listen(self, run: PhaseRun) -> None:
-        """Pass on what the agents say until all have answered, or the step has ended."""
+        """Pass on the agents' messages until all have answered, or the step has ended."""
         step, answers = run.step, run.answers
         limit: Limit
         if answers.phase == PhaseName.LAUNCH:

@@ -31,7 +31,7 @@ _SETTLING_SECONDS = 30.0
 """Time that it may refuse a step once it is back."""
 _RETRY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
-"""Time without a word after which silent nodes are looked for; each further look waits longer."""
+"""Time without an event after which silent nodes are looked for; each further look comes later."""
 _LONGEST_SECONDS = 300.0
 
 
@@ -165,11 +165,11 @@ class Watch:
             self._begin_look(gone)
 
     def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
-        """Give a node up, and say why; nothing for one that is done.
+        """Give a node up and say why, unless it is done.
 
         Args:
             node: its name.
-            problem: the kind of its silence.
+            problem: the reason.
             values: those of the problem.
         """
         if node in self._nodes and node not in self._done:

@@ -1,4 +1,4 @@
-"""The driver's view of the nodes: all that differs between kinds of allocation."""
+"""The driver's view of the nodes: everything that differs between kinds of allocation."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Transport(Protocol):
         """Return why the allocation ended, ``time-limit`` for example; empty while it stands."""
 
     def hurry(self) -> None:
-        """Keep every further wait short: the user has asked for the end."""
+        """Keep every further wait short: the user wants the job to stop."""
 
     def close(self) -> None:
-        """Let go of the nodes: there is nothing more to ask."""
+        """Release the nodes: nothing more is asked of them."""

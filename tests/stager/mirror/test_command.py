@@ -46,5 +46,5 @@ def test_what_cannot_be_mirrored(project: Project) -> None:
     (root / "mine" / "notes").touch()
     other = mirror(root, "mine", "alpha")
     assert other.returncode == 1
-    assert f"{root / 'mine'} is no mirror and is not empty" in other.stderr
+    assert f"{root / 'mine'} is not a mirror and is not empty" in other.stderr
     assert "Pinning" not in other.stderr  # nothing was fetched for it

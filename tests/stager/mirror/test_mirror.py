@@ -166,7 +166,7 @@ def test_a_wheel_that_was_put_there_by_hand_or_taken_away(
         filled(root, made["a1"])
     said = "\n".join(caught.value.context)
     assert "d-1.0-py3-none-any.whl: it cannot be read as a wheel" in said
-    assert "nothing.whl: its name is not a wheel's" in said
+    assert "nothing.whl: this is not the name of a wheel" in said
 
 
 def test_damage_is_found_and_repaired(made: dict[str, Path], tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_directory_that_is_something_else_is_left_alone(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
-    with pytest.raises(StagerError, match="is no mirror and is not empty"):
+    with pytest.raises(StagerError, match="is not a mirror and is not empty"):
         filled(mine, made["a1"])
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
     with pytest.raises(StagerError, match="cannot be used for a mirror: Not a directory"):

@@ -47,7 +47,7 @@ def test_who_is_named(corrupt: dict[str, str], named: list[str]) -> None:
 
 def test_a_node_that_damages_what_it_receives() -> None:
     assert lines(n1="n2 n4") == [
-        "n1 damages what it receives: bytes from n2, n4 came damaged there, and to no other node; "
+        "n1 damages what it receives: data from n2, n4 arrived damaged there, and nowhere else; "
         "check its memory and its network card"
     ]
 

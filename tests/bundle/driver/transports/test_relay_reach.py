@@ -43,7 +43,7 @@ def test_where_most_nodes_reach_no_other_there_is_none(count: int, most: int) ->
     assert why_hopeless(nodes, apart) == ""
     apart["node60"] = {"node33": "connection refused"}
     assert why_hopeless(nodes, apart) == (
-        "most nodes cannot connect to others, node60 to node33 for example: connection refused"
+        "most nodes cannot connect to others, for example node60 to node33: connection refused"
     )
 
 
@@ -57,7 +57,7 @@ def test_where_most_do_not_reach_this_host_there_is_none() -> None:
     assert why_hopeless(NODES, apart) == ""
     apart[NODES[20]] = {HERE: "no answer within 1.5 s"}
     assert why_hopeless(NODES, apart) == (
-        "nodes cannot connect to this host, node21 for example: no answer within 1.5 s"
+        "nodes cannot connect to this host, for example node21: no answer within 1.5 s"
     )
 
 

@@ -183,7 +183,7 @@ def test_what_is_not_done_in_time_has_another_turn(
         clock = Clock(run, SECONDS["unpack"] + 10, lambda told: "node02" in run.answers.relayed)
         monkeypatch.setattr(relay_wait, "time", clock)
         failed, _ = send(transfer, run)
-    assert failed == {"node01": "it was not done in time"}
+    assert failed == {"node01": "it did not finish in time"}
 
 
 # --- what the waiting costs ----------------------------------------------------------------------

@@ -68,7 +68,7 @@ def report(said: str = "", *, status: int = 255, begun: bool = False, slow: bool
             ProblemCode.SSH_LOGIN_FAILED,
             "This account is currently not available.",
         ),
-        (report(status=-9, slow=True), ProblemCode.SSH_LOGIN_FAILED, "nothing came back for 90 s"),
+        (report(status=-9, slow=True), ProblemCode.SSH_LOGIN_FAILED, "no reply for 90 s"),
         (
             report("Timeout, server n2 not responding.", begun=True),
             *[
