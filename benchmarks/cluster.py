@@ -149,7 +149,7 @@ class _Jobs:
         return once
 
     def _verify(self) -> Value:
-        """What a verify of staged nodes takes beyond the imports of its probe."""
+        """Measure a verify of staged nodes, without the imports of its probe."""
         ran = self._run(ours.verify(self.session.stager, self._job("first")), "")
         probes = [float(node["seconds"] or 0.0) for node in json.loads(ran.out)["nodes"]]
         self.session.samples.add(f"slurm/{self.nodes}/verify/wall", ran.value)

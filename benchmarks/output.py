@@ -113,7 +113,7 @@ class Counted:
 
     @property
     def met(self) -> bool:
-        """Whether every line is right or said to be lost, in at most twice the time of srun."""
+        """True if every line is right or reported as lost, in at most twice the time of srun."""
         kept = self.right == self.expected or self.said
         return kept and (self.of_srun is None or self.of_srun >= TARGET)
 

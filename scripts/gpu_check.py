@@ -194,7 +194,7 @@ def data_parallel_trains(machine: Machine) -> str:
 
 
 def out_of_memory_is_diagnosed(machine: Machine) -> str:
-    """What torch prints when a GPU's memory is used up is known."""
+    """Check that the line is known that torch prints when a GPU's memory is used up."""
     text = machine.fails("-c", _GREEDY)
     kind = machine.diagnosed("oom", text)
     _require(kind is FailureClass.OUT_OF_MEMORY, f"it was called {kind}: {_end(text)}")

@@ -67,7 +67,7 @@ SVG = """\
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Where the job runs."""
+    """The place where the job runs."""
 
     home: Path
     """An empty folder."""

@@ -42,7 +42,7 @@ _HEADINGS = {
 
 
 def page(old: str) -> str:
-    """The page with its generated part renewed."""
+    """Return the page with its generated part renewed."""
     above, marker, _ = old.partition(MARKER)
     if not marker:
         raise ValueError(f"{PAGE} has lost its marker: {MARKER.strip()}")
@@ -50,7 +50,7 @@ def page(old: str) -> str:
 
 
 def _problems() -> Iterator[str]:
-    """What keeps nodes from running a job, by the class that a diagnosis gives it."""
+    """Yield the problems that keep nodes from running a job, by the class of the diagnosis."""
     yield from ("## What nodes and the driver say", "")
     yield "What keeps a node from running a job, or ends it, by the class that a diagnosis gives."
     yield "`--json` and the file of events have the code."
@@ -73,7 +73,7 @@ def _problem_row(code: ProblemCode, words: Wording) -> str:
 
 
 def _without_values(text: str) -> str:
-    """Words whose values are not known; empty where there is nothing but a value."""
+    """Return a text with dots for its values; empty where there is nothing but a value."""
     blank = _GROUP.sub("...", text)
     return "" if blank == "..." else blank
 
@@ -104,7 +104,7 @@ def _table(entries: list[CatalogueEntry]) -> Iterator[str]:
 
 
 def _line(entry: CatalogueEntry) -> str:
-    """What of a line the entry is known by, as its sample has it."""
+    """Return the part of a line by which an entry is recognised, as its sample has it."""
     sample = SAMPLES / f"{entry.name}.txt"
     for line in sample.read_text(encoding="utf-8").splitlines():
         if not line.startswith("# ") and (found := entry.pattern.search(line)):
@@ -114,7 +114,7 @@ def _line(entry: CatalogueEntry) -> str:
 
 
 def _blank(text: str) -> str:
-    """A sentence whose groups no line has filled in."""
+    """Return a sentence with dots for the groups that a line would fill in."""
     return _GROUP.sub("...", text).replace("{{", "{").replace("}}", "}")
 
 

@@ -19,7 +19,7 @@ TRANSFER = "unpack"
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseCosts:
-    """What a phase costs."""
+    """The costs of a phase."""
 
     fixed: float
     """Seconds, whatever the number of nodes."""
@@ -31,7 +31,7 @@ class PhaseCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class JobCosts:
-    """What a job costs."""
+    """The costs of a job."""
 
     staging: StagingCosts
     """The transfer and the unpacking."""

@@ -53,7 +53,7 @@ class JobShape:
 
 @dataclass(frozen=True, kw_only=True)
 class JobMeasured:
-    """What a job took, in seconds."""
+    """The measured seconds of a job."""
 
     shape: JobShape
     load: float
@@ -80,7 +80,7 @@ class JobMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class RelayMeasured:
-    """What a relay's processes took for a file, over the loopback interface."""
+    """The measured costs of a relay's processes for a file, over the loopback interface."""
 
     bytes: int
     chunks: int

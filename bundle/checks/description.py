@@ -25,7 +25,7 @@ _SITE = ("site-packages", "dist-packages")
 
 
 class _Environment:
-    """What is found in an environment."""
+    """The findings in an environment."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)

@@ -36,7 +36,7 @@ _STALE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """Where others reach a node."""
+    """The address at which others reach a node."""
 
     address: str = ""
     """Its address; empty if none is known."""

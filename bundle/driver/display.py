@@ -1,4 +1,4 @@
-"""What the driver prints, in a thread of its own: a reader that stops reading holds up nothing.
+"""The output of the driver, in a thread of its own: a reader that stops reading holds up nothing.
 
 A terminal may stop at Ctrl-S, a pager at its first page, and a pipe takes 64 KiB. The driver goes
 on all the same: it reads its agents and writes the logs. What waits for the reader is bounded.

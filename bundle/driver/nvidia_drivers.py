@@ -1,4 +1,4 @@
-"""What a job's preflight says about NVIDIA drivers and GPUs, once all nodes have answered."""
+"""Remarks of the preflight on NVIDIA drivers and GPUs, once all nodes have answered."""
 
 from __future__ import annotations
 

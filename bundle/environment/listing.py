@@ -49,7 +49,7 @@ class Window(NamedTuple):
 
 
 class Written(NamedTuple):
-    """When the files of an environment were written."""
+    """The times at which the files of an environment were written."""
 
     layers: list[Window]
     """Those of each layer: linked files were written for an older environment."""

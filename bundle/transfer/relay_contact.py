@@ -1,4 +1,4 @@
-"""Whether a node can connect to those that it would take the file from.
+"""The check that a node can connect to those that it would take the file from.
 
 A firewall between nodes that drops what is sent shows in nothing but time. So each node tries all
 at once, while the relay begins, and tells the driver whom it cannot connect to.

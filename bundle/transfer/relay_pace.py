@@ -1,4 +1,4 @@
-"""Whether one half of the file comes much slower than the other."""
+"""The check that no half of the file comes much slower than the other."""
 
 from __future__ import annotations
 

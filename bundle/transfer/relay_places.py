@@ -58,7 +58,7 @@ class RelayPlace:
 
 @dataclass(frozen=True)
 class RelayCandidates:
-    """What one node must know of the others."""
+    """The facts that one node must know of the others."""
 
     position: int
     """Its own position in the trees."""

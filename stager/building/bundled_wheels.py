@@ -1,4 +1,4 @@
-"""What bundles of the offline root have of the wheels that are not there themselves.
+"""Wheels that are not in the offline root, as far as its bundles have their content.
 
 ``stager import`` brings a bundle, and no wheels. A layer says in its head what it was made from,
 and its id is the digest of that. So a layer that a wheel of the lock would give, with the options

@@ -33,7 +33,7 @@ _NOWHERE = Path("/nonexistent")
 
 @dataclass(kw_only=True)
 class _Content:
-    """What one layer will hold."""
+    """The content of a layer that is still to be made."""
 
     files: dict[str, tuple[HubFile | bytes, int]] = field(default_factory=dict)
     """Files of the hub, or small ones of our own, and their sizes, by their paths."""

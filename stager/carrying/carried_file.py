@@ -67,7 +67,7 @@ class CarriedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """What a carried file says of itself."""
+    """A carried file's description of itself."""
 
     name: str
     """The project's name."""

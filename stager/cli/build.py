@@ -36,7 +36,7 @@ Words = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFlags:
-    """How the bundle is made from its lock, and where it goes."""
+    """The way the bundle is made from its lock, and its place."""
 
     locked: Annotated[bool, typer.Option("--locked", help="Fail if the lock is not current.")] = (
         False

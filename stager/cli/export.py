@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags:
-    """What is written, and the file."""
+    """The content of the file, and its place."""
 
     output: Annotated[
         Path | None,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectFlags:
-    """What is shown of a bundle."""
+    """The part of a bundle that is shown."""
 
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False
     licenses: Annotated[

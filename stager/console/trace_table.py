@@ -1,4 +1,4 @@
-"""What a smoke test did not read: a table, a summary, and the setting that leaves it out."""
+"""Files that a smoke test did not read: a table, a summary, the setting that leaves them out."""
 
 from __future__ import annotations
 

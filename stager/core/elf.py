@@ -1,4 +1,4 @@
-"""What a program or shared library says to the dynamic loader (elf(5))."""
+"""The instructions of a program or shared library to the dynamic loader (elf(5))."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Store:
 
     @property
     def hub(self) -> Path:
-        """What is being fetched from a hub, in the layout of its cache, until its layer is made."""
+        """Files fetched from a hub, in the layout of its cache, until their layers are made."""
         return self._folder("hub")
 
     @property

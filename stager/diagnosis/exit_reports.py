@@ -57,7 +57,7 @@ class Exit:
 
     @property
     def by_itself(self) -> bool:
-        """Whether a signal ended it that no other process can have sent."""
+        """True if a signal ended it that no other process can have sent."""
         if self.followed or self.code in ENDED_BY_OTHERS:
             return False
         return self.code < 0 or self.code > 128

@@ -87,7 +87,7 @@ class Hit:
 
     @property
     def primary(self) -> bool:
-        """Whether it tells a cause."""
+        """True if it tells a cause."""
         return self.entry.role == LineRole.PRIMARY and not self.entry.tells
 
 

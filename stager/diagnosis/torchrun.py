@@ -79,7 +79,7 @@ class _Process:
 
     @property
     def raised(self) -> bool:
-        """Whether it ended by itself, with an exception."""
+        """True if it ended by itself, with an exception."""
         return self.exit_code > 0 and self.exit_code not in ENDED_BY_OTHERS
 
 

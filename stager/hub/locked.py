@@ -1,4 +1,4 @@
-"""What the lock keeps of a repository: its commit, and the size and digest of each file."""
+"""A repository in the lock: its commit, and the size and digest of each file."""
 
 from __future__ import annotations
 

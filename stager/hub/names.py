@@ -1,4 +1,4 @@
-"""What ``assets.models`` and ``assets.datasets`` may name: repositories of a hub."""
+"""The names in ``assets.models`` and ``assets.datasets``: repositories of a hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a repository are taken."""
+"""The choice of the files of a repository that are taken."""
 
 from __future__ import annotations
 

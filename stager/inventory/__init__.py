@@ -1,1 +1,1 @@
-"""What a bundle is made of: packages, models and data sets, their licences, and where from."""
+"""The components of a bundle: packages, models and data sets, their licences, and where from."""

@@ -1,4 +1,4 @@
-"""Which package of a bundle needs which other one, as their metadata says."""
+"""The dependencies between the packages of a bundle, as their metadata says."""
 
 from __future__ import annotations
 

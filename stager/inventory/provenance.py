@@ -50,7 +50,7 @@ class Provenance:
 
 
 class LockedSources:
-    """What locks say about the sources of packages."""
+    """The sources of packages, as locks name them."""
 
     def __init__(self, locks: Sequence[Path]) -> None:
         """Read locks; one that is missing or cannot be read says nothing.

@@ -34,7 +34,7 @@ class RunPath:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """How the layer of a Python is made from its files."""
+    """The changes that make the layer of a Python out of its files."""
 
     program: Path
     """The program that compiles its modules."""

@@ -1,4 +1,4 @@
-"""What a new lock keeps of the one before: pins, commits, and the cutoff."""
+"""The parts of a lock that the next one keeps: pins, commits, and the cutoff."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .resolver import ResolveRequest
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPins:
-    """What a new lock keeps of the one before."""
+    """The parts of a lock that the next one keeps."""
 
     pins: tuple[str, ...]
     """``name==version`` of packages from an index."""

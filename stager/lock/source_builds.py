@@ -50,7 +50,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """What builds from source are given."""
+    """The settings of builds from source."""
 
     in_environment: frozenset[NormalizedName] = frozenset()
     """Packages that are built with the environment's packages at hand, without isolation."""

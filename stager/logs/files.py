@@ -63,12 +63,12 @@ class JobFiles:
 
     @property
     def ours(self) -> bool:
-        """Whether stager's driver wrote them."""
+        """True if stager's driver wrote them."""
         return bool(self.job_id) and (self.events.exists() or self.job.exists())
 
     @property
     def summary(self) -> JobSummary:
-        """What the job was, in short."""
+        """The job in short."""
         return job_summary(self.job_id, self.job, _changed(self.events))
 
     @property

@@ -17,7 +17,7 @@ from ..core.regular_files import opened
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """What is known of a job without reading its logs."""
+    """A job in short, as far as it is known without reading its logs."""
 
     job_id: str
     """The job's number."""
@@ -32,7 +32,7 @@ class JobSummary:
 
     @property
     def planned_only(self) -> bool:
-        """Whether it neither verified nor ran anything."""
+        """True if it neither verified nor ran anything."""
         return self.dry_run or self.action is Action.CLEAN
 
     @property

@@ -1,4 +1,4 @@
-"""What a job's description says, ``job.json``: written by a driver of whatever version."""
+"""A job's description, ``job.json``: written by a driver of whatever version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bundle.protocol.enumerations import LogMode
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLaunch:
-    """How the ranks were started."""
+    """The way the ranks were started."""
 
     command: tuple[str, ...] = ()
     """The command of each rank."""
@@ -42,7 +42,7 @@ class KeptJob:
     log_mode: LogMode = LogMode.PRIVATE
     """The readers of its files."""
     launch: KeptLaunch = field(default_factory=KeptLaunch)
-    """How the ranks were started."""
+    """The way the ranks were started."""
 
 
 def kept_job(content: bytes) -> KeptJob:

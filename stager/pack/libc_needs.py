@@ -54,7 +54,7 @@ class LibcNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Libraries:
-    """What the shared libraries of one wheel need of a C library."""
+    """The needs of the shared libraries of one wheel for a C library."""
 
     major: int = 0
     minor: int = 0

@@ -70,7 +70,7 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What an environment has to meet."""
+    """The requirements that an environment has to meet."""
 
     requirements: Sequence[str]
     """The user's requirements, with extras."""

@@ -34,7 +34,7 @@ from .phases import JobPhases, job_phases
 
 
 class Verdict(Enum):
-    """What became of a job."""
+    """The outcome of a job."""
 
     WELL = "ended well"
     FAILED = "failed"

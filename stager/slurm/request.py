@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHosts:
-    """Where the hosts of a job are named, if they are."""
+    """The place where the hosts of a job are named, if they are."""
 
     origin: str = ""
     """The place: ``--hosts``; empty if none are named."""

@@ -9,7 +9,7 @@ from ..building.build import BuildResult
 
 @dataclass(frozen=True, kw_only=True)
 class TracedPackage:
-    """What was read of one package."""
+    """The files of one package that were read."""
 
     name: str
     """Its name."""
@@ -47,7 +47,7 @@ class UnreadFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult:
-    """What a smoke test read of an environment."""
+    """The files of an environment that a smoke test read."""
 
     command: tuple[str, ...]
     """The smoke test, without secrets."""

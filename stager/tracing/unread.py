@@ -1,4 +1,4 @@
-"""What was not read of a package, as few directories and files as possible, and their patterns."""
+"""The unread part of a package, as few directories and files as possible, and their patterns."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .stored_wheels import FindElsewhere, StoredWheels, differs
 
 @dataclass(frozen=True, kw_only=True)
 class FetchSettings:
-    """What a spec knows besides its lock."""
+    """The settings of a spec that matter for fetching what its lock names."""
 
     indexes: Indexes = field(default_factory=Indexes)
     """Its indexes, with the credentials for places that the lock names without."""

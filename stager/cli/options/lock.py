@@ -39,7 +39,7 @@ def settings_for(script: Path | None) -> Config:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolveFlags:
-    """How requirements are resolved, and which pins of the lock before are kept."""
+    """The way requirements are resolved, and the pins of the old lock that are kept."""
 
     resolver: Resolver = "uv"
     offline: Offline = False
