@@ -148,10 +148,8 @@ def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listen
     """Say what a new lock was made without: an index that did not answer, files of a later date."""
     for remark in spec.remarks:
         listener.note(remark)
-    backend = lock.torch_backend or spec.torch_backend
-    index = f"{TORCH_INDEX}{backend}"
-    resolved = not options.offline and spec.pylock is None and spec.uv_lock is None
-    if backend and resolved and index not in lock.indexes.extra_index_urls:
+    index = _unanswering_index(spec, lock, options)
+    if index:
         listener.note(
             f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
             "from the other indexes"
@@ -165,3 +163,12 @@ def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listen
             f"files uploaded after {lock.exclude_newer} did not count, as in the lock before; "
             "--exclude-newer none lifts that"
         )
+
+
+def _unanswering_index(spec: Spec, lock: Lock, options: ResolveOptions) -> str:
+    """Return PyTorch's own index if it was asked and is not in the lock; else nothing."""
+    backend = lock.torch_backend or spec.torch_backend
+    index = f"{TORCH_INDEX}{backend}"
+    resolved = not options.offline and spec.pylock is None and spec.uv_lock is None
+    left_out = backend and resolved and index not in lock.indexes.extra_index_urls
+    return index if left_out else ""

@@ -388,11 +388,15 @@ def _remove(item: UnusedItem) -> str:
     if item.kind == "hub":
         return "" if hub_files.remove_unused(item.path) else "not all of it can be removed"
     try:
-        item.path.unlink(missing_ok=True)
-        if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
-            item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
-            item.path.parent.rmdir()
+        _unlink(item)
     except OSError as exc:
-        if item.path.exists():
-            return exc.strerror or str(exc)
+        return (exc.strerror or str(exc)) if item.path.exists() else ""
     return ""
+
+
+def _unlink(item: UnusedItem) -> None:
+    """Remove a file; of a wheel that was built here, its digest and its folder, too."""
+    item.path.unlink(missing_ok=True)
+    if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
+        item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
+        item.path.parent.rmdir()

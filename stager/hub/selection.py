@@ -83,15 +83,14 @@ def _data_files(
     request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
 ) -> list[str]:
     """Return the files of one configuration or split, with the card."""
-    chosen = [path for path in paths if path in _ALWAYS]
+    card = [path for path in paths if path in _ALWAYS]
+    data: list[str] = []
     for folder, patterns in _patterns_of(request, configs):
         found = [path for path in paths if _in_pattern(path, folder, patterns)]
         if request.split and not patterns:
             found = [path for path in found if _has_keyword(path, request.split)]
-        chosen += found
-    if len(chosen) == sum(path in _ALWAYS for path in paths):
-        return []
-    return list(dict.fromkeys(chosen))
+        data += found
+    return list(dict.fromkeys([*card, *data])) if data else []
 
 
 def _patterns_of(

@@ -118,15 +118,14 @@ def built_for_sure(
     wheels, sources = _files_in(places)
     pages = [place for place in places if not is_folder(place)]
     remote = bool(pages or indexes.index_url or indexes.extra_index_urls)
-    return [
-        name
-        for name in dict.fromkeys(requested)
-        if name not in wheels
-        and (
-            (name in NEED_NVCC and (not remote or name in builds.in_environment))
-            or any(_names_cuda(path) for path in sources.get(name, ()))
-        )
-    ]
+
+    def needs_nvcc_for_sure(name: NormalizedName) -> bool:
+        if name in NEED_NVCC and (not remote or name in builds.in_environment):
+            return True
+        return any(map(_names_cuda, sources.get(name, ())))
+
+    unbuilt = [name for name in dict.fromkeys(requested) if name not in wheels]
+    return [name for name in unbuilt if needs_nvcc_for_sure(name)]
 
 
 def is_folder(place: str) -> bool:
