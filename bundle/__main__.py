@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .protocol.enumerations import EXIT_INTERRUPTED, Allocation
+from .protocol.enumerations import EXIT_INTERRUPTED, Allocation, PhaseName
 from .protocol.problem import NodeError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _drive(path: str) -> int:
 def _agent(phase: str, handle: int | None) -> int:
     from .agent import agent
 
-    return agent.collect(handle) if phase == agent.COLLECT else agent.main(phase, handle)
+    return agent.collect(handle) if phase == PhaseName.COLLECT else agent.main(phase, handle)
 
 
 def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
@@ -138,7 +138,8 @@ def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
 def _phases() -> list[str]:
     from .agent import agent
 
-    return [*sorted(agent.PHASES), agent.SESSION, agent.COLLECT]
+    alone = [PhaseName.SESSION, PhaseName.COLLECT]
+    return [str(phase) for phase in (*sorted(agent.PHASES), *alone)]
 
 
 def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:

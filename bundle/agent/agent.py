@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 # Each phase imports what it alone needs when it is asked for.
 
 PROBE_SECONDS = 300.0
-COLLECT = "collect"
-"""The command that sends the job's outputs."""
-SESSION = "session"
-"""The command for phases that are asked for one after the other, each by its own request."""
 
 Phase = Callable[[Any, AgentChannel], Answer]
 """Does one phase, with a request of its own class; returns its answer."""
@@ -69,14 +65,14 @@ def main(phase: str, handle: int | None = None) -> int:
     """Do one phase on this node, or one after the other; return the exit status.
 
     Args:
-        phase: one of :data:`PHASES`, or :data:`SESSION`.
+        phase: one of :data:`PHASES`, or ``session``.
         handle: an open file with the request, in a step of Slurm's; None for standard input.
     """
     signals.end_on_signals()
     open_files.raise_open_files()
     descendants.adopt_orphans()
     try:
-        if phase == SESSION:
+        if phase == PhaseName.SESSION:
             return _serve_session(AgentChannel(handle))
         channel = AgentChannel(handle, phase)
         answer = _result(channel, PHASES)
@@ -94,7 +90,7 @@ def command(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, phase, _, handle = argv
     try:
-        return collect(int(handle)) if phase == COLLECT else main(phase, int(handle))
+        return collect(int(handle)) if phase == PhaseName.COLLECT else main(phase, int(handle))
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 1
@@ -104,7 +100,7 @@ def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
     from ..results import pack
 
-    request = AgentChannel(handle, COLLECT, follow=False).request
+    request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
     if not isinstance(request, CollectRequest):
         raise TypeError(f"{request.phase}: not a request for the outputs")
     try:
@@ -163,7 +159,7 @@ def _switch_python(channel: AgentChannel) -> None:
         return
     if not channel.handed_over and not loads_modules_for(request.job.requires.python):
         open_files.restore_open_files()  # the other Python must not inherit the raised limit
-        argv = [request.python, "-I", "-S", sys.argv[0], "agent", SESSION]
+        argv = [request.python, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
         os.execv(request.python, [*argv, "--request", str(channel.handover_file())])
 
 
@@ -301,6 +297,6 @@ PHASES: dict[str, Phase] = {
     PhaseName.PROBE: _probe,
     PhaseName.DEEP: _deep,
     PhaseName.LAUNCH: _launch,
-    "tidy": _tidy,
+    PhaseName.TIDY: _tidy,
     PhaseName.CLEAN: _clean,
 }

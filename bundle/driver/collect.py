@@ -69,7 +69,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"some outputs were not brought back; they are still on {node} in {work_dir}")
         return
     with contextlib.suppress(NodeError):
-        state.ask("tidy", lambda name: TidyRequest(**state.placed(name)))
+        state.ask(PhaseName.TIDY, lambda name: TidyRequest(**state.placed(name)))
 
 
 def _node_of_first_rank(state: State) -> str:

@@ -94,6 +94,7 @@ class PhaseName(TextEnum):
     ALL_REDUCE = "all_reduce"
     LAUNCH = "launch"
     COLLECT = "collect"
+    TIDY = "tidy"
     CLEAN = "clean"
     SESSION = "session"
     """Phases that one agent is asked for one after the other."""

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, cast
 
-from ...agent.agent import SESSION
 from ...channel.lines import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.location import ROOT_VARIABLE, base_for, choose_base, env_path, node_root_name
@@ -162,11 +161,13 @@ class LocalTransport:
         """Return the command of an agent, in a container where the job has one of Apptainer's."""
         program = os.path.abspath(sys.argv[0])
         if not self._job.launch.in_apptainer:
-            return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", SESSION]
+            return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
         names = [*([python] if python else []), *self._job.python_hints, *PYTHONS]
-        inside = apptainer.local_agent(node, SESSION, program, names)
+        inside = apptainer.local_agent(node, PhaseName.SESSION, program, names)
         folders = (self._bases[node], os.path.dirname(program))
-        return apptainer.entering(self._job, SESSION, inside, framed=False, folders=folders)
+        return apptainer.entering(
+            self._job, PhaseName.SESSION, inside, framed=False, folders=folders
+        )
 
 
 def begin(job: Job) -> Callable[[Job], LocalTransport] | None:

@@ -16,12 +16,12 @@ from .phase_answers import PhaseAnswers
 from .timeouts import Watch
 from .transport import OnEvent
 
-SECONDS = {
+SECONDS: dict[str, float] = {
     PhaseName.PREFLIGHT: 180.0,
     PhaseName.UNPACK: 3600.0,
     PhaseName.PROBE: agent.PROBE_SECONDS + 120,
     PhaseName.DEEP: 3600.0,
-    "tidy": 600.0,
+    PhaseName.TIDY: 600.0,
     PhaseName.CLEAN: 3600.0,
 }
 """Time that a phase may take; nodes that have not answered by then are named."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from ...agent.agent import SESSION
 from ...protocol.enumerations import Action, Launcher, PhaseName, Stage, TransferWay
 from ...protocol.job import Job
 from ...protocol.requests import AgentRequest, LaunchRequest
@@ -115,7 +114,7 @@ def _phases(job: Job, command: str) -> set[str]:
     launch: set[str] = {PhaseName.LAUNCH, "processes"} if processes else {PhaseName.LAUNCH}
     if command == PhaseName.UNPACK:
         return relay
-    if command != SESSION:
+    if command != PhaseName.SESSION:
         return launch if command == PhaseName.LAUNCH else {command}
     phases: set[str] = {job.action, *relay}
     if job.deep:

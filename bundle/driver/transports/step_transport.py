@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO, cast
 
-from ...agent.agent import SESSION
 from ...channel import agent_channel
 from ...channel.bootstrap import in_memory
 from ...launch import output_reader
@@ -182,7 +181,9 @@ class StepTransport:
 
     def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:
         self.close()
-        step = self._open_steps.enter_context(self._starter.start(phase, requests, 1, SESSION))
+        step = self._open_steps.enter_context(
+            self._starter.start(phase, requests, 1, PhaseName.SESSION)
+        )
         self._session, self._session_nodes = step, frozenset(requests)
         self._session_job = _job_of(requests)
         return step
