@@ -23,7 +23,7 @@ def content_of(layer: Path, key: str) -> str | None:
     is not what its name says. Empty for a wheel's layer that leaves something out: it is needed by
     the bundles that name it, and not by a lock.
     """
-    with opened(layer) as handle:
+    with opened(layer, unnoticed=True) as handle:  # to look at it is not to use it
         try:
             origin = origin_of(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
         except LayerError:

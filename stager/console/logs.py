@@ -161,5 +161,8 @@ def _without_failure(diagnosis: Diagnosis) -> str:
         logs = counted(diagnosis.read, "log")
         return f"nothing failed as far as its {logs} can tell; it may still be running"
     if diagnosis.interrupted:
-        return "its user interrupted it; nothing had failed until then"
+        return (
+            "it was interrupted (Ctrl-C, a signal, or the command that followed it was ended); "
+            "nothing had failed until then"
+        )
     return f"no failure was recognised in {counted(diagnosis.read, 'file')} there"

@@ -9,13 +9,20 @@ from io import BufferedReader
 from pathlib import Path
 
 
-def opened(path: Path) -> BufferedReader:
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def opened(path: Path, *, unnoticed: bool = False) -> BufferedReader:
     """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
+
+    Args:
+        path: the file.
+        unnoticed: True to leave its access time as it is, where the file is one's own.
 
     Raises:
         OSError: there is none, or it cannot be read.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = _unnoticed(path) if unnoticed else os.open(path, _READING)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
@@ -23,6 +30,13 @@ def opened(path: Path) -> BufferedReader:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(handle, "rb")
+
+
+def _unnoticed(path: Path) -> int:
+    try:
+        return os.open(path, _READING | os.O_NOATIME)
+    except PermissionError:  # it is somebody else's: open(2)
+        return os.open(path, _READING)
 
 
 def bytes_of(path: Path) -> bytes:

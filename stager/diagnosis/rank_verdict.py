@@ -70,12 +70,19 @@ def _cause(record: FailureRecord) -> Cause:
     if not exception:
         return of_code(record.exit_code)
     if exception == "SystemExit":
-        text = f"the program ended itself: sys.exit({summary})"
-        hint = "the lines before that in its log say why"
+        text, hint = _exit_of_its_own(summary)
     else:
         text = f"{exception}: {summary}" if summary else exception
         hint = "the traceback names the line in your program"
     return Cause(text=text, kind=FailureClass.PYTHON_ERROR, hint=hint)
+
+
+def _exit_of_its_own(value: str) -> tuple[str, str]:
+    """Return the words for a ``sys.exit``, which takes a status or a message, and the hint."""
+    if not value or value.lstrip("-").isdigit():
+        hint = "the lines before that in its log say why"
+        return f"the program ended itself: sys.exit({value})", hint
+    return f"the program ended itself: {value}", "these are the program's own words"
 
 
 def _summary(record: FailureRecord) -> str:

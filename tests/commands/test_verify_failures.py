@@ -172,7 +172,7 @@ def test_fifty_megabytes_of_output(torch_project: TorchProject, tmp_path: Path) 
     script = "for _ in range(50_000): print('x' * 999)\nraise SystemExit('all is written')\n"
     ran = torch_project.run(script, cwd=tmp_path, options=ONE)
     failure = failed(torch_project, ran)
-    assert failure["cause"] == "the program ended itself: sys.exit(all is written)"
+    assert failure["cause"] == "the program ended itself: all is written"
     assert sum(line == "x" * 999 for line in ran.output()) == 50_000
     events = ran.logs / f"events.{ran.report['job_id']}.jsonl"
     assert events.stat().st_size < 1_000_000

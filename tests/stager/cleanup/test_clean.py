@@ -144,6 +144,19 @@ def test_two_projects_that_share_a_bundle_keep_it(project: Project) -> None:
     assert made.exists()
 
 
+def test_to_look_at_a_layer_is_not_to_use_it(project: Project) -> None:
+    """A dry run would keep for a day what it lists, as reading a file changes its access time."""
+    rebuilt(project)
+    layers = sorted((project.store.root / "layers").iterdir())
+    long_ago = time.time() - DAYS
+    for path in layers:
+        os.utime(path, (long_ago, long_ago))
+    first = plan(project.store, Rules(), time.time())
+    assert [path.stat().st_atime for path in layers] == pytest.approx([long_ago] * len(layers))
+    assert any(item.kind == "layer" for item in first)
+    assert plan(project.store, Rules(), time.time()) == first
+
+
 def test_newest_bundles_go_on_request_but_the_locks_layers_stay(project: Project) -> None:
     built = project.build()
     done = sweep(project.store, keep_newest=False)

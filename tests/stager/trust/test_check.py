@@ -92,7 +92,7 @@ def test_a_faulty_line_is_named_where_the_key_is_in_no_other(
     signers.write_text("\n# nobody yet\n\n")
     with pytest.raises(BundleError) as caught:
         accepted(config, project.store, bundle)
-    assert "add a line with this key" in caught.value.hint
+    assert "add a line for it there" in caught.value.hint
     signers.write_text(f"# people\n{ALICE}\n")
     with pytest.raises(BundleError, match="faulty at line 2: missing key") as caught:
         accepted(config, project.store, bundle)
