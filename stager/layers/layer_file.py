@@ -23,17 +23,14 @@ from bundle.format.manifest import BLOCK, member_header, padding
 
 from ..core.errors import WheelError
 from . import frame
-from .large_member import DENSE, LARGE
+from .large_member import DENSE
 from .tree import folders_of
 
 FRAME_TARGET = 16 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the
 frames of one large wheel keep every process of an unpacking node busy."""
-SMALL_LEVEL = 7
-"""zstd level of files below ``LARGE`` bytes, modules above all: see docs/performance.md for size
-against time at each level."""
-LEVEL = 6
-"""zstd level of larger files."""
+LEVEL = 7
+"""zstd level of most files; see docs/performance.md for size against time."""
 HUGE = 64 << 20
 """Bytes from which a file is huge: a build of PyTorch has few of them, and they take most of the
 time."""
@@ -60,8 +57,7 @@ def compression(*, sampled: bool = False) -> str:
         sampled: true for a layer whose frames may be stored, see :mod:`.frame`.
     """
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
-    levels = f"small{LARGE}level{SMALL_LEVEL}-level{LEVEL}-huge{HUGE}level{HUGE_LEVEL}"
-    levels += f"-dense{DENSE}level{DENSE_LEVEL}"
+    levels = f"level{LEVEL}-huge{HUGE}level{HUGE_LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
     settings = f"zstd-{version}-{levels}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
     return f"{settings}-sampled{frame.PAYS}" if sampled else settings
 
@@ -125,9 +121,7 @@ class _File(NamedTuple):
         """The zstd level that suits it."""
         if not isinstance(self.content, int) and self.content.dense:
             return DENSE_LEVEL
-        if self.size >= HUGE:
-            return HUGE_LEVEL
-        return LEVEL if self.size >= LARGE else SMALL_LEVEL
+        return HUGE_LEVEL if self.size >= HUGE else LEVEL
 
 
 class LayerWriter:
@@ -266,16 +260,16 @@ class LayerWriter:
         for name in names:
             header = _tar_header(name, self._files.get(name), self._links.get(name))
             position += len(header)
-            yield header, SMALL_LEVEL
+            yield header, LEVEL
             if name in self._links:
                 continue
             file = self._files[name]
             entries.append(Entry(name, file.size, file.mode, file.sha256, position))
             for chunk in self._content(file):
                 yield chunk, file.level
-            yield bytes(padding(file.size)), SMALL_LEVEL
+            yield bytes(padding(file.size)), LEVEL
             position += file.size + padding(file.size)
-        yield bytes(2 * BLOCK), SMALL_LEVEL
+        yield bytes(2 * BLOCK), LEVEL
 
     def _content(self, file: _File) -> Iterator[bytes | bytearray]:
         """Yield a file in pieces of ``COPY`` bytes, wherever it comes from: frames end at them."""

@@ -172,7 +172,7 @@ def test_a_file_that_is_read_later_clashes_like_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pieces", "dense", "level"),
     [
-        (0, False, layer_file.SMALL_LEVEL),
+        (0, False, layer_file.LEVEL),
         (1, False, layer_file.LEVEL),
         (1, True, layer_file.DENSE_LEVEL),
         (layer_file.HUGE // LARGE, False, layer_file.HUGE_LEVEL),
@@ -206,6 +206,6 @@ def test_most_of_a_frame_decides_its_level(
 
 def test_the_settings_name_every_level() -> None:
     settings = layer_file.compression()
-    assert f"small{LARGE}level{layer_file.SMALL_LEVEL}-level{layer_file.LEVEL}-" in settings
+    assert f"-level{layer_file.LEVEL}-" in settings
     assert f"huge{layer_file.HUGE}level{layer_file.HUGE_LEVEL}-" in settings
     assert f"dense0.5level{layer_file.DENSE_LEVEL}-" in settings
