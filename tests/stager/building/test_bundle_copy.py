@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stager.building.export import SUFFIX, refuse_in_project
+from stager.building.bundle_copy import refuse_in_project
 from stager.core.errors import ConfigError
+from stager.core.suffixes import BUNDLE_SUFFIX
 
 
 @pytest.fixture
@@ -28,7 +29,9 @@ def test_a_place_in_the_project(project: Path, output: str) -> None:
             refuse_in_project(Path(output), known_as)
 
 
-@pytest.mark.parametrize("output", ["../x.tar", "sub/../../x.tar", "away/x.tar", f"x{SUFFIX}"])
+@pytest.mark.parametrize(
+    "output", ["../x.tar", "sub/../../x.tar", "away/x.tar", f"x{BUNDLE_SUFFIX}"]
+)
 def test_a_place_outside_or_a_name_that_no_project_ships(project: Path, output: str) -> None:
     for known_as in (project, project.parent / "link"):
         refuse_in_project(Path(output), known_as)
