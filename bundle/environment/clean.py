@@ -49,9 +49,11 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
         NodeError: the setting names a variable that is not set.
     """
     named = env.get(location.ROOT_VARIABLE) or setting
-    bases = location.automatic_bases(env) if named == "auto" else location.named_bases(setting, env)
+    automatic = named == "auto"
+    bases = location.automatic_bases(env) if automatic else location.named_bases(setting, env)
     roots = [os.path.join(path, location.node_root_name()) for _, path in bases]
-    return [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
+    found = [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
+    return [root for root in found if not (automatic and location.planted(root))]
 
 
 def clean(

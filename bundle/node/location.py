@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from collections.abc import Iterator, Mapping
 from string import Template
 
@@ -123,7 +124,25 @@ def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[
         reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
     if not facts.read_only and not _is_writable(path):
         reasons.append("this user may not write to it")
+    elif not shared_ok:
+        reasons += planted(os.path.join(path, node_root_name()))
     return reasons, files.room_refusals(facts, *room)
+
+
+def planted(node_root: str) -> list[str]:
+    """Return why a node root is not ours: in a public directory anybody can take its place.
+
+    Only the choice hangs on this: what is used is checked again when it is opened.
+    """
+    try:
+        status = os.lstat(node_root)
+    except OSError:
+        return []
+    if not stat.S_ISDIR(status.st_mode):
+        return [f"{os.path.basename(node_root)} there is no directory"]
+    if status.st_uid != os.geteuid():
+        return [f"{os.path.basename(node_root)} there belongs to user {status.st_uid}"]
+    return []
 
 
 def _is_writable(base: str) -> bool:

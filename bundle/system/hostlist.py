@@ -17,7 +17,8 @@ _TERM = re.compile(r"(?:^|,)([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)")
 """A part of a list, after the comma before it."""
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 _NUMBERED = re.compile(r"([^\[\],\s]*?)(\d+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+"""A number or a range; Python refuses to read numbers of thousands of digits."""
 
 
 def expand_hostlist(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_S
     """
     if project is None or output.name.endswith(suffix):
         return
-    if output.absolute().is_relative_to(project):
+    place = Path(os.path.realpath(output.parent))  # `..` leads out, and links lead anywhere
+    if place.is_relative_to(os.path.realpath(project)):
         raise ConfigError(
             f"--output {output} is in the project, and would be a part of its next bundle",
             hint=f"let its name end in {suffix}, which no project ships, or name another folder",

@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -42,6 +44,7 @@ def main(carried: str, arguments: Sequence[str]) -> int:
         return 0 if arguments in (["-h"], ["--help"]) else 2
     named = arguments[1] if len(arguments) == 2 else "~/.local/share/stager"
     place = pathlib.Path(named).expanduser().absolute()
+    end_on_signals()
     try:
         install(pathlib.Path(carried), place)
     except InstallRefused as exc:
@@ -56,6 +59,13 @@ def main(carried: str, arguments: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     return 0
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end it as Ctrl-C does: nothing half-made is left behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def install(carried: pathlib.Path, place: pathlib.Path) -> None:
@@ -79,9 +89,14 @@ def install(carried: pathlib.Path, place: pathlib.Path) -> None:
     program = place / "bin" / "stager"
     print(program)
     sys.stderr.write(
-        f"stager is installed; put it on PATH: export PATH={program.parent}:$PATH\n"
-        f"then take the bundle out of this file: stager import {carried}\n"
+        f"stager is installed; put it on PATH: export PATH={quoted(program.parent)}:$PATH\n"
+        f"then take the bundle out of this file: stager import {quoted(carried)}\n"
     )
+
+
+def quoted(path: pathlib.Path) -> str:
+    """Return a path as a word of a shell."""
+    return shlex.quote(str(path))
 
 
 def refuse_other_python(carried: pathlib.Path) -> None:

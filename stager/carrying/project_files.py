@@ -32,8 +32,13 @@ def refuse_used(folder: Path) -> None:
     """Refuse a folder that has something in it.
 
     Raises:
-        ConfigError: it has, or it is none.
+        ConfigError: it has, or it is none, or a link.
     """
+    if folder.is_symlink():  # what is written takes its place by a rename
+        raise ConfigError(
+            f"--project {folder}: it is a symbolic link",
+            hint="name the directory itself, or a new one",
+        )
     try:
         used = any(folder.iterdir())
     except FileNotFoundError:

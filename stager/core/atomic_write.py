@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -27,8 +29,9 @@ def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
         opener: opens the new file; None leaves its mode to the umask.
 
     Raises:
-        OSError: it cannot be written; nothing has changed then.
+        OSError: it cannot be written, or what is there is no file; nothing has changed then.
     """
+    _refuse_special(path)
     partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{_PARTIAL}")
     try:
         with open(partial, "xb", opener=opener) as handle:
@@ -63,3 +66,14 @@ def output_file(
         named = str(exc.filename or "")
         place = path if named.endswith(_PARTIAL) else named or path
         raise StagerError(f"{place} cannot be written: {exc.strerror or exc}", hint=hint) from exc
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a place where a device, a pipe or a socket is: root could take ``/dev/null`` away."""
+    try:
+        of_a_process = path.is_symlink() and str(path.readlink()).startswith("/proc/")
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there, or a link to nothing; the rest shows when it is written
+        return
+    if of_a_process or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a link as /dev/stdout
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))

@@ -22,6 +22,9 @@ _NODE_FILES = {
 """Variables with the path of a file that has a line for each slot of a job, and who sets them."""
 _SLOTS = re.compile(r"(max[-_]?)?(slots|cpus?|ncpus)=\d+", re.IGNORECASE)
 """What MPI's host files have behind a name."""
+_MOST_BYTES = 16 << 20
+"""Bytes of a file of hosts; a line for each slot of 65,536 hosts has fewer."""
+_LONGEST_LINE = 1 << 16
 _HOW = "write them as in node[01-08],user@gpu9"
 _LOOPBACK = re.compile(r"localhost(\..*)?|127(\.\d+){3}|::1", re.IGNORECASE)
 
@@ -104,14 +107,7 @@ def _in_file(path: Path, origin: str) -> tuple[str, ...]:
     Raises:
         ConfigError: it cannot be read, or names none.
     """
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not a text"
-        raise ConfigError(
-            f"{origin}: the file cannot be read: {why}",
-            hint="give the path of a file with one host in each line",
-        ) from exc
+    lines = _lines_of(path, origin)
     names: list[str] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -130,6 +126,30 @@ def _in_file(path: Path, origin: str) -> tuple[str, ...]:
     for name in names:
         first.setdefault(_machine(name), name)
     return _usable(tuple(first.values()), origin)
+
+
+def _lines_of(path: Path, origin: str) -> list[str]:
+    """Return the lines of a file, which may be a pipe: ``--host-file <(squeue ...)``.
+
+    Raises:
+        ConfigError: it cannot be read, or is no list of hosts.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        lines = data.decode("utf-8-sig").splitlines()
+    except OSError as exc:
+        why = str(exc.strerror or exc)
+    except UnicodeDecodeError:
+        why = "it is not a text"
+    else:
+        if len(data) <= _MOST_BYTES and len(max(lines, key=len, default="")) <= _LONGEST_LINE:
+            return lines
+        why = "it is too long for a list of hosts"
+    raise ConfigError(
+        f"{origin}: the file cannot be read: {why}",
+        hint="give the path of a file with one host in each line",
+    )
 
 
 def _expanded(texts: Iterable[str], origin: str) -> tuple[str, ...]:

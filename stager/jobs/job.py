@@ -130,6 +130,14 @@ def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig
     Raises:
         ConfigError: an option asks for it.
     """
+    image = cluster.container_image
+    if options.container_image and image and not image.endswith((".sif", "/")):
+        raise ConfigError(
+            f"--container-image {options.container_image}: Slurm's pyxis plugin starts such "
+            "containers, and this job runs on this machine, without Slurm",
+            hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
+            "starts",
+        )
     if options.transfer in _SENDING or options.stage is Stage.ALWAYS:
         option = "--transfer" if options.transfer in _SENDING else "--stage"
         value = options.transfer if options.transfer in _SENDING else options.stage

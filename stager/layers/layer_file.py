@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,11 +29,16 @@ from .tree import folders_of
 FRAME_TARGET = 16 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the
 frames of one large wheel keep every process of an unpacking node busy."""
-LEVEL = 6
-"""zstd level of the frames; see docs/performance.md for size against time."""
+LEVEL = 7
+"""zstd level of most files; see docs/performance.md for size against time."""
+HUGE = 64 << 20
+"""Bytes from which a file is huge: a build of PyTorch has few of them, and they take most of the
+time."""
+HUGE_LEVEL = 3
+"""zstd level of huge files: a third of the time of ``LEVEL`` for three to eight per cent more."""
 DENSE_LEVEL = 2
-"""zstd level of frames of mostly dense files. What compresses at all in them compresses better at
-the higher level, but it is little: one per cent of such a library, in three times the time."""
+"""zstd level of dense files. What compresses at all in them compresses better at the higher level,
+but it is little: one per cent of such a library, in three times the time."""
 WINDOW_LOG = 24
 """Binary logarithm of the distance in bytes at which matches are found: all of a frame. A level's
 own windows are made for streams, and smaller."""
@@ -52,7 +57,7 @@ def compression(*, sampled: bool = False) -> str:
         sampled: true for a layer whose frames may be stored, see :mod:`.frame`.
     """
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
-    levels = f"level{LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
+    levels = f"level{LEVEL}-huge{HUGE}level{HUGE_LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
     settings = f"zstd-{version}-{levels}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
     return f"{settings}-sampled{frame.PAYS}" if sampled else settings
 
@@ -98,8 +103,8 @@ class Added:
     """Raw digest of its bytes."""
 
 
-_Chunk = tuple["bytes | bytearray", bool]
-"""Some bytes of the tar, and whether they are of a dense file."""
+_Chunk = tuple["bytes | bytearray", int]
+"""Some bytes of the tar, and the level that suits them."""
 
 
 class _File(NamedTuple):
@@ -112,8 +117,11 @@ class _File(NamedTuple):
     """Its place in the spool, or what reads it."""
 
     @property
-    def dense(self) -> bool:
-        return not isinstance(self.content, int) and self.content.dense
+    def level(self) -> int:
+        """The zstd level that suits it."""
+        if not isinstance(self.content, int) and self.content.dense:
+            return DENSE_LEVEL
+        return HUGE_LEVEL if self.size >= HUGE else LEVEL
 
 
 class LayerWriter:
@@ -252,16 +260,16 @@ class LayerWriter:
         for name in names:
             header = _tar_header(name, self._files.get(name), self._links.get(name))
             position += len(header)
-            yield header, False
+            yield header, LEVEL
             if name in self._links:
                 continue
             file = self._files[name]
             entries.append(Entry(name, file.size, file.mode, file.sha256, position))
             for chunk in self._content(file):
-                yield chunk, file.dense
-            yield bytes(padding(file.size)), False
+                yield chunk, file.level
+            yield bytes(padding(file.size)), LEVEL
             position += file.size + padding(file.size)
-        yield bytes(2 * BLOCK), False
+        yield bytes(2 * BLOCK), LEVEL
 
     def _content(self, file: _File) -> Iterator[bytes | bytearray]:
         """Yield a file in pieces of ``COPY`` bytes, wherever it comes from: frames end at them."""
@@ -331,19 +339,14 @@ def _pieces(stream: Iterator[_Chunk]) -> Iterator[tuple[bytearray, int]]:
     """Join small chunks and split large ones into pieces of about ``FRAME_TARGET`` bytes.
 
     Yields:
-        Each piece and the level to compress it with.
+        Each piece and the level that suits most of it.
     """
-    pending, dense = bytearray(), 0
-    for chunk, is_dense in stream:
+    pending, shares = bytearray(), Counter[int]()
+    for chunk, level in stream:
         pending += chunk
-        dense += len(chunk) if is_dense else 0
+        shares[level] += len(chunk)
         if len(pending) >= FRAME_TARGET:
-            yield pending, _level(pending, dense)
-            pending, dense = bytearray(), 0
+            yield pending, max(shares, key=shares.__getitem__)
+            pending, shares = bytearray(), Counter()
     if pending:
-        yield pending, _level(pending, dense)
-
-
-def _level(piece: bytearray, dense: int) -> int:
-    """Return the level for a piece with so many bytes of dense files."""
-    return DENSE_LEVEL if dense > len(piece) // 2 else LEVEL
+        yield pending, max(shares, key=shares.__getitem__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from stager.carrying.tool import install_program
 from stager.core.values import Target
 from tests.support.building import STAGER, Project
 from tests.support.namespaces import entering
+from tests.support.processes import until
 
 TRAIN = """\
 import os
@@ -87,6 +89,7 @@ def test_from_nothing_to_a_job(
     shutil.rmtree(project.store.root)
     shutil.rmtree(project.root)
 
+    _interrupt_an_install(inside, file)
     installed = inside.run(sys.executable, file, "install")
     assert installed.returncode == 0, installed.stderr
     assert installed.stdout == f"{inside.tool}\n"
@@ -110,6 +113,18 @@ def test_from_nothing_to_a_job(
     assert again.returncode == 1
     assert f"error: {inside.tool.parents[1]} is there already" in again.stderr
     assert inside.stager("--version").returncode == 0
+
+
+def _interrupt_an_install(inside: Inside, file: Path) -> None:
+    """End the installation on its way, as a session that is closed does: nothing is left."""
+    place = inside.home / "half made"
+    argv = [sys.executable, str(file), "install", str(place)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as started:
+        assert until(lambda: (place / "pyvenv.cfg").exists() or started.poll() is not None)
+        started.send_signal(signal.SIGHUP)
+        _, talk = started.communicate()
+    assert (started.returncode, talk.splitlines()[-1]) == (130, "interrupted")
+    assert not place.exists()
 
 
 def test_what_the_program_in_the_file_says(

@@ -13,6 +13,8 @@ from tests.support.processes import until
 from tests.support.ssh_hosts import Ended, SshHosts, start_sleeping, words
 
 ALL = "node[01-04]"
+NOBODY = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+"""The end of ``ip neigh replace ADDRESS``: what is sent there is lost."""
 
 
 @contextmanager
@@ -92,6 +94,38 @@ def test_a_connection_that_breaks_while_ranks_run(hosts: SshHosts, project: Path
     assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
 
 
+@contextmanager
+def silent(hosts: SshHosts, node: str) -> Iterator[None]:
+    """Lose what a host and the driver send to each other while the block runs.
+
+    TCP on the host gives up in seconds, not in a quarter of an hour.
+    """
+    retries = Path("/proc/sys/net/ipv4/tcp_retries2")
+    before = hosts.on(node, "cat", str(retries)).strip()
+    hosts.on(node, "sh", "-ec", f"echo 3 >{retries}")
+    link = hosts.link(node)
+    subprocess.run(["ip", "link", "set", link, "down"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "set", link, "up"], check=True)
+        hosts.on(node, "sh", "-c", f"echo {before} >{retries}")
+
+
+def test_a_network_that_is_gone_while_ranks_run(hosts: SshHosts, project: Path) -> None:
+    """Neither side hears of it; the host's ranks, which print nothing, do not run on for hours."""
+    logs = hosts.hidden / "silent"
+    started = start_sleeping(hosts, project, "--log-dir", str(logs))
+    assert until(lambda: sum("home=" in log.read_text() for log in logs.glob("*.out")) == 4)
+    with silent(hosts, "node03"):
+        assert until(lambda: not hosts.agents("node03"), 120)
+        done = hosts.end(started)
+    assert done.code == 3, done.talk
+    assert done.report["first_failure"]["node"] == "node03", done.talk
+    assert "the ssh connection to the host broke" in done.talk
+    assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
+
+
 Verify = Callable[[str], Ended]
 
 
@@ -154,10 +188,9 @@ def test_a_name_that_leads_to_this_machine(hosts: SshHosts, project: Path) -> No
 @contextmanager
 def apart(hosts: SshHosts, node: str, other: str) -> Iterator[None]:
     """Lose what two hosts send to each other, as a firewall that drops does."""
-    nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
     pairs = ((node, hosts.address(other)), (other, hosts.address(node)))
     for place, there in pairs:
-        hosts.on(place, "ip", "neigh", "replace", there, *nobody)
+        hosts.on(place, "ip", "neigh", "replace", there, *NOBODY)
     try:
         yield
     finally:

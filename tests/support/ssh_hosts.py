@@ -101,6 +101,13 @@ class SshHosts:
         """The address of a host."""
         return self.on(node, "hostname", "-I").split()[0]
 
+    def link(self, node: str) -> str:
+        """The name that this machine's end of the host's cable has."""
+        peer = self.on(node, "ip", "-o", "link", "show", "eth0").split("eth0@if")[1].split(":")[0]
+        links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True)
+        [link] = [line for line in links.stdout.splitlines() if line.startswith(f"{peer}:")]
+        return link.split()[1].partition("@")[0]
+
     def sshd(self, node: str, *, session: bool = False) -> list[str]:
         """The numbers on the host of its sshd: of the one that listens, or of logins."""
         lines = self.on(node, "ps", "-ww", "-eo", "pid,args").splitlines()

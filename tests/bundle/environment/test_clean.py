@@ -408,6 +408,16 @@ def test_every_place_where_a_root_may_be_is_looked_at(
         roots("$SCRATCH", {})
 
 
+def test_a_place_that_another_user_took_is_not_looked_into(tmp_path: Path) -> None:
+    """No job has used it: the next directory was taken."""
+    needs("root")
+    root = tmp_path / OWN
+    root.mkdir()
+    os.chown(root, 12345, -1)
+    assert str(root) not in roots("auto", {"TMPDIR": str(tmp_path)})
+    assert roots(str(tmp_path), {}) == [str(root)]  # it was named: clean says why not
+
+
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     first = take(str(path), fcntl.LOCK_EX)

@@ -1,11 +1,13 @@
 """The choice of the directory for the node root."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from bundle.node import location
 from bundle.protocol.problem import NodeError
+from tests.support.needs import needs
 
 
 def test_the_variable_wins_over_the_setting(tmp_path: Path) -> None:
@@ -35,6 +37,27 @@ def test_auto_takes_the_first_that_fits(tmp_path: Path) -> None:
     one.rmdir()
     assert location.choose_base("auto", env) == str(two)
     assert location.choose_base("auto", {}) == "/tmp"
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe", "directory"])
+def test_a_place_that_another_user_took_is_passed_over(tmp_path: Path, planted: str) -> None:
+    """In a public directory anybody may be there first; they keep nobody from the next one."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    place = one / location.node_root_name()
+    if planted == "link":
+        place.symlink_to(two)
+    elif planted == "pipe":
+        os.mkfifo(place)
+    else:
+        needs("root")
+        place.mkdir(mode=0o777)
+        os.chown(place, 12345, -1)
+    env = {"SLURM_TMPDIR": str(one), "TMPDIR": str(two)}
+    assert location.choose_base("auto", env) == str(two)
+    # One that the user has named is not exchanged for another; it is refused when it is opened.
+    assert location.choose_base(str(one), env) == str(one)
 
 
 def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:

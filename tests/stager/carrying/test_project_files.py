@@ -175,6 +175,23 @@ def test_a_folder_that_is_used_is_left_alone(gap: Gap, monkeypatch: pytest.Monke
     assert [path.name for path in gap.lab.iterdir()] == ["mine"]
 
 
+def test_a_link_is_refused_before_anything_is_imported(
+    gap: Gap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gap.project.build()
+    file = gap.export()
+    monkeypatch.setenv("OFFLINE_ROOT", str(gap.inside.root))
+    real = gap.lab.with_name("real")
+    real.mkdir()
+    for target in (real, gap.lab.with_name("nowhere")):
+        gap.lab.unlink(missing_ok=True)
+        gap.lab.symlink_to(target)
+        with pytest.raises(ConfigError, match="it is a symbolic link"):
+            gap.take(file)
+        assert gap.lab.is_symlink()
+    assert not gap.inside.root.exists()
+
+
 def test_settings_outside_of_the_project_are_said(
     gap: Gap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,47 @@ def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path:
     with names_other, output_file(place):
         other.write_bytes(b"")
     assert list(place.parent.iterdir()) == []
+
+
+def test_a_file_and_a_link_are_replaced(tmp_path: Path) -> None:
+    target, link, gone = tmp_path / "target", tmp_path / "link", tmp_path / "gone"
+    target.write_text("old")
+    link.symlink_to(target)
+    gone.symlink_to(tmp_path / "nothing")
+    for place in (link, gone, tmp_path / "new"):
+        with replacing(place) as handle:
+            handle.write(b"new")
+        assert place.read_text() == "new"
+        assert not place.is_symlink()
+    assert target.read_text() == "old"
+
+
+def _socket(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(place))
+
+
+def _kinds(folder: Path) -> list[Path]:
+    """Return places that are no files; a device is reached by a link, so that nothing is harmed."""
+    os.mkfifo(folder / "pipe")
+    _socket(folder / "socket")
+    (folder / "device").symlink_to("/dev/null")
+    (folder / "output").symlink_to("/proc/self/fd/1")
+    return sorted(folder.iterdir())
+
+
+def test_what_is_no_file_stays(tmp_path: Path) -> None:
+    """As root, `-o /dev/null` would take the machine's /dev/null away."""
+    folder = tmp_path / "kinds"
+    folder.mkdir()
+    for place in _kinds(folder):
+        before = place.lstat()
+        with (
+            pytest.raises(OSError, match="is not a regular file") as failed,
+            replacing(place) as handle,
+        ):
+            handle.write(b"new")
+        assert failed.value.filename == str(place)
+        assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert not list(folder.glob(".*"))
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def test_ranges_and_users(config: Config) -> None:
         ("gpu9,user@gpu9", "the same host twice: gpu9 and user@gpu9"),
         ("node[01-", "its brackets do not match"),
         ("node[3-1]", "runs backwards"),
+        pytest.param(f"node[1-{'1' * 5000}]", "neither a number", id="a number without end"),
         ("node01;node02", "cannot be the name of a host"),
         ("node01,-oProxyCommand=x", "cannot be the name of a host"),
         ("node01:2222", "cannot be the name of a host"),
@@ -104,6 +106,25 @@ def test_a_host_file_with_a_mistake_is_refused(
 def test_a_host_file_that_is_not_there(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         hosts_of(JobOptions(host_file=tmp_path / "none"), config, {})
+
+
+def test_what_is_no_list_of_hosts_is_not_read_for_ever(config: Config, tmp_path: Path) -> None:
+    one_line = tmp_path / "image"
+    one_line.write_bytes(b"a" * (1 << 20))
+    for path in (Path("/dev/zero"), one_line):
+        with pytest.raises(ConfigError, match="too long for a list of hosts"):
+            hosts_of(JobOptions(host_file=path), config, {})
+
+
+def test_a_host_file_may_be_a_pipe_and_come_from_windows(config: Config) -> None:
+    """As of ``--host-file <(squeue ...)``; a mark of its encoding is no part of a name."""
+    read, write = os.pipe()
+    os.write(write, b"\xef\xbb\xbfnode01\r\nnode02\r\n")
+    os.close(write)
+    found = hosts_of(JobOptions(host_file=Path(f"/proc/self/fd/{read}")), config, {})
+    os.close(read)
+    assert found is not None
+    assert found.names == ("node01", "node02")
 
 
 def test_hosts_to_avoid_are_left_out(config: Config) -> None:

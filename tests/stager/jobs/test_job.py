@@ -267,6 +267,19 @@ def test_a_project_that_sends_runs_on_one_machine_too(
     assert (job.stage, job.transfer) == (Stage.AUTO, TransferWay.AUTO)
 
 
+def test_a_container_of_pyxis_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    """A directory that is not there looks like one. The settings may be a cluster's."""
+    for image in ("nvcr.io#nvidia/pytorch:24.01-py3", "./none", "/i.sqsh"):
+        local = JobOptions(command=("a.py",), allocation="local", container_image=image)
+        with pytest.raises(ConfigError, match="pyxis plugin starts such containers") as caught:
+            make(tmp_path, local)
+        assert image in caught.value.message
+        options = JobOptions(command=("a.py",), allocation="local")
+        assert make(tmp_path, options, cluster={"container-image": image}).nodes == ("local1",)
+    apptainer = JobOptions(command=("a.py",), allocation="local", container_image="x.sif")
+    assert make(tmp_path, apptainer).launch.in_apptainer
+
+
 def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
     for transfer, stage in (("relay", "never"), ("shared", "always")):
         cluster = {"transfer": transfer, "stage": stage}

@@ -11,7 +11,9 @@ import zlib
 from pathlib import Path
 
 import pytest
+import zstandard
 
+from bundle.format.layer_head import decode_head, head_summary
 from stager.core.errors import WheelError
 from stager.core.values import Target
 from stager.layers import layer_file
@@ -167,22 +169,43 @@ def test_a_file_that_is_read_later_clashes_like_others(tmp_path: Path) -> None:
             writer.add_unread("../file", later)
 
 
-def test_frames_of_dense_files_take_a_lower_level(tmp_path: Path) -> None:
-    """The level is chosen by the larger part of a frame."""
-    content = bytes(random.Random(6).choices(b"abcdefgh", k=LARGE))
+@pytest.mark.parametrize(
+    ("pieces", "dense", "level"),
+    [
+        (0, False, layer_file.LEVEL),
+        (1, False, layer_file.LEVEL),
+        (1, True, layer_file.DENSE_LEVEL),
+        (layer_file.HUGE // LARGE, False, layer_file.HUGE_LEVEL),
+        (layer_file.HUGE // LARGE, True, layer_file.DENSE_LEVEL),
+    ],
+)
+def test_most_of_a_frame_decides_its_level(
+    tmp_path: Path, pieces: int, dense: bool, level: int
+) -> None:
+    piece = bytes(random.Random(6).choices(b"abcdefgh", k=LARGE))
+    later = Unread(
+        size=LARGE * pieces,
+        sha256=hashlib.sha256(piece * pieces).digest(),
+        chunks=lambda _length: iter([piece] * pieces),
+        dense=dense,
+    )
+    with LayerWriter(tmp_path) as writer:
+        writer.add("a/small", io.BytesIO(piece[: LARGE - 1] if not pieces else b"x"))
+        writer.add_unread("b/large", later)
+        writer.write(tmp_path / "layer", ORIGIN)
+    layer = (tmp_path / "layer").read_bytes()
+    head = head_summary(layer).head_size
+    first = decode_head(layer[:head], layer_file.decompress_index).frames[0].size
+    frame = layer[head : head + first]
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level, window_log=layer_file.WINDOW_LOG, write_checksum=False
+    )
+    content = zstandard.ZstdDecompressor().decompress(frame)
+    assert frame == zstandard.ZstdCompressor(compression_params=parameters).compress(content)
 
-    def size(*, dense: bool) -> int:
-        digest = hashlib.sha256(content).digest()
-        later = Unread(
-            size=LARGE, sha256=digest, chunks=lambda _length: iter([content]), dense=dense
-        )
-        with LayerWriter(tmp_path) as writer:
-            writer.add("small", io.BytesIO(b"x"))
-            writer.add_unread("large", later)
-            writer.write(tmp_path / "layer", ORIGIN)
-        return (tmp_path / "layer").stat().st_size
 
-    assert size(dense=True) != size(dense=False)
+def test_the_settings_name_every_level() -> None:
     settings = layer_file.compression()
-    assert f"level{layer_file.LEVEL}-" in settings
-    assert f"dense0.5level{layer_file.DENSE_LEVEL}" in settings
+    assert f"-level{layer_file.LEVEL}-" in settings
+    assert f"huge{layer_file.HUGE}level{layer_file.HUGE_LEVEL}-" in settings
+    assert f"dense0.5level{layer_file.DENSE_LEVEL}-" in settings
