@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import typer
+
 from bundle.protocol.enumerations import Action
 
+from .command_words import warn_of_options_behind
 from .grouped import grouped
 from .job import carry_out
 from .options.batch import BatchFlags
@@ -21,6 +24,7 @@ from .program import app, boundary
 @grouped
 def run(
     *,
+    context: typer.Context,
     command: Command = None,
     place: PlaceFlags,
     slurm: RequestFlags,
@@ -35,6 +39,7 @@ def run(
     options = replace(options, command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
+        warn_of_options_behind(context, options.command, console)
         carry_out(
             console,
             Action.RUN,

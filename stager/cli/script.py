@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import typer
+
 from bundle.protocol.enumerations import Action
 
+from .command_words import warn_of_options_behind
 from .grouped import grouped
 from .options.batch import ScriptFlags
 from .options.bundle import BundleFlags, PlaceFlags
@@ -22,6 +25,7 @@ from .settings_place import settings_place
 @grouped
 def script(
     *,
+    context: typer.Context,
     command: Command = None,
     chosen: BundleFlags,
     slurm: RequestFlags,
@@ -42,6 +46,7 @@ def script(
     options = replace(job_options(slurm, launch, place), command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
+        warn_of_options_behind(context, options.command, console)
         config = project(options.bundle, options.bundle_id, settings_place(), options.command)
         bundle = bundle_of(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")

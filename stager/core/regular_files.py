@@ -8,7 +8,6 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -38,6 +38,7 @@ from .driver import DriverStart
 from .hosts import hosts_of
 from .job import make_job, refuse_launcher
 from .job_options import JobOptions, settle
+from .scripts import in_project
 from .standing_allocation import without_effect
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ def prepare(
     where = _ALLOCATIONS.get(source, Allocation.SLURM)
     if where is Allocation.SSH:
         options = _with_hosts(config, options)
+        options = _with_staged_script(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
     ours = made_here(store, bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours, trust=trust)
@@ -263,6 +265,14 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
         )
     names = names[:most]
     return replace(options, hosts=names, nodes=(min(least, len(names)), len(names)))
+
+
+def _with_staged_script(config: Config, options: JobOptions) -> JobOptions:
+    """Return options that name a script of the project by its place there, as hosts know it."""
+    command = options.command or config.project.command
+    if not command:
+        return options
+    return replace(options, command=(in_project(command[0], config.project.path), *command[1:]))
 
 
 def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:

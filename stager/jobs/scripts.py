@@ -41,6 +41,24 @@ def refuse_absent(name: str, bundle: Path) -> None:
     )
 
 
+def in_project(name: str, project: Path) -> str:
+    """Return a script's path below the project's folder, which hosts have a copy of.
+
+    Args:
+        name: a script as the command line has it.
+        project: the project's folder, on this machine.
+
+    Returns:
+        The path from that folder where an absolute path, or one with ``..``, leads into it; else
+        the name as it is.
+    """
+    if not (name.startswith("/") or ".." in Path(name).parts) or not _is_here(name):
+        return name
+    path = Path(name).resolve()
+    root = project.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
+
+
 def _shown(name: str) -> str:
     """Return a name as it may be shown."""
     if name.isprintable() and 0 < len(name) <= _MAX_SHOWN:

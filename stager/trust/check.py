@@ -42,8 +42,8 @@ _FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?o
 """What ``ssh-keygen`` says of a line of that file that it cannot read, and leaves out."""
 _SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"
 _ADD_LINE = (
-    "get it signed with one of the keys in {signers}; only if you know whose key this is, and trust "
-    "them, add a line for it there"
+    "get it signed with one of the keys in {signers}; only if you know whose key this is, and "
+    "trust them, add a line for it there"
 )
 _CHANGE_LINE = "sign it with another key of {signers}, or change this key's line there"
 _CORRECT_LINE = "correct that line of {signers}; ssh-keygen(1), ALLOWED SIGNERS, has its form"

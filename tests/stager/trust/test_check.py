@@ -77,7 +77,7 @@ def test_an_unknown_key_is_refused_and_named(
         accepted(config, project.store, bundle)
     assert "ED25519 key SHA256:" in caught.value.message
     signers = config.trust.allowed_signers
-    assert f"sign it with one of the keys in {signers}, or add a line" in caught.value.hint
+    assert f"get it signed with one of the keys in {signers}; only if" in caught.value.hint
     assert caught.value.message.count(str(bundle)) == 1, "the path is long enough"
 
 
