@@ -2,7 +2,8 @@
 
 :mod:`bundle.checks.probe` gives its text to ``python -c``, so it stands alone. It reads one JSON
 object from its standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and writes one
-to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems"}``.
+to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems",
+"warnings"}``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ import sys
 import sysconfig
 import traceback
 import types
+from collections import defaultdict
 from importlib.machinery import ModuleSpec
 
 _MODULE = re.compile(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", re.MULTILINE)
 """A module at the top of a distribution, as a line of RECORD names it."""
 _SITE = ("site-packages", "dist-packages")
 """Folders in that of the standard library that do not belong to it."""
+_LINKED = (
+    *("_bz2", "_ctypes", "_decimal", "_hashlib", "_lzma", "_sqlite3", "_ssl", "_zstd"),
+    *("binascii", "pyexpat", "zlib"),
+)
+"""Modules of the standard library that need shared libraries, which may be the system's; but for
+those of terminals, of windows and of old databases, which a job hardly ever imports."""
+_REFUSED = re.compile(r"(?:\S*/)?([^\s/]+): (.+)", re.DOTALL)
+"""The dynamic loader's words about a library: its file, and what is wrong with it."""
 
 
 class _Environment:
@@ -32,6 +42,11 @@ class _Environment:
         self.packages: dict[str, str | None] = {}
         self.origins: dict[str, str] = {}
         self.problems: list[dict[str, object]] = []
+        self.warnings: list[dict[str, object]] = []
+        self._unloadable: dict[str, list[str]] = defaultdict(list)
+        """Modules of the standard library that do not load, by the loader's words ..."""
+        self._importers: dict[str, list[str]] = defaultdict(list)
+        """... and those that cannot be imported without them."""
         names = ("stdlib", "platstdlib")
         self._standard = {os.path.realpath(sysconfig.get_path(name)) for name in names}
 
@@ -54,26 +69,53 @@ class _Environment:
             else:
                 self._check_origin(module, spec)
 
+    def check_libraries(self) -> None:
+        """Import what needs shared libraries; a module that is not there needs none."""
+        for module in _LINKED:
+            try:
+                importlib.import_module(module)
+            except Exception as exc:
+                if isinstance(exc, ImportError) and exc.path:
+                    self._unloadable[str(exc)].append(module.lstrip("_"))
+
     def check_import(self, module: str, *, deep: bool) -> None:
-        """Look a module up, and import it if ``deep`` is true."""
+        """Look a module up; import it if ``deep`` is true, or a shared library may prevent it."""
         spec = _spec_of(module)
         if spec is None:
             self._problem("module-missing", module, python=sys.executable)
             return
         if module not in self.origins:
             self._check_origin(module, spec)
-        if deep:
-            self._import(module)
+        if deep or self._unloadable:
+            self._import(module, deep=deep)
 
-    def _import(self, module: str) -> None:
+    def report_libraries(self) -> None:
+        """Report each library that cannot be loaded: a problem only where an import needs it."""
+        for words, modules in self._unloadable.items():
+            match, importers = _REFUSED.fullmatch(words), self._importers[words]
+            library, why = match.groups() if match else (modules[0], words)
+            needed = f"{', '.join(modules)} in the environment's Python"
+            others = [name for name in importers if name.lstrip("_") not in modules]
+            if others:
+                needed = f"{needed}, and so by {', '.join(others)}"
+            values = {"why": why, "needed": needed}
+            found = {"code": "library-unusable", "where": library, "values": values}
+            (self.problems if importers else self.warnings).append(found)
+
+    def _import(self, module: str, *, deep: bool) -> None:
         # The last such line names a module whose import ends the process.
         sys.stderr.write(f"importing {module}\n")
         sys.stderr.flush()
         try:
             importlib.import_module(module)
         except (Exception, SystemExit) as exc:
-            last = traceback.format_exception_only(type(exc), exc)[-1].strip()
-            self._problem("module-not-imported", module, why=last)
+            said = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+            library = next((words for words in self._unloadable if words in said), "")
+            if library:
+                self._importers[library].append(module)
+            elif deep:
+                last = traceback.format_exception_only(type(exc), exc)[-1].strip()
+                self._problem("module-not-imported", module, why=last)
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:
         """Note where a module is, which must be inside; it has no place if it is built in."""
@@ -138,10 +180,12 @@ def main() -> None:
     environment = _Environment(request["root"])
     sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
     sys.path.append(os.path.join(environment.root, "project"))
+    environment.check_libraries()
     for name in request["packages"]:
         environment.check_package(name)
     for module in request["imports"]:
         environment.check_import(module, deep=request["deep"])
+    environment.report_libraries()
     facts = {
         "v": 1,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
@@ -149,6 +193,7 @@ def main() -> None:
         "packages": environment.packages,
         "origins": environment.origins,
         "problems": environment.problems,
+        "warnings": environment.warnings,
     }
     json.dump(facts, answer)
     answer.flush()

@@ -20,6 +20,10 @@ from ..protocol.requires import Requires
 from ..system import processes
 from ..system.module_source import source_of
 
+_UNUSABLE = re.compile(
+    r"(?:ImportError|.*error while loading shared libraries): (?:\S*/)?([^\s/]+\.so[\w.]*): (.+)"
+)
+"""The last words of a Python that a shared library keeps from starting."""
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 
 
@@ -33,6 +37,7 @@ class _Description:
     packages: dict[str, str | None]
     origins: dict[str, str]
     problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
 
 
 def environment_facts(
@@ -85,6 +90,7 @@ def environment_facts(
         origins=description.origins,
         origin_ok=not any(problem.code in _FOREIGN for problem in problems),
         problems=problems,
+        warnings=description.warnings,
     )
 
 
@@ -125,8 +131,12 @@ def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
-    why = ", ".join([exc.reason, *_last_words(exc.lines)])
-    return Problem(code, env_dir, {"why": why})
+    words = _last_words(exc.lines)
+    library = _UNUSABLE.fullmatch(words[-1]) if words else None
+    if library and len(words) == 1:  # it has not come to importing what is asked for
+        values = {"why": library[2], "needed": "the environment's Python, which cannot start"}
+        return Problem(ProblemCode.LIBRARY_UNUSABLE, library[1], values)
+    return Problem(code, env_dir, {"why": ", ".join([exc.reason, *words])})
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:

@@ -237,6 +237,16 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         fix="the node ran out of memory; ask for more with --mem, or exclude the node",
         failure_class=FailureClass.KILLED,
     ),
+    ProblemCode.LIBRARY_UNUSABLE: Wording(
+        "the node has no usable copy of this shared library",
+        "{why}; needed by {needed}",
+        "install the package that has it on the node; or build with a Python that brings its "
+        'libraries (uv python install, then [environment] interpreter = "bundled"); or exclude the '
+        "node",
+        meaning="a Python that was compiled on the build machine, such as pyenv's, needs libraries "
+        "of its distribution (`libffi` for `ctypes`, `libssl` for `ssl`, ...). It is a warning "
+        "where the modules of `environment.imports` can be imported without it",
+    ),
     ProblemCode.PACKAGE_MISSING: Wording("the package is missing", "not in {root}", _REBUILD),
     ProblemCode.PACKAGE_INCOMPLETE: Wording(
         "the package is incomplete", "there is no module {module}", _REBUILD
