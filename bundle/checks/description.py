@@ -17,7 +17,6 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections import defaultdict
 from importlib.machinery import ModuleSpec
 
 _MODULE = re.compile(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", re.MULTILINE)
@@ -30,8 +29,6 @@ _LINKED = (
 )
 """Modules of the standard library that need shared libraries, which may be the system's; but for
 those of terminals, of windows and of old databases, which a job hardly ever imports."""
-_REFUSED = re.compile(r"(?:\S*/)?([^\s/]+): (.+)", re.DOTALL)
-"""The dynamic loader's words about a library: its file, and what is wrong with it."""
 
 
 class _Environment:
@@ -43,10 +40,9 @@ class _Environment:
         self.origins: dict[str, str] = {}
         self.problems: list[dict[str, object]] = []
         self.warnings: list[dict[str, object]] = []
-        self._unloadable: dict[str, list[str]] = defaultdict(list)
-        """Modules of the standard library that do not load, by the loader's words ..."""
-        self._importers: dict[str, list[str]] = defaultdict(list)
-        """... and those that cannot be imported without them."""
+        self._unloadable: dict[str, tuple[list[str], list[str]]] = {}
+        """Modules of the standard library that do not load, and those that cannot be imported
+        without them, by what the dynamic loader says."""
         names = ("stdlib", "platstdlib")
         self._standard = {os.path.realpath(sysconfig.get_path(name)) for name in names}
 
@@ -75,8 +71,8 @@ class _Environment:
             try:
                 importlib.import_module(module)
             except Exception as exc:
-                if isinstance(exc, ImportError) and exc.path:
-                    self._unloadable[str(exc)].append(module.lstrip("_"))
+                if getattr(exc, "path", None):  # of an ImportError by the dynamic loader
+                    self._unloadable.setdefault(str(exc), ([], []))[0].append(module.lstrip("_"))
 
     def check_import(self, module: str, *, deep: bool) -> None:
         """Look a module up; import it if ``deep`` is true, or a shared library may prevent it."""
@@ -91,14 +87,13 @@ class _Environment:
 
     def report_libraries(self) -> None:
         """Report each library that cannot be loaded: a problem only where an import needs it."""
-        for words, modules in self._unloadable.items():
-            match, importers = _REFUSED.fullmatch(words), self._importers[words]
-            library, why = match.groups() if match else (modules[0], words)
-            needed = f"{', '.join(modules)} in the environment's Python"
-            others = [name for name in importers if name.lstrip("_") not in modules]
-            if others:
-                needed = f"{needed}, and so by {', '.join(others)}"
-            values = {"why": why, "needed": needed}
+        for words, (modules, importers) in self._unloadable.items():
+            library, _, why = words.partition(": ")
+            values = {
+                "why": why,
+                "modules": ", ".join(modules),
+                "importers": ", ".join(importers) or "no module of environment.imports",
+            }
             found = {"code": "library-unusable", "where": library, "values": values}
             (self.problems if importers else self.warnings).append(found)
 
@@ -109,13 +104,16 @@ class _Environment:
         try:
             importlib.import_module(module)
         except (Exception, SystemExit) as exc:
-            said = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
-            library = next((words for words in self._unloadable if words in said), "")
-            if library:
-                self._importers[library].append(module)
-            elif deep:
-                last = traceback.format_exception_only(type(exc), exc)[-1].strip()
-                self._problem("module-not-imported", module, why=last)
+            said = traceback.format_exception(type(exc), exc, exc.__traceback__)
+            needing = [
+                importers
+                for words, (_, importers) in self._unloadable.items()
+                if words in "".join(said)
+            ]
+            for importers in needing:
+                importers.append(module)
+            if deep and not needing:
+                self._problem("module-not-imported", module, why=said[-1].strip())
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:
         """Note where a module is, which must be inside; it has no place if it is built in."""

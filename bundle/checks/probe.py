@@ -20,10 +20,6 @@ from ..protocol.requires import Requires
 from ..system import processes
 from ..system.module_source import source_of
 
-_UNUSABLE = re.compile(
-    r"(?:ImportError|.*error while loading shared libraries): (?:\S*/)?([^\s/]+\.so[\w.]*): (.+)"
-)
-"""The last words of a Python that a shared library keeps from starting."""
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 
 
@@ -131,12 +127,8 @@ def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
     elif exc.code == -signal.SIGKILL and not exc.timed_out:
         code = ProblemCode.PYTHON_KILLED
-    words = _last_words(exc.lines)
-    library = _UNUSABLE.fullmatch(words[-1]) if words else None
-    if library and len(words) == 1:  # it has not come to importing what is asked for
-        values = {"why": library[2], "needed": "the environment's Python, which cannot start"}
-        return Problem(ProblemCode.LIBRARY_UNUSABLE, library[1], values)
-    return Problem(code, env_dir, {"why": ", ".join([exc.reason, *words])})
+    why = ", ".join([exc.reason, *_last_words(exc.lines)])
+    return Problem(code, env_dir, {"why": why})
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:

@@ -227,7 +227,10 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.PYTHON_GARBLED: Wording(
         "the environment's Python is not usable", "it answered: {answer}", _REBUILD
     ),
-    ProblemCode.PYTHON_FAILED: Wording("the environment's Python does not run", fix=_REBUILD),
+    ProblemCode.PYTHON_FAILED: Wording(
+        "the environment's Python does not run",
+        fix=f"if it names a shared library, install that on the node; else {_REBUILD}",
+    ),
     ProblemCode.PYTHON_ILLEGAL_INSTRUCTION: Wording(
         "the environment's Python does not run",
         fix="this processor lacks instructions that the wheels use; exclude the node",
@@ -239,7 +242,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.LIBRARY_UNUSABLE: Wording(
         "the node has no usable copy of this shared library",
-        "{why}; needed by {needed}",
+        "{why}; needed by {modules} in the environment's Python, and by {importers}",
         "install the package that has it on the node; or build with a Python that brings its "
         'libraries (uv python install, then [environment] interpreter = "bundled"); or exclude the '
         "node",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -232,7 +233,7 @@ def test_a_library_that_an_import_needs_is_a_problem(env: Path, libffi: str) -> 
         assert problem.what == "the node has no usable copy of this shared library"
         assert problem.why == (
             "cannot open shared object file: No such file or directory; "
-            "needed by ctypes in the environment's Python, and so by torch, toy_core"
+            "needed by ctypes in the environment's Python, and by torch, toy_core"
         )
         assert "uv python install" in problem.fix
         assert (facts.warnings, facts.origin_ok) == ((), True)
@@ -245,7 +246,9 @@ def test_a_library_that_no_import_needs_is_a_warning(env: Path, libffi: str) -> 
     assert problems(facts) == [], "a quick probe does not report what else fails"
     (warning,) = facts.warnings
     assert warning.where.startswith(f"{libffi}.so")
-    assert warning.why.endswith("; needed by ctypes in the environment's Python")
+    assert warning.why.endswith(
+        "; needed by ctypes in the environment's Python, and by no module of environment.imports"
+    )
     said = problems(ask(env, ["torch"], ["torch", "toy_core"], deep=True))
     assert len(said) == 1
     assert "RuntimeError: no driver" in said[0]
@@ -259,8 +262,9 @@ def test_a_library_without_which_nothing_runs(
     library = library_of(sys.executable, module)
     lacking(env, (library.parent / beside).resolve() if beside else library, tmp_path)
     (problem,) = ask(env, [], []).problems
-    assert problem.code is ProblemCode.LIBRARY_UNUSABLE
-    assert problem.why.endswith("needed by the environment's Python, which cannot start")
+    assert problem.what == "the environment's Python does not run"
+    assert re.search(r"\S+\.so\S*: cannot open shared object file", problem.why)
+    assert problem.fix.startswith("if it names a shared library, install that on the node")
 
 
 def test_what_a_module_leaves_running_does_not_hold_the_answer_up(env: Path) -> None:
