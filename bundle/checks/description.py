@@ -94,7 +94,8 @@ class _Environment:
                 "modules": ", ".join(modules),
                 "importers": ", ".join(importers) or "no module of environment.imports",
             }
-            found = {"code": "library-unusable", "where": library, "values": values}
+            found: dict[str, object] = {"code": "library-unusable", "where": library}
+            found["values"] = values
             (self.problems if importers else self.warnings).append(found)
 
     def _import(self, module: str, *, deep: bool) -> None:
