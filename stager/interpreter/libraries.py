@@ -73,8 +73,8 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
         queue.extend(walk.own[name] for name in walk.own if name not in before)
     if walk.faults:
         raise ConfigError(
-            f"environment.interpreter: the Python in {prefix} is not relocatable: it finds its "
-            "libraries only in this place",
+            f"environment.interpreter: the Python in {prefix} is not relocatable: it does not find "
+            "its libraries in another place",
             hint="name one that can be moved, such as those of uv: uv python install",
             context=walk.faults,
         )
@@ -100,6 +100,8 @@ def _needs_own(walk: _Walk, path: str, header: elf.Elf) -> bool:
             needs_own = needs_own or name == needed
         elif name not in walk.own:  # else what needs this file has loaded it
             walk.foreign[needed].append(path.rpartition("/")[2])
+            if name.startswith("libpython3"):
+                walk.faults.append(f"{path}: it finds {name} by LD_LIBRARY_PATH, or in the system")
         if needed.startswith(f"{walk.prefix}/"):
             walk.faults.append(f"{path}: it needs {needed}")
     return needs_own

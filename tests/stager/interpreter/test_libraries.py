@@ -140,6 +140,18 @@ def test_a_library_that_is_needed_by_its_path(prefix: Path, tmp_path: Path, entr
     assert subprocess.run([moved / PROGRAM], env={}, check=False).returncode == 42
 
 
+def test_a_program_that_finds_its_libpython_elsewhere_is_refused(
+    prefix: Path, tmp_path: Path
+) -> None:
+    """As of a container, or of an environment module: by a setting that a node need not have."""
+    shared = library(tmp_path / "lib" / "libpython3.12.so.1.0", "int p(void) {return 1;}")
+    compiled(prefix / PROGRAM, "int p(void); int main(void) {return p();}", str(shared))
+    with pytest.raises(ConfigError, match="is not relocatable") as caught:
+        followed(prefix)
+    (fault,) = caught.value.context
+    assert fault.startswith(f"{PROGRAM}: it finds libpython3.12.so.1.0 by LD_LIBRARY_PATH, or in")
+
+
 def test_a_run_path_without_room_is_refused(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a short absolute one would be; this one leads there from the folder itself."""
     monkeypatch.chdir(prefix)
