@@ -53,8 +53,8 @@ class BundledInterpreter:
         )
         return (
             f"Python {self.source.version} goes into the bundle, but some of its modules need "
-            f"shared libraries that the nodes must have: {needs}. Pythons of uv need "
-            "hardly any (uv python install)"
+            f"shared libraries that the nodes must have: {needs}. stager verify finds those that a "
+            "node lacks; Pythons of uv need hardly any (uv python install)"
         )
 
 

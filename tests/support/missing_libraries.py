@@ -30,21 +30,24 @@ def library_of(python: str, module: str) -> Path:
     lacks("linked python", f"{module} of {python} needs no library of the system")
 
 
-def without(library: Path, scratch: Path) -> list[str]:
-    """The beginning of a command line that runs where a library is not there, by any name.
+def changes(library: Path, scratch: Path) -> dict[str, Path]:
+    """The files to mount, by path, so that a library is not there, by any name.
 
-    Its folder is covered by one with links to all else.
+    Its folder is covered by one with links to all else, which is kept at another path.
     """
     folder, kept, shown = library.parent, scratch / "kept", scratch / "shown"
-    names = [path.name for path in folder.iterdir() if path.resolve() == library]
     for made in (kept, shown):
         made.mkdir(parents=True)
-    quoted = [shlex.quote(str(path)) for path in (folder, kept, shown)]
-    gone = " ".join(f"{quoted[2]}/{shlex.quote(name)}" for name in names)
-    shell = f"""\
-mount --bind {quoted[0]} {quoted[1]}
-mount -t tmpfs none {quoted[2]}
-ln -s {quoted[1]}/* {quoted[2]}
-rm {gone}
-mount --bind {quoted[2]} {quoted[0]}"""
-    return entering("-m", shell)
+    for path in folder.iterdir():
+        if path.resolve() != library:
+            (shown / path.name).symlink_to(kept / path.name)
+    return {str(kept): folder, str(folder): shown}
+
+
+def without(library: Path, scratch: Path) -> list[str]:
+    """The beginning of a command line that runs where a library is not there."""
+    pairs = [
+        (shlex.quote(str(other)), shlex.quote(path))
+        for path, other in changes(library, scratch).items()
+    ]
+    return entering("-m", "\n".join(f"mount --bind {other} {path}" for other, path in pairs))
