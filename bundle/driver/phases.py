@@ -129,7 +129,7 @@ class ProbePhase(Phase):
             for warning in answer.warnings:
                 warned.setdefault(str(warning), []).append(node)
         for text, nodes in warned.items():
-            state.note(f"{first_names(nodes)}: {text}", warning=True)
+            state.note(f"{few_names(nodes)}: {text}", warning=True)
         if not _checks_deeply(state.job):  # else problems are reported with their causes
             state.leave_out_or_fail()
 
