@@ -73,9 +73,9 @@ def mirror(
     """Keep a folder of wheels with an index for pip and uv."""
     from ..core.home import expanded
     from ..mirror.mirror import mirror_wheels
-    from ..mirror.wanted import Wanted
+    from ..mirror.wanted import MirrorRequest
 
-    wanted = Wanted(
+    wanted = MirrorRequest(
         requirements=tuple(requirements or ()), targets=targets.targets(), offline=offline
     )
     console = talk.reports()

@@ -10,7 +10,7 @@ from ..config.load import Config
 from ..core.store import Store
 from .folder import held, refuse_other
 from .plan import MirrorPlan, plan
-from .wanted import Wanted, WantedWheels, wanted_wheels
+from .wanted import MirrorRequest, WantedWheels, wanted_wheels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,9 @@ class MirrorResult:
     """Wheels that were listed before, and are gone."""
 
 
-def mirror_wheels(config: Config, root: Path, wanted: Wanted, listener: Listener) -> MirrorResult:
+def mirror_wheels(
+    config: Config, root: Path, wanted: MirrorRequest, listener: Listener
+) -> MirrorResult:
     """Add the wheels of requirements, or of the project's lock, to the mirror in a folder.
 
     Args:

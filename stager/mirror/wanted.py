@@ -50,8 +50,8 @@ class MirrorTargets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The command's wish."""
+class MirrorRequest:
+    """What a mirror is to be given, and for which machines."""
 
     requirements: tuple[str, ...] = ()
     """What is to be mirrored in place of the project's requirements; paths start here."""
@@ -61,7 +61,9 @@ class Wanted:
     """True if nothing may be fetched."""
 
 
-def wanted_wheels(config: Config, wanted: Wanted, store: Store, listener: Listener) -> WantedWheels:
+def wanted_wheels(
+    config: Config, wanted: MirrorRequest, store: Store, listener: Listener
+) -> WantedWheels:
     """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held.
 
     Args:
@@ -84,7 +86,7 @@ def wanted_wheels(config: Config, wanted: Wanted, store: Store, listener: Listen
 
 
 def _of_target(
-    project: Config, settings: Config, wanted: Wanted, store: Store, listener: Listener
+    project: Config, settings: Config, wanted: MirrorRequest, store: Store, listener: Listener
 ) -> WantedWheels:
     """Fetch the wheels for one target.
 

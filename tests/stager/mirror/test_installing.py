@@ -14,7 +14,7 @@ import pytest
 from stager.config.load import load
 from stager.core.values import Target
 from stager.mirror.mirror import mirror_wheels
-from stager.mirror.wanted import Wanted
+from stager.mirror.wanted import MirrorRequest
 from tests.support.building import HOST, Project, Recorder
 from tests.support.mirrors import UV, installed_by, plain_environment, served
 from tests.support.own_pythons import fetch_zstandard
@@ -35,9 +35,9 @@ def mirror(
     made = tmp_path / "made"
     wanted = (f"odd=={LOCAL}", "My.Odd_Name")
     config = load(project.root)
-    mirror_wheels(config, made, Wanted(requirements=wanted), Recorder())
+    mirror_wheels(config, made, MirrorRequest(requirements=wanted), Recorder())
     newer.rename(made / newer.name)  # by hand
-    mirror_wheels(config, made, Wanted(requirements=("beta==1.0",)), Recorder())
+    mirror_wheels(config, made, MirrorRequest(requirements=("beta==1.0",)), Recorder())
     return made.rename(tmp_path / "a stick")
 
 
