@@ -2,7 +2,8 @@
 
 :mod:`bundle.checks.probe` gives its text to ``python -c``, so it stands alone. It reads one JSON
 object from its standard input, ``{"v": 1, "root", "packages", "imports", "deep"}``, and writes one
-to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems"}``.
+to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "problems",
+"warnings"}``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ _MODULE = re.compile(r"^([A-Za-z_]\w*)(?:/__init__)?(?:\.[\w-]+)*\.(?:py|so),", 
 """A module at the top of a distribution, as a line of RECORD names it."""
 _SITE = ("site-packages", "dist-packages")
 """Folders in that of the standard library that do not belong to it."""
+_LINKED = (
+    *("_bz2", "_ctypes", "_decimal", "_hashlib", "_lzma", "_sqlite3", "_ssl", "_zstd"),
+    *("binascii", "pyexpat", "zlib"),
+)
+"""Modules of the standard library that need shared libraries, which may be the system's; but for
+those of terminals, of windows and of old databases, which a job hardly ever imports."""
 
 
 class _Environment:
@@ -32,6 +39,10 @@ class _Environment:
         self.packages: dict[str, str | None] = {}
         self.origins: dict[str, str] = {}
         self.problems: list[dict[str, object]] = []
+        self.warnings: list[dict[str, object]] = []
+        self._unloadable: dict[str, tuple[list[str], list[str]]] = {}
+        """Modules of the standard library that do not load, and those that cannot be imported
+        without them, by what the dynamic loader says."""
         names = ("stdlib", "platstdlib")
         self._standard = {os.path.realpath(sysconfig.get_path(name)) for name in names}
 
@@ -54,26 +65,56 @@ class _Environment:
             else:
                 self._check_origin(module, spec)
 
+    def check_libraries(self) -> None:
+        """Import what needs shared libraries; a module that is not there needs none."""
+        for module in _LINKED:
+            try:
+                importlib.import_module(module)
+            except Exception as exc:
+                if getattr(exc, "path", None):  # of an ImportError by the dynamic loader
+                    self._unloadable.setdefault(str(exc), ([], []))[0].append(module.lstrip("_"))
+
     def check_import(self, module: str, *, deep: bool) -> None:
-        """Look a module up, and import it if ``deep`` is true."""
+        """Look a module up; import it if ``deep`` is true, or a shared library may prevent it."""
         spec = _spec_of(module)
         if spec is None:
             self._problem("module-missing", module, python=sys.executable)
             return
         if module not in self.origins:
             self._check_origin(module, spec)
-        if deep:
-            self._import(module)
+        if deep or self._unloadable:
+            self._import(module, deep=deep)
 
-    def _import(self, module: str) -> None:
+    def report_libraries(self) -> None:
+        """Report each library that cannot be loaded: a problem only where an import needs it."""
+        for words, (modules, importers) in self._unloadable.items():
+            library, _, why = words.partition(": ")
+            values = {
+                "why": why,
+                "modules": ", ".join(modules),
+                "importers": ", ".join(importers) or "no module of environment.imports",
+            }
+            found: dict[str, object] = {"code": "library-unusable", "where": library}
+            found["values"] = values
+            (self.problems if importers else self.warnings).append(found)
+
+    def _import(self, module: str, *, deep: bool) -> None:
         # The last such line names a module whose import ends the process.
         sys.stderr.write(f"importing {module}\n")
         sys.stderr.flush()
         try:
             importlib.import_module(module)
         except (Exception, SystemExit) as exc:
-            last = traceback.format_exception_only(type(exc), exc)[-1].strip()
-            self._problem("module-not-imported", module, why=last)
+            said = traceback.format_exception(type(exc), exc, exc.__traceback__)
+            needing = [
+                importers
+                for words, (_, importers) in self._unloadable.items()
+                if words in "".join(said)
+            ]
+            for importers in needing:
+                importers.append(module)
+            if deep and not needing:
+                self._problem("module-not-imported", module, why=said[-1].strip())
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:
         """Note where a module is, which must be inside; it has no place if it is built in."""
@@ -138,10 +179,12 @@ def main() -> None:
     environment = _Environment(request["root"])
     sys.path[:] = [entry for entry in sys.path if entry]  # "" is the working directory, by -c
     sys.path.append(os.path.join(environment.root, "project"))
+    environment.check_libraries()
     for name in request["packages"]:
         environment.check_package(name)
     for module in request["imports"]:
         environment.check_import(module, deep=request["deep"])
+    environment.report_libraries()
     facts = {
         "v": 1,
         "python": ".".join(str(part) for part in sys.version_info[:3]),
@@ -149,6 +192,7 @@ def main() -> None:
         "packages": environment.packages,
         "origins": environment.origins,
         "problems": environment.problems,
+        "warnings": environment.warnings,
     }
     json.dump(facts, answer)
     answer.flush()

@@ -33,6 +33,7 @@ class _Description:
     packages: dict[str, str | None]
     origins: dict[str, str]
     problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
 
 
 def environment_facts(
@@ -85,6 +86,7 @@ def environment_facts(
         origins=description.origins,
         origin_ok=not any(problem.code in _FOREIGN for problem in problems),
         problems=problems,
+        warnings=description.warnings,
     )
 
 

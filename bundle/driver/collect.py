@@ -59,17 +59,23 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not os.path.isdir(job.run_dir):
         state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {node} in {work_dir}")
         return
-    if not {*job.outputs} - {*job.tracked}:
-        beside = f" but {', '.join(job.tracked)}" if job.tracked else ""
-        state.note(
-            f"the nodes do not see {job.run_dir}; nothing{beside} is brought back: name results in "
-            "[project] outputs"
-        )
+    note_unnamed(state)
     if job.outputs and not _fetch_outputs(state, node, work_dir):
         state.note(f"some outputs were not brought back; they are still on {node} in {work_dir}")
         return
     with contextlib.suppress(NodeError):
         state.ask(PhaseName.TIDY, lambda name: TidyRequest(**state.placed(name)))
+
+
+def note_unnamed(state: State) -> None:
+    """Report that no results are named, where the nodes do not share the run directory."""
+    job = state.job
+    if state.separate_run_dirs and not {*job.outputs} - {*job.tracked}:
+        beside = f" but {', '.join(job.tracked)}" if job.tracked else ""
+        state.note(
+            f"the nodes do not see {job.run_dir}; nothing{beside} is brought back: name results "
+            "with --outputs or in [project] outputs"
+        )
 
 
 def _node_of_first_rank(state: State) -> str:

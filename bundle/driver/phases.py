@@ -121,10 +121,15 @@ class ProbePhase(Phase):
         state.ask(self.name, lambda node: ProbeRequest(**state.placed(node), head=head))
 
     def use(self, state: State) -> None:
-        """Log the answers."""
+        """Log the answers, and each warning once with the nodes that have it."""
+        warned: dict[str, list[str]] = {}
         for node, answer in state.answers_of(ProbeAnswer).items():
             if answer.line:
                 state.log_line(node, answer.line)
+            for warning in answer.warnings:
+                warned.setdefault(str(warning), []).append(node)
+        for text, nodes in warned.items():
+            state.note(f"{few_names(nodes)}: {text}", warning=True)
         if not _checks_deeply(state.job):  # else problems are reported with their causes
             state.leave_out_or_fail()
 

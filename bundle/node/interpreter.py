@@ -84,15 +84,16 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
                 return base(version, answer, env)
             refused[candidate] = misfit
         except processes.ProcessError as exc:
-            refused[candidate] = ": ".join([exc.reason, *_said(exc)])
+            refused[candidate] = cause_of(exc)
     listed = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
     values = {"version": version, "listed": listed or "no Python"}
     raise NodeError(Problem(ProblemCode.NO_CPYTHON, os.uname().nodename, values))
 
 
-def _said(failure: processes.ProcessError) -> Sequence[str]:
-    """Return what says why a program failed: of a traceback the end, of a shim the beginning."""
-    return failure.lines[:1] if failure.code == _NOT_FOUND else failure.lines[-1:]
+def cause_of(failure: processes.ProcessError) -> str:
+    """Return why a program failed: of a traceback the end, of a shim's words the beginning."""
+    shim = failure.code == _NOT_FOUND
+    return ": ".join([failure.reason, *(failure.lines[:1] if shim else failure.lines[-1:])])
 
 
 def ask(program: str, env: Mapping[str, str]) -> InterpreterFacts:

@@ -144,6 +144,8 @@ class ProbeAnswer(Answer):
     """The network interface by which the node reaches the head."""
     address: str = field(default="", metadata=WRITTEN)
     """Its address there."""
+    warnings: tuple[Problem, ...] = ()
+    """What its Python lacks there, and no module of the job's ``imports`` needs."""
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,10 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.PYTHON_GARBLED: Wording(
         "the environment's Python is not usable", "it answered: {answer}", _REBUILD
     ),
-    ProblemCode.PYTHON_FAILED: Wording("the environment's Python does not run", fix=_REBUILD),
+    ProblemCode.PYTHON_FAILED: Wording(
+        "the environment's Python does not run",
+        fix=f"if it names a shared library, install that on the node; else {_REBUILD}",
+    ),
     ProblemCode.PYTHON_ILLEGAL_INSTRUCTION: Wording(
         "the environment's Python does not run",
         fix="this processor lacks instructions that the wheels use; exclude the node",
@@ -236,6 +239,16 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the environment's Python does not run",
         fix="the node ran out of memory; ask for more with --mem, or exclude the node",
         failure_class=FailureClass.KILLED,
+    ),
+    ProblemCode.LIBRARY_UNUSABLE: Wording(
+        "the node has no usable copy of this shared library",
+        "{why}; needed by {modules} in the environment's Python, and by {importers}",
+        "install the package that has it on the node; or build with a Python that brings its "
+        'libraries (uv python install, then [environment] interpreter = "bundled"); or exclude the '
+        "node",
+        meaning="a Python that was compiled on the build machine, such as pyenv's, needs libraries "
+        "of its distribution (`libffi` for `ctypes`, `libssl` for `ssl`, ...). It is a warning "
+        "where the modules of `environment.imports` can be imported without it",
     ),
     ProblemCode.PACKAGE_MISSING: Wording("the package is missing", "not in {root}", _REBUILD),
     ProblemCode.PACKAGE_INCOMPLETE: Wording(

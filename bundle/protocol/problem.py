@@ -132,6 +132,7 @@ class ProblemCode(TextEnum):
     PYTHON_FAILED = enum.auto()
     PYTHON_ILLEGAL_INSTRUCTION = enum.auto()
     PYTHON_KILLED = enum.auto()
+    LIBRARY_UNUSABLE = enum.auto()
     PACKAGE_MISSING = enum.auto()
     PACKAGE_INCOMPLETE = enum.auto()
     PACKAGE_FOREIGN = enum.auto()

@@ -6,10 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
+from ..config.load import Config
 from ..core.atomic_write import ANOTHER_OUTPUT, output_file
 from ..core.errors import ConfigError
 from ..core.regular_files import opened
 from ..core.suffixes import BUNDLE_SUFFIX
+
+
+def project_folder(config: Config) -> Path | None:
+    """Return the project's folder; None where there are no settings of a project."""
+    return config.project.path if config.source.is_file() else None
 
 
 def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_SUFFIX) -> None:

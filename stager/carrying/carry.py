@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..building.bundle_copy import refuse_in_project
+from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, lock_path, offline_root
 from ..config.load import Config
 from ..core.store import Store
 from ..core.suffixes import CARRIED_SUFFIX
-from ..lock.spec import read_spec
+from ..inventory.locks import locks_at_hand
+from ..lock.spec import Spec, read_spec
 from ..pack import existing
 from .exports import Base, ExportResult, base_manifest, export
 from .imports import ImportResult, import_file
+from .lock_of_bundle import lock_of
 from .project_files import refuse_used, write_project
 from .tool import carried_tool
 
@@ -22,6 +24,8 @@ from .tool import carried_tool
 class ExportOptions:
     """Options of an export."""
 
+    bundle: existing.ChosenBundle | None = None
+    """The bundle, where it is named; None for the project's, made current."""
     output: Path | None = None
     """The file to write; None for one in the current directory."""
     base: Base = field(default_factory=Base)
@@ -33,18 +37,21 @@ class ExportOptions:
 
 
 def export_project(config: Config, options: ExportOptions, listener: Listener) -> ExportResult:
-    """Write the project's bundle, or what the other side lacks of it, to a file to carry.
+    """Write a bundle, or what the other side lacks of it, to a file to carry.
 
     Raises:
-        StagerError: there is no bundle, the base is not known, or the file cannot be written.
+        StagerError: there is no bundle, its lock is not here, the base is not known, or the file
+            cannot be written.
     """
     if options.output is not None:
-        refuse_in_project(options.output, config.project.path, CARRIED_SUFFIX)
-    chosen = current_bundle(config, listener)
+        refuse_in_project(options.output, project_folder(config), CARRIED_SUFFIX)
+    chosen = options.bundle or current_bundle(config, listener)
+    manifest = existing.manifest_of(chosen.path, chosen.id)
     store = Store(offline_root(config))
     spec = read_spec(config)
-    base = base_manifest(store, config.name, options.base)
-    output = options.output or _named(existing.manifest_of(chosen.path, chosen.id).id, config)
+    base = base_manifest(store, manifest.name, options.base)
+    output = options.output or Path(f"{manifest.name}-{manifest.id[:12]}{CARRIED_SUFFIX}")
+    lock = _lock(config, spec, options)
     with (
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
         store.scratch("export") as scratch,
@@ -61,15 +68,19 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
                 progress=listener.note,
             )
         listener.begin("export")
-        lock = lock_path(config, spec)
-        if spec.pylock is not None and not lock.exists():
-            lock = spec.pylock
         return export(chosen, output.absolute(), store, lock=lock, base=base, tool=tool)
 
 
-def _named(key: str, config: Config) -> Path:
-    """Return the file that an export is written to where none is named."""
-    return Path(f"{config.name}-{key[:12]}{CARRIED_SUFFIX}")
+def _lock(config: Config, spec: Spec, options: ExportOptions) -> Path:
+    """Return the lock that the bundle was made from.
+
+    Raises:
+        BundleError: the bundle is named, and its lock is not here.
+    """
+    if options.bundle is not None:
+        return lock_of(options.bundle, locks_at_hand(options.bundle.path, config))
+    lock = lock_path(config, spec)
+    return spec.pylock if spec.pylock is not None and not lock.exists() else lock
 
 
 def import_bundle(

@@ -19,7 +19,7 @@ from bundle.environment.merge import OWN_PYTHON, STATE
 from bundle.format.manifest import Manifest, room_for
 from bundle.launch.mounted import LOOKING
 
-from ..building.bundle_copy import refuse_in_project
+from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
 from ..core.atomic_write import ANOTHER_OUTPUT, output_file
@@ -89,13 +89,16 @@ class ImageResult:
     """The version of Python that it is for."""
 
 
-def export_image(config: Config, output: Path | None, listener: Listener) -> ImageResult:
-    """Write the environment of the project's bundle to a squashfs image.
+def export_image(
+    config: Config, output: Path | None, listener: Listener, chosen: ChosenBundle | None = None
+) -> ImageResult:
+    """Write the environment of a bundle to a squashfs image.
 
     Args:
         config: the project's settings.
         output: the file; None for one in the current directory.
         listener: told the progress.
+        chosen: the bundle; None for the project's, made current.
 
     Raises:
         BundleError: it has not the signature that the settings require.
@@ -103,15 +106,15 @@ def export_image(config: Config, output: Path | None, listener: Listener) -> Ima
     """
     tool = find_tool()
     if output is not None:
-        refuse_in_project(output, config.project.path, IMAGE_SUFFIX)
-    chosen = current_bundle(config, listener)
+        refuse_in_project(output, project_folder(config), IMAGE_SUFFIX)
+    chosen = chosen or current_bundle(config, listener)
     store = Store(offline_root(config))
     with opened(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
         program = bundle.part(manifest.node)
     whole = ChosenBundle(path=chosen.path, id=manifest.id)
     trust_in(config, store, whole.path, whole.id)  # its program is about to run
-    output = output or Path(f"{config.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
+    output = output or Path(f"{manifest.name}-{manifest.id[:12]}{IMAGE_SUFFIX}")
     output = output.absolute()
     store.require_space(*_room(manifest))
     # The file is opened first: a place that cannot be written is known before anything is unpacked.

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .grouped import grouped
-from .options.bundle import bundle_id
+from .options.bundle import BundleFlags, bundle_id
 from .options.lock import Script, settings_for
 from .options.output import Talk, file_option
 from .program import app, boundary
+from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from ..carrying.carry import ExportOptions
+    from ..config.load import Config
+    from ..pack.existing import ChosenBundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +87,32 @@ def _moment(text: str | None) -> datetime.datetime | None:
         ) from None
 
 
+def _chosen(flags: BundleFlags, script: Path | None) -> tuple[ChosenBundle | None, Config]:
+    """Return the bundle that is named, None for the project's, and the settings."""
+    from ..jobs.prepare import chosen_bundle, project
+
+    asked = flags.asked
+    if flags.bundle is None and not asked:
+        return None, settings_for(script)
+    config = (
+        project(flags.bundle, asked, settings_place()) if script is None else settings_for(script)
+    )
+    return chosen_bundle(config, flags.bundle, asked), config
+
+
 @app.command()
 @grouped
-def export(*, script: Script = None, what: ExportFlags, talk: Talk) -> None:
+def export(*, script: Script = None, chosen: BundleFlags, what: ExportFlags, talk: Talk) -> None:
     """Write the bundle to a file to carry over an air gap, or to an image to mount."""
     from ..carrying.carry import export_project
     from ..carrying.image import export_image
 
     console = talk.reports()
     with boundary(console):
-        options, config = what.options(), settings_for(script)
+        bundle, config = _chosen(chosen, script)
+        options = replace(what.options(), bundle=bundle)
         if what.squashfs:
-            image = export_image(config, options.output, console)
+            image = export_image(config, options.output, console, bundle)
             console.stop()
             if talk.json:
                 console.emit(image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,43 @@ import typer
 from .grouped import grouped
 from .options.lock import Offline
 from .options.output import Talk
-from .options.values import path_option
+from .options.values import each, path_option
 from .program import app, boundary
 from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from ..config.load import Config
+    from ..mirror.wanted import MirrorTargets
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFlags:
+    """The Pythons and platforms that there are to be wheels for."""
+
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--python", metavar="VERSION", help="Wheels for this Python, as in 3.12; repeatable."
+        ),
+    ] = None
+    platform: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--platform",
+            metavar="TAG",
+            help="Wheels for this platform, as in manylinux_2_28_aarch64; repeatable.",
+        ),
+    ] = None
+
+    def targets(self) -> MirrorTargets:
+        """Return the targets; a value that cannot be used is a usage error."""
+        from ..config.environment import PLATFORM, PLATFORMS, VERSION, VERSIONS
+        from ..mirror.wanted import MirrorTargets
+
+        return MirrorTargets(
+            pythons=each(VERSION, self.python, "--python", VERSIONS),
+            platforms=each(PLATFORM, self.platform, "--platform", PLATFORMS),
+        )
 
 
 @app.command()
@@ -34,18 +66,22 @@ def mirror(
             "default: the project's lock.",
         ),
     ] = None,
+    targets: TargetFlags,
     offline: Offline = False,
     talk: Talk,
 ) -> None:
     """Keep a folder of wheels with an index for pip and uv."""
     from ..core.home import expanded
     from ..mirror.mirror import mirror_wheels
+    from ..mirror.wanted import MirrorRequest
 
+    wanted = MirrorRequest(
+        requirements=tuple(requirements or ()), targets=targets.targets(), offline=offline
+    )
     console = talk.reports()
     with boundary(console):
         config = _settings(alone=bool(requirements))
-        root = expanded(folder).absolute()
-        result = mirror_wheels(config, root, requirements or (), console, offline=offline)
+        result = mirror_wheels(config, expanded(folder).absolute(), wanted, console)
         console.stop()
         if talk.json:
             console.emit(result)

@@ -34,7 +34,7 @@ def sign(
             "--key",
             metavar="KEY",
             parser=path_option,
-            help="The SSH key: a private one, or the .pub of one that your ssh-agent holds.",
+            help="The SSH key: a private one, the .pub of one in your ssh-agent, or a -cert.pub.",
         ),
     ],
     talk: Talk,

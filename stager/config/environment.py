@@ -20,6 +20,14 @@ INDEX_STRATEGIES = ("first-index", "unsafe-first-match", "unsafe-best-match")
 HEADERS, TESTS = "headers", "tests"
 PRUNABLE = (HEADERS, TESTS)
 """Words that ``prune`` may name; :mod:`stager.layers.prune` defines the files of each."""
+VERSION = checks.matching(r"3\.\d+")
+"""A version of Python."""
+VERSIONS = 'major.minor in quotes, for example "3.11"'
+"""Such versions, in words."""
+PLATFORM = checks.matching(r"(manylinux|musllinux)_\d+_\d+_\w+")
+"""A platform that wheels are for."""
+PLATFORMS = 'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"'
+"""Such platforms, in words."""
 _PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?")
 
 
@@ -62,15 +70,8 @@ def environment(table: Table, root: Path, source: Path) -> EnvironmentConfig:
     config = EnvironmentConfig(
         requirements=_requirements(table, source),
         constraints=table.take("constraints", (), checks.texts, "a list of strings"),
-        python=table.take(
-            "python", None, checks.matching(r"3\.\d+"), 'major.minor in quotes, for example "3.11"'
-        ),
-        platform=table.take(
-            "platform",
-            None,
-            checks.matching(r"(manylinux|musllinux)_\d+_\d+_\w+"),
-            'a Linux platform tag as in wheel names, for example "manylinux_2_28_x86_64"',
-        ),
+        python=table.take("python", None, VERSION, VERSIONS),
+        platform=table.take("platform", None, PLATFORM, PLATFORMS),
         index_strategy=table.take(
             "index-strategy",
             None,

@@ -67,9 +67,23 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
 
 def _refuse_outside(table: Table, outputs: tuple[str, ...]) -> None:
     """Note outputs that lie outside the folder that a job runs in: nobody brings them back."""
-    for output in outputs:
-        if patterns.split(output) is None:
-            table.problem("outputs", f"{output!r} lies outside the folder that a job runs in")
+    for path in outputs:
+        try:
+            output(path)
+        except ValueError as exc:
+            table.problem("outputs", str(exc))
+
+
+def output(value: object) -> str:
+    """Return the path or pattern of an output.
+
+    Raises:
+        ValueError: it is none, or lies outside the folder that a job runs in.
+    """
+    path = checks.text(value)
+    if patterns.split(path) is None:
+        raise ValueError(f"{path!r} lies outside the folder that a job runs in")
+    return path
 
 
 def assets(table: Table, root: Path) -> AssetsConfig:

@@ -53,8 +53,8 @@ class BundledInterpreter:
         )
         return (
             f"Python {self.source.version} goes into the bundle, but some of its modules need "
-            f"shared libraries that the nodes must have: {needs}. Pythons of uv need "
-            "hardly any (uv python install)"
+            f"shared libraries that the nodes must have: {needs}. stager verify finds those that a "
+            "node lacks; Pythons of uv need hardly any (uv python install)"
         )
 
 
@@ -73,9 +73,9 @@ def bundled(
         StagerError: files that cannot be shipped.
     """
     prefix = installation.prefix
-    folders = [installation.library]
-    if HEADERS not in prune:
-        folders.append(installation.library.replace("lib/", "include/", 1))
+    folders, headers = [installation.library], installation.library.replace("lib/", "include/", 1)
+    if HEADERS not in prune and (prefix / headers).is_dir():
+        folders.append(headers)
     try:
         _refuse_other_libc(installation, target)
         paths = [path for folder in folders for path in _files(prefix, folder)]
@@ -116,9 +116,14 @@ def _refuse_other_libc(installation: Installation, target: Target) -> None:
             f"environment.interpreter: {program} is not a program for 64-bit Linux",
             hint="name the Python itself, not a script that starts it",
         )
-    loader = Path(header.loader).name
-    libc = "musl" if loader.startswith("ld-musl") else "glibc"
-    if loader and libc != target.libc[0]:
+    if not header.loader:
+        raise ConfigError(
+            f"environment.interpreter: {program} is linked statically, and could load none of the "
+            "extension modules of packages",
+            hint="name a Python that the dynamic loader starts",
+        )
+    libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
+    if libc != target.libc[0]:
         raise ConfigError(
             f"environment.interpreter: {program} is for {libc}, and the environment is for "
             f"{target.libc[0]}",

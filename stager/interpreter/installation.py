@@ -13,6 +13,7 @@ from bundle.protocol.problem import NodeError
 from bundle.system.processes import ProcessError
 
 from ..config.environment import BUNDLED
+from ..core import elf
 from ..core.errors import ConfigError, StagerError
 from ..core.home import expanded
 from ..core.processes import Runner, run
@@ -98,7 +99,8 @@ def _found(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
 def _advice(target: Target) -> str:
     return (
         f"uv has Pythons that can be moved: uv python install {target.python}, then "
-        f'{_KEY} = "{BUNDLED}"; or name the folder of one that pyenv or conda has made'
+        f'{_KEY} = "{BUNDLED}"; or name the folder of one that pyenv (`pyenv prefix`) or conda '
+        "has made"
     )
 
 
@@ -120,12 +122,16 @@ def _newest_first(folder: Path, pattern: str, program: str) -> list[Path]:
     return sorted(filter(Path.is_file, found), key=_patch, reverse=True)
 
 
-def _patch(program: Path) -> tuple[int, str]:
-    """Return the last number of the version that the folder of a Python is named after."""
+def _patch(program: Path) -> tuple[int, int, str]:
+    """Return what orders the Pythons of a version by the names of their folders, the best last.
+
+    The last number of the version counts first. Then the shorter name does: uv's are longer for
+    builds that need newer processors (``x86_64_v3`` for ``x86_64``), for musl, and for debugging.
+    """
     name = program.parents[1].name
     digits = name.removeprefix("cpython-").split(".")[2:3]
     number = "".join(digits).partition("-")[0].partition("+")[0]
-    return int(number) if number.isdigit() else -1, name
+    return int(number) if number.isdigit() else -1, -len(name), name
 
 
 def _uv_folder(run: Runner) -> Path | None:
@@ -140,8 +146,24 @@ def _uv_folder(run: Runner) -> Path | None:
 
 
 def _program_in(path: Path, target: Target) -> Path:
-    """Return the program that a path means, which may be the folder of an installation."""
-    return path / "bin" / f"python{target.python}" if path.is_dir() else path
+    """Return the program that a path means: itself, or in the folder of an installation.
+
+    Raises:
+        _UnusableError: there is none.
+    """
+    program = f"python{target.python}"
+    if path.is_dir():
+        for found in (path / "bin" / program, path / program):
+            if found.is_file():
+                return found
+        raise _UnusableError(
+            f"has no Python {target.python}: there is no file {path / 'bin' / program}"
+        )
+    if path.is_symlink() and not path.exists():
+        raise _UnusableError(f"is a link to {path.readlink()}, which is not there")
+    if not path.is_file():
+        raise _UnusableError("is not there")
+    return path
 
 
 def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Installation:
@@ -150,8 +172,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
     Raises:
         _UnusableError: it cannot be the one of a bundle.
     """
-    if not path.is_file():
-        raise _UnusableError(f"has no Python {target.python}: there is no file {path}")
+    _refuse_other_machine(path, target)
     try:
         facts = interpreter.ask(str(path), env)
         misfit = facts.misfit(target.python)
@@ -159,7 +180,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
             raise _UnusableError(f"is {misfit}; environment.python asks for {target.python}")
         program = Path(interpreter.base(target.python, facts, env))
     except ProcessError as exc:
-        raise _UnusableError(" ".join([exc.reason, *exc.tail[-1:]])) from exc
+        raise _UnusableError(f"does not work: {interpreter.cause_of(exc)}") from exc
     prefix = Path(facts.base_prefix).resolve()
     if prefix in _SYSTEM:
         raise _UnusableError(
@@ -173,3 +194,18 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
     if not program.samefile(prefix / made.program):
         raise _UnusableError(f"is not relocatable: {program} does not lie in {prefix}")
     return made
+
+
+def _refuse_other_machine(path: Path, target: Target) -> None:
+    """Refuse a program that this machine could not start, or only by emulating another.
+
+    Raises:
+        _UnusableError: it is for another processor, or cannot be read.
+    """
+    try:
+        header = elf.read(path)
+    except OSError as exc:
+        raise _UnusableError(f"cannot be read: {exc.strerror}") from exc
+    if header is not None and header.machine != target.machine:
+        machine = header.machine or "another processor"
+        raise _UnusableError(f"is for {machine}; this machine is {target.machine}")

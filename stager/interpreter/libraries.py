@@ -44,6 +44,8 @@ class _Walk:
     foreign: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     run_paths: dict[str, RunPath] = field(default_factory=dict)
     glibc: tuple[int, int] = (0, 0)
+    faults: list[str] = field(default_factory=list)
+    """Why it cannot be moved."""
 
 
 def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
@@ -59,7 +61,6 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
     """
     walk = _Walk(prefix=prefix)
     queue = deque([program, *modules])
-    faults: list[str] = []
     while queue:
         path = queue.popleft()
         header = elf.read(prefix / path)
@@ -68,14 +69,14 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
         walk.glibc = max(walk.glibc, header.glibc)
         before = set(walk.own)
         if _needs_own(walk, path, header):
-            faults += _make_relative(walk, path, header)
+            _make_relative(walk, path, header)
         queue.extend(walk.own[name] for name in walk.own if name not in before)
-    if faults:
+    if walk.faults:
         raise ConfigError(
-            f"environment.interpreter: the Python in {prefix} is not relocatable: it finds its "
-            "libraries only in this place",
+            f"environment.interpreter: the Python in {prefix} is not relocatable: it does not find "
+            "its libraries in another place",
             hint="name one that can be moved, such as those of uv: uv python install",
-            context=faults,
+            context=walk.faults,
         )
     return Libraries(
         own=tuple(sorted(walk.own.values())),
@@ -88,16 +89,33 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
 def _needs_own(walk: _Walk, path: str, header: elf.Elf) -> bool:
     """Note each library that a file needs; return whether its run path must lead to one."""
     needs_own = False
-    for name in header.needed:
+    for needed in header.needed:
+        name = needed.rpartition("/")[2]
         if _OF_GLIBC.fullmatch(name):
             continue
-        found = _by_run_path(walk.prefix, path, header, name)
-        if found:
-            walk.own.setdefault(name, found)
-            needs_own = True
+        found = _by_path if "/" in needed else _by_run_path
+        place = found(walk.prefix, path, header, needed)
+        if place:
+            walk.own.setdefault(name, place)
+            needs_own = needs_own or name == needed
         elif name not in walk.own:  # else what needs this file has loaded it
-            walk.foreign[name].append(path.rpartition("/")[2])
+            walk.foreign[needed].append(path.rpartition("/")[2])
+            if name.startswith("libpython3"):
+                walk.faults.append(f"{path}: it finds {name} by LD_LIBRARY_PATH, or in the system")
+        if needed.startswith(f"{walk.prefix}/"):
+            walk.faults.append(f"{path}: it needs {needed}")
     return needs_own
+
+
+def _by_path(prefix: Path, path: str, header: elf.Elf, needed: str) -> str:
+    """Return the path in the folder of a library that is needed by its path; empty for elsewhere.
+
+    Until 2025, a program of python-build-standalone needed ``$ORIGIN/../lib/libpython3.12.so.1.0``.
+    """
+    folder, _, name = _meant(prefix, path, needed).rpartition("/")
+    place = Path(os.path.realpath(folder), name)
+    inside = place.is_file() and place.is_relative_to(prefix)
+    return str(place.relative_to(prefix)) if inside else ""
 
 
 def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:
@@ -111,13 +129,18 @@ def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:
 
 def _folders(prefix: Path, path: str, header: elf.Elf) -> Iterator[tuple[str, Path]]:
     """Yield each entry of a run path, with the directory it means."""
-    origin = str((prefix / path).parent)
     for entry in filter(None, header.run_path.split(":")):
-        yield entry, Path(os.path.realpath(_ORIGIN.sub(lambda _: origin, entry)))
+        yield entry, Path(os.path.realpath(_meant(prefix, path, entry)))
 
 
-def _make_relative(walk: _Walk, path: str, header: elf.Elf) -> list[str]:
-    """Note a run path that leads to the folder from wherever it is; return why there is none."""
+def _meant(prefix: Path, path: str, entry: str) -> str:
+    """Return what an entry means, which may begin with the directory of the file it stands in."""
+    origin = str((prefix / path).parent)
+    return _ORIGIN.sub(lambda _: origin, entry)
+
+
+def _make_relative(walk: _Walk, path: str, header: elf.Elf) -> None:
+    """Note a run path that leads to the folder from wherever it is, or that there is none."""
     entries = []
     parent = (walk.prefix / path).parent
     for entry, folder in _folders(walk.prefix, path, header):
@@ -127,11 +150,9 @@ def _make_relative(walk: _Walk, path: str, header: elf.Elf) -> list[str]:
             entries.append(entry)
     new = ":".join(dict.fromkeys(entries))
     old = header.run_path
-    if new == old:
-        return []
     if len(os.fsencode(new)) > len(os.fsencode(old)):
-        return [f"{path}: its run path {old} has no room for {new}"]
-    walk.run_paths[path] = RunPath(
-        at=header.run_path_at, old=os.fsencode(old), new=os.fsencode(new)
-    )
-    return []
+        walk.faults.append(f"{path}: its run path {old} has no room for {new}")
+    elif new != old:
+        walk.run_paths[path] = RunPath(
+            at=header.run_path_at, old=os.fsencode(old), new=os.fsencode(new)
+        )

@@ -68,6 +68,8 @@ class JobOptions:
     """The directory for logs."""
     command: tuple[str, ...] = ()
     """The command of each rank."""
+    outputs: tuple[str, ...] = ()
+    """What is brought back, besides the outputs of the settings."""
     allocation: str = "auto"
     """The source of the nodes: ``auto``, ``slurm``, ``ssh`` or ``local``."""
     hosts: tuple[str, ...] = ()
@@ -135,7 +137,11 @@ def settle(config: Config, options: JobOptions) -> Config:
     )
     settled = replace(
         config,
-        project=replace(config.project, **_given(command=options.command)),
+        project=replace(
+            config.project,
+            outputs=joined(config.project.outputs, options.outputs),
+            **_given(command=options.command),
+        ),
         cluster=replace(own, **cluster),
         launch=replace(config.launch, **launch),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from ..config.load import Config
 from ..core.store import Store
 from .folder import held, refuse_other
 from .plan import MirrorPlan, plan
-from .wanted import WantedWheels, wanted_wheels
+from .wanted import MirrorRequest, WantedWheels, wanted_wheels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +38,15 @@ class MirrorResult:
 
 
 def mirror_wheels(
-    config: Config, root: Path, requirements: Sequence[str], listener: Listener, *, offline: bool
+    config: Config, root: Path, wanted: MirrorRequest, listener: Listener
 ) -> MirrorResult:
     """Add the wheels of requirements, or of the project's lock, to the mirror in a folder.
 
     Args:
         config: the project's settings.
         root: the folder; it is made if it is not there.
-        requirements: what to add; empty for the project's lock.
+        wanted: what to add, and for which targets.
         listener: told the progress.
-        offline: True if nothing may be fetched.
 
     Raises:
         StagerError: the wheels cannot be had; the folder is something else, or cannot be written;
@@ -57,9 +55,9 @@ def mirror_wheels(
     refuse_other(root)
     store = Store(offline_root(config))
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
-        wanted = wanted_wheels(config, requirements, store, listener, offline=offline)
+        wheels = wanted_wheels(config, wanted, store, listener)
         listener.begin("mirror")
-        return fill(root, wanted, listener)
+        return fill(root, wheels, listener)
 
 
 def fill(root: Path, wanted: WantedWheels, listener: Listener) -> MirrorResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..building.current_bundle import Listener
@@ -30,46 +30,91 @@ class WantedWheels:
     """The file names of those that were built here: the next time they may have other bytes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MirrorTargets:
+    """The Pythons and platforms that a mirror has wheels for, each with each."""
+
+    pythons: tuple[str, ...] = ()
+    """Versions of Python, as ``3.12``; empty for the project's."""
+    platforms: tuple[str, ...] = ()
+    """Platforms, as ``manylinux_2_28_x86_64``; empty for the project's."""
+
+    def settings(self, config: Config) -> list[Config]:
+        """Return the settings for each target."""
+        environment = config.environment
+        return [
+            replace(config, environment=replace(environment, python=python, platform=platform))
+            for platform in dict.fromkeys(self.platforms or (environment.platform,))
+            for python in dict.fromkeys(self.pythons or (environment.python,))
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorRequest:
+    """What a mirror is to be given, and for which machines."""
+
+    requirements: tuple[str, ...] = ()
+    """What is to be mirrored in place of the project's requirements; paths start here."""
+    targets: MirrorTargets = field(default_factory=MirrorTargets)
+    """The Pythons and platforms."""
+    offline: bool = False
+    """True if nothing may be fetched."""
+
+
 def wanted_wheels(
-    config: Config,
-    requirements: Sequence[str],
-    store: Store,
-    listener: Listener,
-    *,
-    offline: bool,
+    config: Config, wanted: MirrorRequest, store: Store, listener: Listener
 ) -> WantedWheels:
     """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held.
 
     Args:
         config: the settings: the target, the indexes, and the project's requirements.
-        requirements: what is to be mirrored in place of the project's; paths start here.
+        wanted: what is wanted, and for which targets.
         store: the offline root, which keeps the wheels.
         listener: told the progress.
-        offline: True if nothing may be fetched.
 
     Raises:
         StagerError: they cannot be resolved, fetched or built.
     """
-    options = ResolveOptions(offline=offline, note=listener.note)
+    wheels: dict[str, Wheel] = {}
+    built: set[str] = set()
+    targets = wanted.targets.settings(config)
+    for settings in targets:
+        found = _of_target(config, settings, wanted, store, listener)
+        wheels.update((wheel.path.name, wheel) for wheel in found.wheels)
+        built.update(found.built)
+    return WantedWheels(wheels=tuple(wheels.values()), built=built)
+
+
+def _of_target(
+    project: Config, settings: Config, wanted: MirrorRequest, store: Store, listener: Listener
+) -> WantedWheels:
+    """Fetch the wheels for one target.
+
+    Args:
+        project: the project's settings.
+        settings: the same, with this target.
+        wanted: what is wanted.
+        store: the offline root.
+        listener: told the progress.
+    """
+    options = ResolveOptions(offline=wanted.offline, note=listener.note)
     listener.begin("lock")
-    if requirements:
-        spec = _spec_of(config, requirements)
+    asked = wanted.requirements
+    spec = _spec_of(settings, asked) if asked else buildable_spec(settings)
+    if settings != project:
+        listener.note(f"for Python {spec.target.python} on {spec.target.platform}")
+    if asked or spec.target != read_spec(project).target:
         with store.scratch("lock") as scratch:
-            path = scratch / "pylock.toml"
-            lock = make_lock(spec, path=path, store=store, options=options)
+            lock = make_lock(spec, path=scratch / "pylock.toml", store=store, options=options)
     else:
-        spec = buildable_spec(config)
-        lock = current_lock(config, spec, store, options, listener, locked=False)
+        lock = current_lock(project, spec, store, options, listener, locked=False)
     listener.begin("wheels")
-    source = WheelSource(spec=spec, store=store, offline=offline, progress=listener.note)
+    source = WheelSource(spec=spec, store=store, offline=wanted.offline, progress=listener.note)
     wheels = source.of_lock(lock)
-    decompressor = source.decompressor(config.environment.interpreter != OF_NODE)
+    decompressor = source.decompressor(settings.environment.interpreter != OF_NODE)
     if decompressor is not None:
         wheels = (*wheels, decompressor)
-    return WantedWheels(
-        wheels=tuple({wheel.path.name: wheel for wheel in wheels}.values()),
-        built=_built(lock, wheels),
-    )
+    return WantedWheels(wheels=wheels, built=_built(lock, wheels))
 
 
 def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ _LINES = 4
 """Lines of ``ssh-keygen`` that a message quotes."""
 _KEY = re.compile(r"with (.+ key SHA256:\S+)")
 """How ``ssh-keygen`` names the key of a good signature."""
+_CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
+"""What ``ssh-keygen`` says of a certificate that a line's key has made, and that does not hold."""
 _LINE = re.compile(r"line (\d+): ")
 """How :func:`bundle.checks.signature.lines_of` names a line of the file of signers."""
 _FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?options\b)")
@@ -46,6 +48,8 @@ _ADD_LINE = (
     "trust them, add a line for it there"
 )
 _CHANGE_LINE = "sign it with another key of {signers}, or change this key's line there"
+_FOR_CERTIFICATE = "; with a certificate, sign with --key KEY-cert.pub"
+_NEW_CERTIFICATE = "sign it with a certificate that holds, or with another key of {signers}"
 _CORRECT_LINE = "correct that line of {signers}; ssh-keygen(1), ALLOWED SIGNERS, has its form"
 
 
@@ -238,6 +242,10 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureV
         return _refused("there is no trust.allowed-signers to compare it with", key)
     found = keygen.principals(signature, signers)
     if found.returncode:
+        asked = Trust(signers=signers, signer="", signature=signature)
+        why = _of_certificate(found, asked, bundle_id)
+        if why:
+            return _refused(f"that certificate does not hold ({why})", key, _NEW_CERTIFICATE)
         return _not_allowed(found, key, signers)
     why = "nobody's"
     for signer in _names(found.stdout):
@@ -264,7 +272,23 @@ def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVe
         why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
         return _refused(why, key, _CORRECT_LINE)
     remedy = _CHANGE_LINE if lines else _ADD_LINE
+    if not lines and "cert-authority" in signers and "-CERT" not in key:
+        remedy += _FOR_CERTIFICATE
     return _refused(f"that key may not sign ({_why(found)})", key, remedy)
+
+
+def _of_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:
+    """Return why a certificate does not hold; empty if it is none, or no line has its authority.
+
+    ``verify`` says why, which needs somebody whom the line is for: its own pattern will do.
+    """
+    for certificate in filter(None, map(_CERTIFICATE.fullmatch, lines_of(found))):
+        line = trust.signers.split("\n")[int(certificate[1]) - 1]
+        whom = line.split(maxsplit=1)[0].split(",")[0].strip('"!')
+        done = verify(replace(trust, signer=whom), bundle_id, keygen.run)
+        if done.returncode:
+            return _why(done)
+    return ""
 
 
 def _refused(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:

@@ -212,3 +212,46 @@ def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) 
         assert (refused.returncode, refused.stdout) == (1, ""), command
         assert f"{carried} is a file that `stager export` has written" in refused.stderr
         assert f"stager import {carried}" in refused.stderr
+
+
+def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) -> None:
+    """An older one of the project; one that was imported, where no project is; nothing is built."""
+    first = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    kept = tmp_path / "kept.pkgs.tar"
+    shutil.copyfile(first["bundle"], kept)
+    (project.root / "train.py").write_text("print('changed')\n")
+    older = project.stager("export", "--bundle", str(kept), "-o", str(tmp_path / "1.carry.tar"))
+    assert older.returncode == 0, older.stderr
+    assert "building it again" not in older.stderr
+
+    nowhere = replace(project, root=tmp_path / "nowhere")
+    nowhere.root.mkdir()
+    middle, last = ({"OFFLINE_ROOT": str(tmp_path / name)} for name in ("middle", "last"))
+    for source, root in (("1.carry.tar", middle), ("nowhere/2.tar", last)):
+        taken = nowhere.stager("import", str(tmp_path / source), "--json", env=root)
+        assert taken.returncode == 0, taken.stderr
+        imported = json.loads(taken.stdout)
+        assert imported["id"] == first["id"]
+        assert Path(imported["bundle"]).read_bytes() == kept.read_bytes()
+        if root == middle:
+            again = nowhere.stager("export", "--id", first["id"][:12], "-o", "2.tar", env=root)
+            assert again.returncode == 0, again.stderr
+    named = nowhere.stager("export", "--id", first["id"][:12], env=last)
+    assert named.stdout == f"project-{first['id'][:12]}.carry.tar\n" or named.stdout.endswith(
+        f"/project-{first['id'][:12]}.carry.tar\n"
+    )
+
+
+def test_a_bundle_whose_lock_is_not_here_is_not_exported(project: Project, tmp_path: Path) -> None:
+    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    kept = tmp_path / "kept.pkgs.tar"
+    shutil.copyfile(built["bundle"], kept)
+    nowhere = replace(project, root=tmp_path / "nowhere")
+    nowhere.root.mkdir()
+    for place in (nowhere, project):
+        (project.root / "pylock.toml").unlink(missing_ok=True)
+        refused = place.stager("export", "--bundle", str(kept))
+        assert refused.returncode == 1
+        assert f"the lock that {kept} was made from is not here" in refused.stderr
+        assert "carry the file itself" in refused.stderr
+    assert [*nowhere.root.iterdir()] == []

@@ -119,6 +119,10 @@ def test_it_holds_what_a_node_unpacks_and_runs_from_any_place(
     assert (said["file"], said["bytes"]) == (str(image), image.stat().st_size)
     again = export(built, tmp_path / "again.env.sqsh", TZ="Asia/Tokyo", SOURCE_DATE_EPOCH="1")
     assert again["sha256"] == said["sha256"]
+    built.root.joinpath("later.py").touch()
+    done = built.stager("export", "--squashfs", "--json", "--id", str(said["id"]))
+    assert json.loads(done.stdout)["sha256"] == said["sha256"], "the one that is named"
+    built.root.joinpath("later.py").unlink()
 
     env = {"STAGER_NODE_ROOT": str(nodes)}
     copy = tmp_path / "copy"

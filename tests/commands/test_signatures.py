@@ -15,7 +15,7 @@ import pytest
 from stager.core.store import Store
 from tests.support.building import STAGER, Project
 from tests.support.processes import until
-from tests.support.signing import ALICE, Key, allow, make_key
+from tests.support.signing import ALICE, Key, allow, certified, make_key
 
 LOCAL = ("--allocation", "local", "--log-dir", "logs")
 SETTINGS = """\
@@ -158,6 +158,30 @@ def test_a_key_that_an_agent_holds(asking: Project, agent: Path) -> None:
     asking.build()
     ended(asking, "sign", "--key", str(agent))
     ended(asking, "verify", *LOCAL)
+
+
+def test_build_signs_with_a_key_that_only_an_agent_holds(asking: Project, agent: Path) -> None:
+    built = report(asking, "build", "--no-prove", "--sign", str(agent))
+    assert built["signature"] == f"{built['bundle']}.sig"
+    ended(asking, "run", *LOCAL)
+
+
+def test_a_certified_key_that_only_an_agent_holds(
+    asking: Project, agent: Path, alice: Key, tmp_path: Path
+) -> None:
+    """The file of signers knows the authority alone, and asks who the certificate is for."""
+    carol = make_key(tmp_path, "carol")
+    certificate = certified(alice, carol, "-n", "carol@example.org").private
+    subprocess.run(["ssh-add", "-q", str(carol.private)], check=True)
+    carol.private.unlink()
+    allow(tmp_path / "trusted", f"*@example.org cert-authority {alice.public}")
+    asking.build()
+    ended(asking, "sign", "--key", f"{carol.private}.pub")
+    said = ended(asking, "verify", *LOCAL, status=1)
+    assert "with a certificate, sign with --key KEY-cert.pub" in said
+    ended(asking, "sign", "--key", str(certificate))
+    said = ended(asking, "verify", *LOCAL)
+    assert "signed by carol@example.org (ED25519-CERT key SHA256:" in said
 
 
 def test_a_passphrase_needs_a_terminal_or_an_agent(

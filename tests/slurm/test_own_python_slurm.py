@@ -1,4 +1,4 @@
-"""A bundle with its own Python on nodes that have nothing but an older one."""
+"""A bundle with its own Python on nodes with an older one, or without a library that it needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.missing_libraries import changes, library_of
 from tests.support.node_faults import only_python
 from tests.support.own_pythons import OwnPython, fetch_zstandard, movable_python, oldest_python
 from tests.support.provoking import Bench, bench_for, build, instead
@@ -62,4 +63,24 @@ def test_nodes_with_an_older_python_only(older_nodes: Bench, own: OwnPython) -> 
     again = bench.stager("verify", "--nodes", "2", "--deep")
     assert again.code == 0, again.talk
     assert {node["python"].rpartition(".")[0] for node in again.report["nodes"]} == {version}
+    bench.assert_clean()
+
+
+def test_a_node_without_a_library_that_the_python_needs(
+    cluster: Cluster, own: OwnPython, shared: Path, pip_settings: Mapping[str, str]
+) -> None:
+    """Nothing has been started there; the other node could run it."""
+    wheel = fetch_zstandard(own.target.python, shared, pip_settings)
+    settings = f'python = "{own.target.python}"\ninterpreter = "{own.prefix}"\n'
+    settings += 'imports = ["sqlite3"]\n'
+    root = build(shared / "lacking", wheel, more={"rank.py": RANK.encode()}, environment=settings)
+    bench = bench_for(cluster, root, shared)
+    library = library_of(str(own.program), "_sqlite3")
+    with instead(cluster, NODES[0], changes(library, shared)):
+        said = bench.stager("run", "--nodes", "2", "--", "rank.py")
+    assert said.code == 3, said.talk
+    assert "error: node01: libsqlite3.so.0: the node has no usable copy of this shared" in said.talk
+    assert "needed by sqlite3 in the environment's Python, and by sqlite3" in said.talk
+    assert "NODE node02 OK -> PY" in said.talk
+    assert not [line for line in bench.lines() if line.startswith("[RANK")]
     bench.assert_clean()

@@ -62,12 +62,14 @@ def oldest_python(other_than: OwnPython) -> OwnPython:
     return usable[0]
 
 
-def fetch_zstandard(python: str, folder: Path, pip_settings: Mapping[str, str]) -> Path:
-    """Download the pinned decompressor for a version of Python into a folder."""
+def fetch_zstandard(
+    python: str, folder: Path, pip_settings: Mapping[str, str], target: Target = HOST
+) -> Path:
+    """Download the pinned decompressor for a version of Python, on a target's platform."""
     argv: Sequence[str] = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)),
         *("--only-binary", ":all:", "--python-version", python, "zstandard==0.25.0"),
-        *(word for platform in HOST.platforms() for word in ("--platform", platform)),
+        *(word for platform in target.platforms() for word in ("--platform", platform)),
     ]
     # The test's own index, if it has one, does not count.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}

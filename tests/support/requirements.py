@@ -122,6 +122,10 @@ REQUIREMENTS = {
     ),
     "ip": Requirement(title="ip", packages=("iproute2",)),
     "ipv6": Requirement(title="IPv6", advice="enable it on the loopback interface", optional=True),
+    "linked python": Requirement(
+        title="a Python that needs libraries of the system",
+        advice="run the tests with one that pyenv or the distribution has built",
+    ),
     "movable python": Requirement(
         title="another Python that can be moved",
         advice="install one, with uv or pyenv: uv python install 3.12",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +18,7 @@ from stager.config.load import Config, TrustConfig
 from tests.support.needs import needs
 
 ALICE = "alice@example.org"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,13 @@ class Key:
         )
 
 
+def certified(authority: Key, key: Key, *options: str) -> Key:
+    """Certify a key for some principals (``-n``), a time (``-V``); the pair, by the certificate."""
+    argv = ["ssh-keygen", "-q", "-s", str(authority.private), "-I", "of-a-test", *options]
+    subprocess.run([*argv, f"{key.private}.pub"], check=True)
+    return Key(private=Path(f"{key.private}-cert.pub"))
+
+
 def make_key(folder: Path, name: str, passphrase: str = "") -> Key:
     """Make an ed25519 key."""
     private = folder / name
@@ -56,6 +68,32 @@ def allow(folder: Path, *lines: str) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines))
     path.chmod(0o644)
     return path
+
+
+def allow_for(folder: Path, key: Key, seconds: int) -> float:
+    """Let a key sign for so many seconds from now; return when it no longer can."""
+    end = math.ceil(time.time()) + seconds
+    stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(end))
+    allow(folder, f'{ALICE} valid-before="{stamp}" {key.public}')
+    return end + 1  # it is good for all of the second that is named
+
+
+def begun_in_time(folder: Path, key: Key, begin: Callable[[], T | None]) -> T:
+    """Return what has begun while a key could still sign, once it cannot any more.
+
+    Args:
+        folder: where the file of allowed signers is written.
+        key: the key.
+        begin: begins; None if the key had expired before that, and gets longer the next time.
+    """
+    seconds = 15
+    while True:
+        end = allow_for(folder, key, seconds)
+        begun = begin()
+        if begun is not None:
+            time.sleep(max(0.0, end - time.time()))
+            return begun
+        seconds *= 2
 
 
 def requiring(config: Config, signers: Path) -> Config:

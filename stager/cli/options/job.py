@@ -29,6 +29,7 @@ def job_options(
 ) -> JobOptions:
     """Return the options of a job; a value that cannot be used is a usage error."""
     from ...config import checks
+    from ...config.project import output
     from ...slurm.request import ALLOCATIONS
 
     name = checks.matching(checks.VARIABLE)
@@ -47,6 +48,7 @@ def job_options(
         transfer=member_of(TransferWay, launch.transfer, "--transfer"),
         min_nodes=checked(checks.whole(1), launch.min_nodes, "--min-nodes", checks.COUNT),
         log_dir=launch.log_dir,
+        outputs=each(output, launch.outputs, "--outputs", "a path or pattern inside this folder"),
         pass_env=each(name, launch.pass_env, "--pass-env", "a name, without a value"),
         container_image=checked(
             checks.word, launch.container_image, "--container-image", "one word"

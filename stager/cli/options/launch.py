@@ -46,6 +46,14 @@ class LaunchFlags:
         typer.Option("--min-nodes", metavar="N", min=1, help="Leave out bad nodes, but keep N."),
     ] = None
     log_dir: LogDir = None
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--outputs",
+            metavar="PATH",
+            help="What to bring back where nodes do not see this folder; repeatable.",
+        ),
+    ] = None
     pass_env: Annotated[
         list[str] | None,
         typer.Option("--pass-env", metavar="NAME", help="A secret variable for the ranks."),

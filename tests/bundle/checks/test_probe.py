@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -15,7 +17,9 @@ from bundle.checks import probe
 from bundle.checks.node_lines import probe_line
 from bundle.node.host import host_facts
 from bundle.protocol.answers import ProbeAnswer
+from bundle.protocol.problem import ProblemCode
 from bundle.protocol.requires import Requires
+from tests.support.missing_libraries import library_of, without
 from tests.support.needs import lacks
 from tests.support.problems import worded
 
@@ -198,6 +202,69 @@ def test_an_import_that_leaves_or_hangs(env: Path) -> None:
         if "importing" in problem:
             break
     assert f"took more than {seconds} s, importing toy_core" in problem
+
+
+@pytest.fixture
+def libffi(env: Path, tmp_path: Path) -> str:
+    """The name of a library that the environment's Python needs, and does not find."""
+    return lacking(env, library_of(sys.executable, "_ctypes"), tmp_path)
+
+
+def lacking(env: Path, library: Path, scratch: Path) -> str:
+    """Let an environment's Python run where a library is missing; return the library's name."""
+    python = env / "bin" / "python"
+    python.rename(python.with_name("real"))
+    argv = [*without(library, scratch), str(python.with_name("real"))]
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+    python.chmod(0o755)
+    return library.name.partition(".so")[0]
+
+
+def test_a_library_that_an_import_needs_is_a_problem(env: Path, libffi: str) -> None:
+    (site(env) / "toy_core.py").write_text("import ctypes")
+    (site(env) / "torch" / "__init__.py").write_text("try: import toy_core\nexcept ImportError: x")
+    for deep in (False, True):
+        facts = ask(env, ["torch"], ["torch", "toy_core", "spread"], deep=deep)
+        (problem,) = facts.problems
+        assert (problem.code, problem.where.partition(".so")[0]) == (
+            ProblemCode.LIBRARY_UNUSABLE,
+            libffi,
+        )
+        assert problem.what == "the node has no usable copy of this shared library"
+        assert problem.why == (
+            "cannot open shared object file: No such file or directory; "
+            "needed by ctypes in the environment's Python, and by torch, toy_core"
+        )
+        assert "uv python install" in problem.fix
+        assert (facts.warnings, facts.origin_ok) == ((), True)
+
+
+def test_a_library_that_no_import_needs_is_a_warning(env: Path, libffi: str) -> None:
+    (site(env) / "torch" / "__init__.py").write_text("raise RuntimeError('no driver')")
+    (site(env) / "toy_core.py").write_text("try: import ctypes\nexcept ImportError: ctypes = None")
+    facts = ask(env, ["torch"], ["torch", "toy_core"])
+    assert problems(facts) == [], "a quick probe does not report what else fails"
+    (warning,) = facts.warnings
+    assert warning.where.startswith(f"{libffi}.so")
+    assert warning.why.endswith(
+        "; needed by ctypes in the environment's Python, and by no module of environment.imports"
+    )
+    said = problems(ask(env, ["torch"], ["torch", "toy_core"], deep=True))
+    assert len(said) == 1
+    assert "RuntimeError: no driver" in said[0]
+
+
+@pytest.mark.parametrize(("module", "beside"), [("_ctypes", "libm.so.6"), ("binascii", "")])
+def test_a_library_without_which_nothing_runs(
+    env: Path, tmp_path: Path, module: str, beside: str
+) -> None:
+    """One that the program needs; and one that importlib.metadata needs, by way of zipfile."""
+    library = library_of(sys.executable, module)
+    lacking(env, (library.parent / beside).resolve() if beside else library, tmp_path)
+    (problem,) = ask(env, [], []).problems
+    assert problem.what == "the environment's Python does not run"
+    assert re.search(r"\S+\.so\S*: cannot open shared object file", problem.why)
+    assert problem.fix.startswith("if it names a shared library, install that on the node")
 
 
 def test_what_a_module_leaves_running_does_not_hold_the_answer_up(env: Path) -> None:

@@ -28,7 +28,7 @@ from stager.pack.bundle import Packed
 from stager.pack.program import make_node_program
 from tests.support.bundles import BASE_PYTHON, OWN, make_bundle, run_node
 from tests.support.jobs import PLAIN, ask, job_for
-from tests.support.signing import ALICE, Key
+from tests.support.signing import ALICE, Key, certified, make_key
 from tests.support.wheelhouse import make_wheel
 
 OTHER = "0" * 64
@@ -62,6 +62,19 @@ def test_a_key_that_nobody_allows(alice: Key, mallory: Key) -> None:
 def test_a_key_that_has_expired(alice: Key) -> None:
     reason = why(alice.trusted(PLAIN.bundle_id, 'valid-before="20200101"'))
     assert reason.startswith("line 1: key has expired"), reason
+
+
+def test_a_certificate_that_has_expired(alice: Key, tmp_path: Path) -> None:
+    """The authority's line holds; the node asks for the certificate's own time as well."""
+    own = make_key(tmp_path, "own")
+    trust = alice.trusted(PLAIN.bundle_id, "cert-authority")
+    for validity, reason in (("+1d", ""), ("20200101:20210101", "Certificate invalid: expired")):
+        made = certified(alice, own, "-n", ALICE, "-V", validity).sign(statement(PLAIN.bundle_id))
+        signed = replace(trust, signature=made)
+        if reason:
+            assert reason in why(signed)
+        else:
+            assert check_signature(replace(PLAIN, trust=signed)) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.logs import Logs
-from bundle.driver.phases import PreflightPhase
+from bundle.driver.phases import PreflightPhase, ProbePhase
 from bundle.driver.state import NodesFailed, State
-from bundle.protocol.answers import PreflightAnswer
+from bundle.protocol.answers import PreflightAnswer, ProbeAnswer
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
@@ -64,3 +64,16 @@ def test_a_host_that_is_the_machine_ssh_came_from_is_named(
     state.job, state.answers = replace(state.job, nodes=("n1",)), {"n1": inward}
     PreflightPhase().use(state)
     assert "127.0.1.1" not in displayed(state, capfd)
+
+
+def test_what_nodes_lack_is_said_once_for_all_of_them(
+    state: State, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {"why": "not there", "modules": "ctypes", "importers": "no module"}
+    lacking = Problem(ProblemCode.LIBRARY_UNUSABLE, "libffi.so.8", values)
+    for node, warnings in zip(NODES, [(lacking,), (), (lacking,)], strict=True):
+        state.answers[node] = ProbeAnswer(node, warnings=warnings)
+    ProbePhase().use(state)
+    shown = displayed(state, capfd)
+    assert "n1, n3: libffi.so.8: the node has no usable copy of this shared library" in shown
+    assert shown.count("libffi.so.8") == 1

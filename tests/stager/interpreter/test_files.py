@@ -17,8 +17,9 @@ from stager.interpreter.files import BundledInterpreter, bundled
 from stager.interpreter.installation import Installation, find
 from stager.interpreter.start import faults_elsewhere
 from stager.layers.build import make_layers
-from stager.layers.source import layer_id
+from stager.layers.source import LayerSource, layer_id
 from tests.support.building import contents, index_of
+from tests.support.needs import lacks, needs
 from tests.support.own_pythons import OwnPython, movable_python
 
 
@@ -80,19 +81,96 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert caught.value.hint.startswith("make these files readable")
 
 
-def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(
-    own: OwnPython, python: BundledInterpreter, tmp_path: Path
+def test_a_static_program_is_refused(tmp_path: Path) -> None:
+    """As uv had for musl: it starts anywhere, and loads no extension module."""
+    needs("compiler")
+    target = Target.of_host()
+    (tmp_path / "bin").mkdir()
+    source = tmp_path / "main.c"
+    source.write_text("int main(void) {return 0;}")
+    program = tmp_path / "bin" / "python3"
+    subprocess.run(["gcc", "-static", "-o", str(program), str(source)], check=True)
+    made = Installation(prefix=tmp_path, program="bin/python3", version=f"{target.python}.1")
+    with pytest.raises(ConfigError, match="is linked statically"):
+        bundled(made, target, ())
+
+
+STATIC = ("-Wl,--export-dynamic,--whole-archive", "{archive}", "-Wl,--no-whole-archive", "-lm")
+
+
+@pytest.mark.parametrize(
+    ("linked", "beside"),
+    [
+        (("{shared}",), "lib/python{python}/EXTERNALLY-MANAGED"),
+        ((*STATIC, "-Wl,-rpath,$ORIGIN/../lib"), "conda-meta/history"),
+    ],
+    ids=["uv", "conda"],
+)
+def test_one_that_is_laid_out_as_others_are(
+    own: OwnPython, tmp_path: Path, linked: tuple[str, ...], beside: str
 ) -> None:
+    """A program like those of uv until 2025, which names libpython by path, or of conda and of uv
+    since, which has it inside; with links to the folder, and files that others put there."""
+    made = laid_out(own, tmp_path, linked)
+    (made / beside.format(python=own.target.python)).parent.mkdir(exist_ok=True)
+    (made / beside.format(python=own.target.python)).touch()
+    link = tmp_path / "link"
+    link.symlink_to(made.name)
+    found = find(str(link), own.target)
+    assert found.prefix == made
+    source = bundled(found, own.target, ()).source
+    env = unpacked(source, own.target, tmp_path / "env")
+    made.rename(tmp_path / "gone")
+    assert faults_elsewhere(env, own.target.python) == []
+    libraries = {path.name for path in (env / "python" / "lib").glob("lib*.so*")}
+    assert libraries == ({f"libpython{own.target.python}.so.1.0"} if len(linked) == 1 else set())
+
+
+def laid_out(own: OwnPython, place: Path, linked: tuple[str, ...]) -> Path:
+    """A copy of a Python with a program of its own, in a folder as uv calls it."""
+    needs("compiler")
+    python = own.target.python
+    made = place / f"cpython-{python}.99-linux-{own.target.machine}-gnu"
+    (made / "bin").mkdir(parents=True)
+    left_out = shutil.ignore_patterns("site-packages", "__pycache__", "test", "*.a")
+    library = f"lib/python{python}"
+    shutil.copytree(own.prefix / library, made / library, ignore=left_out)
+    (made / library / "lib-dynload" / ".empty").touch()
+    name = f"libpython{python}.so.1.0"
+    archive = next(iter((own.prefix / library).glob(f"config-*/libpython{python}.a")), None)
+    if archive is None or not (own.prefix / "lib" / name).is_file():
+        lacks("movable python", "the one here has no libpython")
+    shutil.copy(own.prefix / "lib" / name, made / "lib")
+    shared, main = place / "named.so", place / "main.c"
+    main.write_text("int Py_BytesMain(int c, char **v) {return 1;}")
+    named = f"-Wl,-soname,$ORIGIN/../lib/{name}"
+    subprocess.run(["gcc", "-shared", "-fPIC", named, "-o", str(shared), str(main)], check=True)
+    main.write_text(
+        "int Py_BytesMain(int, char **); int main(int c, char **v) {\nreturn Py_BytesMain(c, v); }"
+    )
+    options = [option.format(shared=shared, archive=archive) for option in linked]
+    program = made / "bin" / f"python{python}"
+    subprocess.run(["gcc", "-o", str(program), str(main), *options], check=True)
+    return made
+
+
+def unpacked(source: LayerSource, target: Target, env: Path) -> Path:
+    """Make the layer of a Python, and unpack it."""
     store = Store(Path(os.environ["OFFLINE_ROOT"]))
-    made = make_layers([python.source], store=store, target=own.target, jobs=2)
-    (layer,) = made.layers
-    env = tmp_path / "env"
+    (layer,) = make_layers([source], store=store, target=target, jobs=2).layers
     stored = store.layer(layer.id)
     modes = {entry.path: entry.mode for entry in index_of(stored).files}
     for path, data in contents(stored).items():
         (env / path).parent.mkdir(parents=True, exist_ok=True)
         (env / path).write_bytes(data)
         (env / path).chmod(modes[path])
+    return env
+
+
+def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(
+    own: OwnPython, python: BundledInterpreter, tmp_path: Path
+) -> None:
+    env = unpacked(python.source, own.target, tmp_path / "env")
     assert faults_elsewhere(env, own.target.python) == []
 
     program = env / "python" / "bin" / own.program.name

@@ -15,7 +15,7 @@ from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import ConfigError, StagerError
 from stager.core.values import Target
-from stager.interpreter.installation import find
+from stager.interpreter.installation import candidates, find
 from tests.support.building import HOST
 from tests.support.needs import needs
 from tests.support.own_pythons import OwnPython, movable_python
@@ -40,7 +40,7 @@ def no_uv(argv: list[str], **_: object) -> CompletedCommand:
 
 def test_a_program_or_its_folder_may_be_named(own: OwnPython) -> None:
     by_folder, by_program = find(str(own.prefix), own.target), find(str(own.program), own.target)
-    assert by_folder == by_program
+    assert by_folder == by_program == find(str(own.prefix / "bin"), own.target)
     assert (by_folder.prefix, by_folder.program) == (own.prefix, f"bin/{own.program.name}")
     assert by_folder.library == f"lib/python{own.target.python}"
 
@@ -62,12 +62,39 @@ def test_another_version_is_refused(own: OwnPython) -> None:
 
 
 def test_what_is_no_python_is_refused(own: OwnPython, tmp_path: Path) -> None:
-    assert "there is no file" in refused(tmp_path / "nowhere", own.target).message
+    assert f"{tmp_path}/nowhere is not there" in refused(tmp_path / "nowhere", own.target).message
+    (tmp_path / "link").symlink_to("nowhere")
+    assert (
+        "link is a link to nowhere, which is not" in refused(tmp_path / "link", own.target).message
+    )
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho hello\n")
     assert str(script) in refused(script, own.target).message
     script.chmod(0o755)
     assert "is not a Python interpreter" in refused(script, own.target).message
+
+
+def test_of_a_shim_that_has_no_version_the_reason_is_shown(own: OwnPython, tmp_path: Path) -> None:
+    """As of pyenv's, whose last line is about something else."""
+    shim = tmp_path / own.program.name
+    shim.write_text("#!/bin/sh\necho 'pyenv: not found' >&2\necho 'See pyenv help' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    error = refused(shim, own.target)
+    assert f"{shim} does not work: exit status 127: pyenv: not found" in error.message
+    assert "pyenv prefix" in error.hint
+    shim.write_text(f'#!/bin/sh\nexec {own.program} "$@"\n')
+    assert find(str(shim), own.target).prefix == own.prefix
+
+
+def test_a_program_for_another_processor_is_refused(own: OwnPython, tmp_path: Path) -> None:
+    program = bytearray(own.program.read_bytes())
+    program[18:20] = (22 if HOST.machine != "s390x" else 21).to_bytes(2, "little")
+    other = tmp_path / "python"
+    other.write_bytes(program)
+    other.chmod(0o755)
+    machine = "s390x" if HOST.machine != "s390x" else "ppc64le"
+    message = refused(other, own.target).message
+    assert f"{other} is for {machine}; this machine is {HOST.machine}" in message
 
 
 def test_a_systems_python_is_refused() -> None:
@@ -124,6 +151,27 @@ def test_where_the_running_python_does_not_fit_there_is_none(
     env = {**os.environ, "PYENV_ROOT": str(tmp_path)}
     with pytest.raises(ConfigError, match="there is no Python"):
         find("bundled", replace(own.target, python=HOST.python), env, run=no_uv)
+
+
+def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path: Path) -> None:
+    """The others need a newer processor, or another C library; the link is one of the folders."""
+    names = [f"cpython-3.12.{number}-linux-{HOST.machine}" for number in (9, 11)]
+    others = [f"{names[1]}{more}" for more in ("-gnu", "-musl", "_v3-gnu")]
+    others.append(f"cpython-3.12.11+debug-linux-{HOST.machine}-gnu")
+    for name in (f"{names[0]}-gnu", *others):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "python3.12").touch()
+    (tmp_path / f"cpython-3.12-linux-{HOST.machine}-gnu").symlink_to(others[0])
+
+    def uv(argv: list[str], **_: object) -> CompletedCommand:
+        return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
+
+    env = {"PYENV_ROOT": str(tmp_path / "none"), "PATH": ""}
+    target = replace(HOST, python="3.12")
+    found = [path.parents[1].name for path in candidates(target, env, uv)]
+    assert found[0] == others[0]
+    assert found[4] == f"{names[0]}-gnu"
+    assert sorted(found[1:4]) == sorted(others[1:])
 
 
 def test_uvs_come_first(own: OwnPython, tmp_path: Path) -> None:

@@ -115,6 +115,43 @@ def test_a_relative_run_path_is_left_alone(prefix: Path) -> None:
     assert (found.own, found.run_paths) == (("lib/libown.so.1",), {})
 
 
+@pytest.mark.parametrize("entry", ["$ORIGIN/../lib/libown.so.1", "{prefix}/lib/libown.so.1"])
+def test_a_library_that_is_needed_by_its_path(prefix: Path, tmp_path: Path, entry: str) -> None:
+    """As in a Python of uv's; the absolute one leads to this place only.
+
+    A program needs a library under the name that the library gives itself.
+    """
+    needed = entry.format(prefix=prefix)
+    named = library(tmp_path / "named.so", "int o(void) {return 1;}", f"-Wl,-soname,{needed}")
+    source = "int o(void); int main(void) {return o();}"
+    compiled(prefix / PROGRAM, source, str(named))
+    if entry.startswith("{"):
+        with pytest.raises(ConfigError, match="is not relocatable") as caught:
+            followed(prefix)
+        assert caught.value.context == (f"{PROGRAM}: it needs {needed}",)
+        return
+    own = prefix / "lib" / "libown.so.1"
+    own.rename(own.with_name("libown.so.1.2"))
+    own.symlink_to("libown.so.1.2")
+    found = followed(prefix)
+    assert (found.own, found.run_paths) == (("lib/libown.so.1",), {})
+    assert found.foreign == {"libforeign.so.1": ("m.so",)}, "the module finds it loaded"
+    moved = prefix.rename(tmp_path / "moved")
+    assert subprocess.run([moved / PROGRAM], env={}, check=False).returncode == 42
+
+
+def test_a_program_that_finds_its_libpython_elsewhere_is_refused(
+    prefix: Path, tmp_path: Path
+) -> None:
+    """As of a container, or of an environment module: by a setting that a node need not have."""
+    shared = library(tmp_path / "lib" / "libpython3.12.so.1.0", "int p(void) {return 1;}")
+    compiled(prefix / PROGRAM, "int p(void); int main(void) {return p();}", str(shared))
+    with pytest.raises(ConfigError, match="is not relocatable") as caught:
+        followed(prefix)
+    (fault,) = caught.value.context
+    assert fault.startswith(f"{PROGRAM}: it finds libpython3.12.so.1.0 by LD_LIBRARY_PATH, or in")
+
+
 def test_a_run_path_without_room_is_refused(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a short absolute one would be; this one leads there from the folder itself."""
     monkeypatch.chdir(prefix)

@@ -167,11 +167,12 @@ def test_more_of_what_the_command_line_says(tmp_path: Path) -> None:
         nodes=(2, 4), min_nodes=2, stage=Stage.ALWAYS, exclude="n2", pass_env=("WANDB_API_KEY",),
         container_image="/i.sqsh", container_mounts=("/b:/b",), partition="gpu", time="5",
         account="lab", dry_run=True, deep=True, allocation=Allocation.SLURM,
-        log_dir=tmp_path / "logs",
+        log_dir=tmp_path / "logs", outputs=("more/*.csv", "out"),
     )  # fmt: skip
     job = make(tmp_path, options, **tables)
     assert (job.wanted, job.launch.elastic, job.min_nodes) == ((2, 4), (2, 4), 2)
-    assert (job.stage, job.outputs, job.dry_run, job.deep) == ("always", ("out",), True, True)
+    assert (job.stage, job.dry_run, job.deep) == ("always", True, True)
+    assert job.outputs == ("out", "more/*.csv")
     assert job.launch.pass_env == ("HF_TOKEN", "WANDB_API_KEY")
     assert job.launch.container_image == "/i.sqsh"
     assert job.launch.container_mounts == ("/a:/a", "/b:/b")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from stager.config.load import load
+from stager.core.values import Target
 from stager.mirror.mirror import mirror_wheels
-from tests.support.building import Project, Recorder
+from stager.mirror.wanted import MirrorRequest
+from tests.support.building import HOST, Project, Recorder
 from tests.support.mirrors import UV, installed_by, plain_environment, served
+from tests.support.own_pythons import fetch_zstandard
 from tests.support.wheelhouse import make_wheel
 
 LOCAL = "1.0+cpu.1"
@@ -30,9 +34,10 @@ def mirror(
     monkeypatch.chdir(project.root)
     made = tmp_path / "made"
     wanted = (f"odd=={LOCAL}", "My.Odd_Name")
-    mirror_wheels(load(project.root), made, wanted, Recorder(), offline=False)
+    config = load(project.root)
+    mirror_wheels(config, made, MirrorRequest(requirements=wanted), Recorder())
     newer.rename(made / newer.name)  # by hand
-    mirror_wheels(load(project.root), made, ("beta==1.0",), Recorder(), offline=False)
+    mirror_wheels(config, made, MirrorRequest(requirements=("beta==1.0",)), Recorder())
     return made.rename(tmp_path / "a stick")
 
 
@@ -81,3 +86,60 @@ def locked_by_uv(index: str, folder: Path) -> set[str]:
     assert done.returncode == 0, done.stderr
     lock = (folder / "uv.lock").read_text()
     return {name for name in ("alpha", "beta", "odd") if f"/{name}-" in lock or f'"{name}-' in lock}
+
+
+def test_one_mirror_for_several_pythons_and_platforms(
+    project: Project, wheelhouse: Path, pip_settings: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Each tool takes what fits its Python; the project's own Python keeps the pins of its lock."""
+    own, other = HOST.python, next(name for name in ("3.12", "3.11") if name != HOST.python)
+    arm = "manylinux_2_28_aarch64"
+    for python in (own, other):
+        tag = f"cp{python.replace('.', '')}"
+        for platform in (HOST.platform, arm):
+            make_wheel(wheelhouse, "native", tag=f"{tag}-{tag}-{platform}")
+            target = Target(python=python, platform=platform)
+            fetch_zstandard(python, project.store.wheels, pip_settings, target)
+    project.settings("native")
+    assert project.stager("lock").returncode == 0
+    lock = (project.root / "pylock.toml").read_bytes()
+    root = tmp_path / "mirror"
+    targets = ["--python", own, "--python", other, "--platform", HOST.platform, "--platform", arm]
+    done = project.stager("mirror", str(root), "--json", *targets)
+    assert done.returncode == 0, done.stderr
+    added = json.loads(done.stdout)["added"]
+    assert sum(name.startswith("native-1.0-cp3") for name in added) == 4
+    assert sum(name.startswith("zstandard-0.25.0-cp3") for name in added) == 4
+    assert f"for Python {other} on {arm}" in done.stderr
+    assert (project.root / "pylock.toml").read_bytes() == lock
+    index = (root / "simple").as_uri()
+    for python in (own, other):
+        tag = f"cp{python.replace('.', '')}"
+        for tool in ("pip", "uv"):
+            assert wheel_taken_by(tool, index, tmp_path / f"{tool}-{python}", python) == tag
+    again = project.stager("mirror", str(root), "--json", "alpha", "--python", other)
+    assert again.returncode == 0, again.stderr
+    assert {"alpha-1.0-py3-none-any.whl"} <= {*json.loads(again.stdout)["added"]}
+    for option, bad in (("--python", "312"), ("--platform", "linux")):
+        refused = project.stager("mirror", str(root), option, bad)
+        assert (refused.returncode, option in refused.stderr) == (2, True), refused.stderr
+
+
+def wheel_taken_by(tool: str, index: str, folder: Path, python: str) -> str:
+    """The Python that the wheel is for which a tool installs for another Python, made up here."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--index-url", index]
+    pip += ["--platform", HOST.platform]
+    uv = [UV, "pip", "install", "--python", sys.executable, "--default-index", index]
+    fits = ["--python-version", python, "--only-binary", ":all:", "--target", str(folder / "there")]
+    done = subprocess.run(
+        [*(pip if tool == "pip" else uv), *fits, "native"],
+        env=plain_environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [wheel] = (folder / "there").glob("native-1.0.dist-info/WHEEL")
+    [line] = [line for line in wheel.read_text().splitlines() if line.startswith("Tag: ")]
+    return line.removeprefix("Tag: ").partition("-")[0]

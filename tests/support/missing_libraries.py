@@ -1,0 +1,53 @@
+"""A machine that lacks a shared library which this one has, as a command in a namespace sees it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+from tests.support.namespaces import entering
+from tests.support.needs import lacks
+
+_MAPPED = """\
+import sys
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return {line.split(None, 5)[5].strip() for line in maps if "/" in line}
+before = mapped()
+module = __import__(sys.argv[1])
+print(*sorted(mapped() - before - {getattr(module, "__file__", "")}), sep="\\n")
+"""
+
+
+def library_of(python: str, module: str) -> Path:
+    """The system's library that a module of a Python needs; the test is skipped without one."""
+    argv = [python, "-I", "-S", "-c", _MAPPED, module]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith(("/lib", "/usr/lib")) and "/python" not in line:
+            return Path(line)
+    lacks("linked python", f"{module} of {python} needs no library of the system")
+
+
+def changes(library: Path, scratch: Path) -> dict[str, Path]:
+    """The files to mount, by path, so that a library is not there, by any name.
+
+    Its folder is covered by one with links to all else, which is kept at another path.
+    """
+    folder, kept, shown = library.parent, scratch / "kept", scratch / "shown"
+    for made in (kept, shown):
+        made.mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.resolve() != library:
+            (shown / path.name).symlink_to(kept / path.name)
+    return {str(kept): folder, str(folder): shown}
+
+
+def without(library: Path, scratch: Path) -> list[str]:
+    """The beginning of a command line that runs where a library is not there."""
+    pairs = [
+        (shlex.quote(str(other)), shlex.quote(path))
+        for path, other in changes(library, scratch).items()
+    ]
+    return entering("-m", "\n".join(f"mount --bind {other} {path}" for other, path in pairs))
