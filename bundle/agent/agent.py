@@ -266,11 +266,14 @@ def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
 
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
-    """Remove what the job has left on this node."""
+    """Remove the ranks' working directory on this node."""
     from ..launch.directories import work_dir
     from ..node import removal
 
-    removal.sweep(work_dir(request.job, request.root))
+    path = work_dir(request.job, request.root)
+    if request.keep_files:
+        return TidyAnswer(left=not removal.removed_if_empty(path))
+    removal.sweep(path)
     return TidyAnswer()
 
 

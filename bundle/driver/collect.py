@@ -8,7 +8,9 @@ import secrets
 from collections.abc import Iterator
 from typing import IO
 
+from ..checks.node_lines import few_names
 from ..launch import directories
+from ..protocol.answers import TidyAnswer
 from ..protocol.enumerations import PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
@@ -45,6 +47,8 @@ def run_dir_marker(job: Job) -> Iterator[str]:
 def collect_outputs(state: State, *, standing: bool) -> None:
     """Bring the outputs from the node of rank 0, after a failure too; then remove them there.
 
+    Where none are named, or one that is named was not written, the ranks' files stay on the nodes.
+
     Args:
         state: the job; nothing happens where nodes share the run directory.
         standing: True if the allocation stands, so that nodes can be reached.
@@ -60,17 +64,43 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {node} in {work_dir}")
         return
     note_unnamed(state)
-    if job.outputs and not _fetch_outputs(state, node, work_dir):
+    received = _fetch_outputs(state, node, work_dir) if job.outputs else None
+    if received is not None and (not received.complete or received.gaps):
         state.note(f"some outputs were not brought back; they are still on {node} in {work_dir}")
         return
+    missing = received is not None and bool({*received.missing} - {*job.tracked})
+    _remove_work_dirs(state, keep_files=missing or not _named_outputs(job))
+
+
+def _named_outputs(job: Job) -> set[str]:
+    """Return the outputs that the user has named."""
+    return {*job.outputs} - {*job.tracked}
+
+
+def _remove_work_dirs(state: State, *, keep_files: bool) -> None:
+    """Remove the ranks' working directories; report where files are left in them.
+
+    Args:
+        state: the job.
+        keep_files: True to remove only those without files.
+    """
     with contextlib.suppress(NodeError):
-        state.ask(PhaseName.TIDY, lambda name: TidyRequest(**state.placed(name)))
+        state.ask(
+            PhaseName.TIDY, lambda name: TidyRequest(**state.placed(name), keep_files=keep_files)
+        )
+    left = [node for node, answer in state.answers_of(TidyAnswer).items() if answer.left]
+    if left:
+        where = directories.work_dir(state.job, state.facts[left[0]].root)
+        state.note(
+            f"what the ranks wrote is still on {few_names(left)} in {where}; "
+            "`stager clean` removes it"
+        )
 
 
 def note_unnamed(state: State) -> None:
     """Report that no results are named, where the nodes do not share the run directory."""
     job = state.job
-    if state.separate_run_dirs and not {*job.outputs} - {*job.tracked}:
+    if state.separate_run_dirs and not _named_outputs(job):
         beside = f" but {', '.join(job.tracked)}" if job.tracked else ""
         state.note(
             f"the nodes do not see {job.run_dir}; nothing{beside} is brought back: name results "
@@ -88,19 +118,15 @@ def _node_of_first_rank(state: State) -> str:
     return max(began, key=lambda node: began[node], default=state.job.nodes[0])
 
 
-def _fetch_outputs(state: State, node: str, work_dir: str) -> bool:
-    """Fetch the outputs, and report what has come.
-
-    Returns:
-        True if all has arrived, so that it may be removed from the node.
-    """
+def _fetch_outputs(state: State, node: str, work_dir: str) -> Received:
+    """Fetch the outputs, report what has come, and return it."""
     try:
         received = _received(state, node, work_dir)
     except NodeError as exc:
         _emit_collected(state, node, work_dir, _NOTHING, [exc.problem])
-        return False
+        return _NOTHING
     _emit_collected(state, node, work_dir, received, list(received.problems))
-    return received.complete and not received.gaps
+    return received
 
 
 def _received(state: State, node: str, work_dir: str) -> Received:

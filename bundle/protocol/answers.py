@@ -150,9 +150,11 @@ class ProbeAnswer(Answer):
 
 @dataclass(frozen=True)
 class TidyAnswer(Answer):
-    """The files that the job has left on the node are removed."""
+    """The ranks' working directory on the node has been looked after."""
 
     event: ClassVar[str] = "tidy"
+    left: bool = False
+    """True if it is still there, with files in it."""
 
 
 @dataclass(frozen=True)

@@ -187,9 +187,12 @@ class CollectRequest(PlacedRequest):
 
 @dataclass(frozen=True)
 class TidyRequest(PlacedRequest):
-    """Remove the files that the job has left."""
+    """Remove the ranks' working directory on a node that does not share the run directory."""
 
     phase: ClassVar[str] = "tidy"
+
+    keep_files: bool = False
+    """True to leave it where there are files in it."""
 
 
 @dataclass(frozen=True)

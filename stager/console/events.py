@@ -143,6 +143,8 @@ class Events(Reports):
     def _show_collected(self, event: OutputsCollected, record: Record) -> None:
         what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
         self.say(f"  {event.node}: {what}: {event.source} -> {event.target}")
+        for name in event.missing:
+            self.warn(f"{event.node}: no rank has written {name}, which is named as an output")
         for old, new in event.renamed.items():
             self.say(f"  {old} existed already; this one is {new}")
         for problem in event.problems:
