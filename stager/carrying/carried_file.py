@@ -205,6 +205,10 @@ class CarriedFile:
             expected = member_header(LABEL_NAME, size)
         except ValueError:
             expected = b""
+        if not header:
+            raise BundleError(
+                f"{self.path} is empty", hint="the copy was interrupted: copy it again"
+            )
         if header == expected and size <= _LABEL_LIMIT:
             data = self._read(size)
             self._end(size)
