@@ -194,8 +194,10 @@ def test_errors(project: Project, tmp_path: Path) -> None:
     mine = project.stager("export", "-o", "mine.tar")
     assert mine.returncode == 1
     assert "let its name end in .carry.tar" in mine.stderr
-    # In the project it is no part of the next bundle.
+    # In the project it is no part of the next bundle, and neither is who signed it.
     assert project.stager("export").returncode == 0
+    [carried] = project.root.glob("*.carry.tar")
+    carried.with_name(f"{carried.name}.sig").touch()
     assert "has changed" not in project.stager("export").stderr
 
 
