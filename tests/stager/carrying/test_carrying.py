@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.format.manifest import BLOCK, MANIFEST_NAME, member_header
+from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
 from stager.carrying.carried_file import CarriedPart, Label, read_label
@@ -243,6 +243,20 @@ def test_a_label_that_lies(sides: Sides) -> None:
     with pytest.raises(BundleError, match="its format is 99, this one reads 1") as caught:
         sides.take(copy)
     assert "`stager export --with-tool` carries it" in caught.value.hint
+
+
+def test_a_bundle_of_another_version(sides: Sides) -> None:
+    """The file itself is of this one: nothing is wrong with the copy."""
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    ours = f'"format":{FORMAT},'.encode()
+    assert whole.count(ours) == 1
+    copy = sides.project.root.parent / "copy.carry.tar"
+    copy.write_bytes(whole.replace(ours, ours.replace(str(FORMAT).encode(), b"9")))
+    with pytest.raises(BundleError, match="has format 9; this program reads format") as caught:
+        sides.take(copy)
+    assert caught.value.hint.startswith("use the same version on both sides")
+    assert list(sides.inside.bundles.iterdir()) == []
 
 
 def test_parts_that_have_changed_places(sides: Sides) -> None:
