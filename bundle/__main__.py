@@ -259,7 +259,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
-    from .launch import hub_cache
+    from .launch import hub_cache, import_path
     from .launch.step_ranks import step_variables
     from .launch.variables import environment_variables
 
@@ -269,9 +269,9 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     variables = environment_variables(directories, os.environ, os.environ, as_rank=True)
     variables.update(step_variables(os.environ))
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
-    sources = os.path.join(variables["STAGER_PROJECT"], "src")
-    if os.path.isdir(sources) and not os.path.exists(os.path.join(sources, "__init__.py")):
-        variables["PYTHONPATH"] = sources  # a src layout; for ranks, the wrapper does it
+    own_code = [*import_path.sources(variables["STAGER_PROJECT"]), *import_path.trainer(variables)]
+    if own_code:  # an empty one would be the working directory
+        variables["PYTHONPATH"] = os.pathsep.join(own_code)
     return _become(command, variables)
 
 

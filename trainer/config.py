@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
     words = parser.add_mutually_exclusive_group()
     words.add_argument(
         "--vocab",
-        type=_path,
+        type=_input,
         metavar="FILE",
         help="WordPiece vocabulary, one token a line",
     )
@@ -244,7 +245,7 @@ def check(options: Options) -> None:
     if problems:
         raise TrainerError(
             "\n".join(problems),
-            hint=f"correct the path; relative ones are taken from {Path.cwd()}",
+            hint=f"correct the path; relative ones are taken from {_looked_in()}",
         )
 
 
@@ -252,7 +253,7 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
     epochs, batch_size, out = workload.defaults
     add = parser.add_argument
     if workload.data_help:
-        add("--data", type=_path, metavar="PATH", help=workload.data_help)
+        add("--data", type=_input, metavar="PATH", help=workload.data_help)
     else:
         parser.set_defaults(data=None)
     add("--epochs", type=_count, default=epochs, metavar="N", help=f"default: {epochs}")
@@ -275,6 +276,27 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
     add("--seed", type=_seed, default=42, metavar="N", help="default: 42")
     add("--out", type=_path, default=Path(out), metavar="DIR", help=f"default: {out}")
     add("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+
+
+def _staged() -> list[Path]:
+    """Return where a bundle brought files to this node: its project and its assets."""
+    places = [os.environ.get(name) for name in ("STAGER_PROJECT", "STAGER_ASSETS")]
+    return [Path(place) for place in places if place]
+
+
+def _looked_in() -> str:
+    return ", or ".join(map(str, (Path.cwd(), *_staged())))
+
+
+def _input(text: str) -> Path:
+    """Return the path of a file to read: in the working directory, else among what was staged.
+
+    A node that does not see the directory of a job starts the ranks in an empty one.
+    """
+    path = _path(text)
+    if path.exists():
+        return path
+    return next((place / path for place in _staged() if (place / path).exists()), path)
 
 
 def _path(text: str) -> Path:

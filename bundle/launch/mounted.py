@@ -22,6 +22,7 @@ from ..node import interpreter, removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
 from ..system.module_source import source_of
+from . import import_path
 from .directories import JobDirectories
 from .variables import environment_variables
 
@@ -105,7 +106,8 @@ def variables(directories: JobDirectories, place: str, base: Mapping[str, str]) 
     """Return the variables of a program in a mounted environment.
 
     What the run wrapper does for ranks is done by variables, as any program may be started: the
-    project is importable, and the patches are active. Nothing is recorded: there is no job.
+    project and the trainer are importable, and the patches are active. Nothing is recorded: there
+    is no job.
 
     Args:
         directories: those of the view.
@@ -119,9 +121,8 @@ def variables(directories: JobDirectories, place: str, base: Mapping[str, str]) 
     own, _, rest = found["PATH"].partition(os.pathsep)
     found["PATH"] = os.pathsep.join([own, os.path.join(place, "bin"), rest])
     project = os.path.join(place, "project")
-    sources = os.path.join(project, "src")
-    is_layout = os.path.isdir(sources) and not os.path.exists(os.path.join(sources, "__init__.py"))
-    found["PYTHONPATH"] = os.pathsep.join([project, sources] if is_layout else [project])
+    own_code = [project, *import_path.sources(project), *import_path.trainer(found)]
+    found["PYTHONPATH"] = os.pathsep.join(own_code)
     return found
 
 

@@ -29,6 +29,7 @@ from bundle.format.archive import END
 from bundle.format.manifest import (
     BLOCK,
     MANIFEST_NAME,
+    FormatError,
     Manifest,
     ManifestError,
     member_header,
@@ -50,6 +51,7 @@ TOOL = "tool/"
 """The names of the tool's wheels begin so."""
 _LABEL_LIMIT = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SAME_VERSION = "use the same version on both sides; `stager export --with-tool` carries it"
 _COPY_AGAIN = "the copy is damaged: copy it again, and compare `sha256sum` on both sides"
 
 
@@ -101,7 +103,7 @@ def read_label(path: Path, data: bytes) -> Label:
             raise BundleError(
                 f"{path} was written by another version of stager: its format is "
                 f"{raw['format']!r}, this one reads {FORMAT}",
-                hint="use the same version on both sides; `stager export --with-tool` carries it",
+                hint=_SAME_VERSION,
             )
         label = decode(Label, raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
@@ -142,6 +144,10 @@ class CarriedFile:
             raise self._damaged(f"{LABEL_NAME} does not name the manifest first")
         try:
             self.manifest: Manifest = parse(b"".join(self.content(part.name, part.size)))
+        except FormatError as exc:
+            raise BundleError(
+                f"{path} carries a bundle of another version of stager: {exc}", hint=_SAME_VERSION
+            ) from exc
         except ManifestError as exc:
             raise self._damaged(str(exc)) from exc
         if self.manifest.id != self.label.id:
@@ -205,6 +211,10 @@ class CarriedFile:
             expected = member_header(LABEL_NAME, size)
         except ValueError:
             expected = b""
+        if not header:
+            raise BundleError(
+                f"{self.path} is empty", hint="the copy was interrupted: copy it again"
+            )
         if header == expected and size <= _LABEL_LIMIT:
             data = self._read(size)
             self._end(size)

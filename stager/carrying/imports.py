@@ -20,6 +20,7 @@ from ..core.store import Store
 from ..core.suffixes import BUNDLE_SUFFIX
 from ..pack import existing
 from ..pack.bundle import bundle_path
+from ..pack.compiled_program import compiled_program
 from ..pack.inspect import InspectedSignature
 from ..pack.members import MemberError, reader
 from ..pack.seals import is_sealed, seal, size_of
@@ -112,6 +113,8 @@ class _Import:
             with store.publishing(signature_of(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
         existing.remember_import(store, manifest.name, final)
+        # As a build does: whoever may only read this offline root could not make them.
+        compiled_program(existing.node_program(final, store, manifest.id), store)
         left_out = set(self._file.label.left_out)
         layers = sum(layer.member not in left_out for layer in manifest.layers)
         return ImportResult(

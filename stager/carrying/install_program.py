@@ -53,7 +53,11 @@ def main(carried: str, arguments: Sequence[str]) -> int:
         return 1
     except OSError as exc:
         where = f"{exc.filename}: " if exc.filename else ""
-        sys.stderr.write(f"error: {where}{exc.strerror or exc}\n")
+        sys.stderr.write(
+            f"error: {where}{exc.strerror or exc}\n"
+            f"hint: name another directory: python3 {carried} install DIR; or free some space, "
+            "there or in $TMPDIR\n"
+        )
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -105,12 +109,19 @@ def refuse_other_python(carried: pathlib.Path) -> None:
         target = json.loads(program.read("target.json"))
     here = "{}.{}".format(*sys.version_info[:2])
     machine = os.uname().machine
-    if (here, machine) != (target["python"], target["machine"]):
-        raise InstallRefused(
-            f"this file carries stager for Python {target['python']} on {target['machine']}; this "
-            f"is Python {here} on {machine}",
-            "start it with that Python: python{} {} install".format(target["python"], carried),
+    if (here, machine) == (target["python"], target["machine"]):
+        return
+    hint = "start it with that Python: python{} {} install".format(target["python"], carried)
+    if machine != target["machine"]:
+        hint = (
+            "install it on a machine of that kind; or export on the other side for this one, from "
+            "a project whose environment.platform says so"
         )
+    raise InstallRefused(
+        f"this file carries stager for Python {target['python']} on {target['machine']}; this is "
+        f"Python {here} on {machine}",
+        hint,
+    )
 
 
 def unpack(carried: pathlib.Path, folder: pathlib.Path) -> list[str]:
@@ -164,6 +175,8 @@ def fill(place: pathlib.Path, wheels: pathlib.Path, names: Sequence[str]) -> Non
     if subprocess.run(argv, env=environment, check=False, stdin=subprocess.DEVNULL).returncode:
         raise InstallRefused(
             "pip could not install the carried wheels (see above)",
+            "where a wheel is not supported on this platform, the C library is older than the "
+            "bundle's environment.platform: lower that on the other side, and export again; else "
             "free some space, or name another directory",
         )
 

@@ -94,7 +94,7 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
     except OSError as exc:
         raise StagerError(
             f"--project {folder} cannot be written: {exc.strerror or exc}",
-            hint="name another directory",
+            hint=f"name another directory; the bundle itself is in {store.root} now",
         ) from exc
     finally:
         remove(partial)

@@ -30,7 +30,9 @@ NEVER_SHIPPED = (
         f"*{BUNDLE_SUFFIX}",
         f"*{BUNDLE_SUFFIX}.sig",
         f"*{CARRIED_SUFFIX}",
+        f"*{CARRIED_SUFFIX}.sig",
         f"*{IMAGE_SUFFIX}",
+        f"*{IMAGE_SUFFIX}.sig",
         f"*{SBOM_SUFFIX}",
     ),  # our own, of an earlier job or build
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),

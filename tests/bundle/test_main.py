@@ -170,7 +170,7 @@ def test_exec_becomes_the_command(standard: Packed, program: Path, env: Path) ->
     assert variables["PATH"].split(":")[0] == str(env / "bin")
     assert variables["MINE"] == variables["STAGER_PATCHES"] == "1"
     assert variables["RANK"] == "3"  # who is a rank already stays one
-    assert "PYTHONPATH" not in variables
+    assert variables["PYTHONPATH"] == str(env / ".stager" / "site")  # the trainer's, no decoy
 
 
 @pytest.mark.parametrize(

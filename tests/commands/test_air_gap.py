@@ -153,6 +153,13 @@ def test_what_the_program_in_the_file_says(
     assert refused.returncode == 1
     assert "this file carries stager for Python 3.99 on" in refused.stderr
     assert f"start it with that Python: python3.99 {with_program} install" in refused.stderr
+    platform = Target.of_host().platform.replace(os.uname().machine, "riscv64")
+    elsewhere = install_program(replace(Target.of_host(), platform=platform))
+    with_program.write_bytes(file.read_bytes() + elsewhere)
+    refused = inside.run(sys.executable, with_program, "install")
+    assert refused.returncode == 1
+    assert f"on riscv64; this is Python {Target.of_host().python} on" in refused.stderr
+    assert "export on the other side for this one" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -187,8 +194,10 @@ def test_errors(project: Project, tmp_path: Path) -> None:
     mine = project.stager("export", "-o", "mine.tar")
     assert mine.returncode == 1
     assert "let its name end in .carry.tar" in mine.stderr
-    # In the project it is no part of the next bundle.
+    # In the project it is no part of the next bundle, and neither is who signed it.
     assert project.stager("export").returncode == 0
+    [carried] = project.root.glob("*.carry.tar")
+    carried.with_name(f"{carried.name}.sig").touch()
     assert "has changed" not in project.stager("export").stderr
 
 
@@ -255,3 +264,79 @@ def test_a_bundle_whose_lock_is_not_here_is_not_exported(project: Project, tmp_p
         assert f"the lock that {kept} was made from is not here" in refused.stderr
         assert "carry the file itself" in refused.stderr
     assert [*nowhere.root.iterdir()] == []
+
+
+def _mounted(project: Project, shell: str, *arguments: str | Path, root: Path) -> str:
+    """What the tool says where something is mounted as ``shell`` says; it must refuse."""
+    done = subprocess.run(
+        [*entering("-m", shell), *STAGER, *map(str, arguments)],
+        cwd=project.root,
+        env={**os.environ, "OFFLINE_ROOT": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    return done.stderr
+
+
+def test_an_offline_root_that_cannot_take_it(project: Project, tmp_path: Path) -> None:
+    """Read-only, or full, or without inodes; and a place for the project's code that is."""
+    assert project.stager("build", "--no-prove").returncode == 0
+    file, place = tmp_path / "lab.carry.tar", tmp_path / "place"
+    assert project.stager("export", "-o", str(file)).returncode == 0
+    place.mkdir()
+    root = place / "offline"
+    said = _mounted(project, f"mount -t tmpfs -o ro none {place}", "import", file, root=root)
+    assert f"error: cannot write {root}: Read-only file system" in said
+    assert "hint: check the permissions, or choose another place" in said
+    for full in ("size=1m", "nr_inodes=8"):
+        said = _mounted(
+            project, f"mount -t tmpfs -o {full} none {place}", "import", file, root=root
+        )
+        assert "error: not enough space for the bundle: need " in said
+        assert f"at {root}\nhint: free some space" in said
+    said = _mounted(
+        project,
+        f"mount -t tmpfs -o ro none {place}",
+        *("import", file, "--project", place / "lab"),
+        root=tmp_path / "elsewhere",
+    )
+    assert f"--project {place / 'lab'} cannot be written: Read-only file system" in said
+    assert f"the bundle itself is in {tmp_path / 'elsewhere'} now" in said
+
+
+def test_who_may_only_read_the_offline_root_uses_what_was_imported(
+    project: Project, tmp_path: Path
+) -> None:
+    """As where a site's staff imports, and all others use it."""
+    (project.root / "train.py").write_text(TRAIN)
+    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    file, root = tmp_path / "lab.carry.tar", tmp_path / "site"
+    assert project.stager("export", "-o", str(file)).returncode == 0
+    imported = project.stager("import", str(file), env={"OFFLINE_ROOT": str(root)})
+    assert imported.returncode == 0, imported.stderr
+    (tmp_path / "nowhere").mkdir()
+    read_only = f"mount --bind {root} {root}; mount -o remount,ro,bind {root}"
+    options = ("--allocation", "local", "--nodes", "2", "--launcher", "processes")
+    done = subprocess.run(
+        [
+            *entering("-m", read_only),
+            *STAGER,
+            "run",
+            "--id",
+            built["id"],
+            *options,
+            "--",
+            "train.py",
+        ],
+        cwd=tmp_path / "nowhere",
+        env={**os.environ, "OFFLINE_ROOT": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 2 alpha" in done.stdout

@@ -17,6 +17,7 @@ from tests.support.building import HOST, STAGER, Project, left_in_tmp
 from tests.support.bundles import tree
 from tests.support.namespaces import entering
 from tests.support.own_pythons import fetch_zstandard, movable_python
+from tests.support.torch_project import TorchProject
 from tests.support.wheelhouse import make_wheel
 
 pytestmark = pytest.mark.needs("squashfs")
@@ -301,3 +302,27 @@ def test_ctrl_c_leaves_nothing(built: Project, tmp_path: Path) -> None:
     assert process.returncode in (130, -signal.SIGINT), errors
     assert list(place.iterdir()) == []
     assert left_in_tmp(built.store) == []
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_two_ranks_of_pytorch_train_from_an_image(
+    torch_project: TorchProject, nodes: Path, tmp_path: Path
+) -> None:
+    """The image's own script by its name, and the trainer, each started by its torchrun."""
+    image, at, out = tmp_path / "torch.env.sqsh", tmp_path / "at", tmp_path / "out"
+    done = torch_project.stager("export", "--squashfs", "-o", image)
+    assert done.returncode == 0, done.stderr
+    at.mkdir()
+    two = f"{at}/run torchrun --standalone --nproc-per-node 2"
+    commands = (
+        f"{two} --no-python {at}/run train.py one two",
+        f"{two} -m trainer mlp --epochs 1 --out {shlex.quote(str(out))}",
+    )
+    env = {"STAGER_NODE_ROOT": str(nodes)}
+    done = mounted(image, at, "sh", "-euc", "\n".join(commands), env=env)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"[RANK {rank}] WORLD_SIZE=2" in done.stdout
+    assert done.stdout.count("sum of ranks: 1.0 arguments: ['one', 'two']") == 2
+    assert json.loads((out / "metrics.json").read_text())["world_size"] == 2

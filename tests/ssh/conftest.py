@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.store import Store
+from tests.support.air_gap import Inside, made_inside
 from tests.support.building import Project, Supplies
 from tests.support.cluster import remove_abandoned
 from tests.support.needs import needs
@@ -79,3 +80,10 @@ def project(
         )
         made.build()
     return root
+
+
+@pytest.fixture
+def inside(hosts: SshHosts) -> Iterator[Inside]:
+    """The login node behind an air gap, with an empty home."""
+    with made_inside(hosts) as made:
+        yield made

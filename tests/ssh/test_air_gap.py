@@ -10,9 +10,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +19,8 @@ import pytest
 
 from stager.core.store import Store
 from stager.pack.existing import manifest_of
-from tests.support.building import STAGER, Project, Supplies
-from tests.support.namespaces import REPO, entering
+from tests.support.air_gap import NODES, NOT_THERE, Inside, export
+from tests.support.building import Project, Supplies
 from tests.support.ssh_hosts import SshHosts
 from tests.support.wheelhouse import make_wheel
 
@@ -79,101 +76,6 @@ if rank == 0:
     pathlib.Path("out").mkdir(exist_ok=True)
     pathlib.Path("out/weight.txt").write_text(f"{weight:.3f} {alpha.VERSION} FIRST")
 """
-NOT_THERE = """\
-import importlib.util, shutil
-print([name for name in ("pip", "stager", "packaging") if importlib.util.find_spec(name)],
-      [name for name in ("pip", "pip3", "uv", "stager") if shutil.which(name)])
-"""
-LOGIN, NODES = "node01", "node02,node03"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inside:
-    """The login node behind the gap."""
-
-    hosts: SshHosts
-
-    base = Path("/tmp/inside")
-    """A folder of its own ``/tmp``."""
-    home = base / "home"
-    lab = home / "lab"
-
-    @property
-    def root(self) -> Path:
-        """Its files, as this machine sees them."""
-        init = (self.hosts.state_dir / LOGIN / "init").read_text().strip()
-        return Path("/proc", init, "root")
-
-    def seen(self, path: Path) -> Path:
-        """A file of its, as this machine sees it."""
-        return self.root / path.relative_to("/")
-
-    def make(self) -> None:
-        """Make its home, and the only folder of its ``PATH``."""
-        for folder in ("home", "bin"):
-            self.seen(self.base / folder).mkdir(parents=True)
-        programs = self.seen(self.base / "bin")
-        (programs / "python3").symlink_to(_interpreter())
-        (programs / "ssh").symlink_to(self.hosts.state_dir / "bin" / "ssh")
-
-    def carry(self, file: Path) -> Path:
-        """Bring a file in by hand."""
-        shutil.copyfile(file, self.seen(self.base / file.name))
-        return self.base / file.name
-
-    def run(self, *argv: str | Path, cwd: Path = home) -> subprocess.CompletedProcess[str]:
-        """Run a program there."""
-        hidden = [REPO, Path("/etc/xdg/pip"), Path(sysconfig.get_path("purelib", vars=_BASE))]
-        shell = [f"mount -t tmpfs none {path}" for path in hidden if path.is_dir()]
-        shell += [
-            f"mount --bind /dev/null {path}" for path in [Path("/etc/pip.conf")] if path.exists()
-        ]
-        shell.append(f"cd {cwd}")
-        start = [*self.hosts.entering(LOGIN), *entering("-m", "\n".join(shell))]
-        env = ["env", "-i", f"HOME={self.home}", f"PATH={self.base / 'bin'}"]
-        return subprocess.run(
-            [*start, *env, *map(str, argv)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-
-    def stager(self, *arguments: str | Path, cwd: Path = home) -> dict[str, Any]:
-        """Run the tool that was installed there; return what it reports."""
-        tool = self.home / ".local" / "share" / "stager" / "bin" / "stager"
-        done = self.run(tool, arguments[0], "--json", *arguments[1:], cwd=cwd)
-        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-        report: dict[str, Any] = json.loads(done.stdout)
-        return report
-
-    def refusal(self, *arguments: str | Path) -> str:
-        """What the tool says when it refuses something."""
-        tool = self.home / ".local" / "share" / "stager" / "bin" / "stager"
-        done = self.run(tool, *arguments)
-        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
-        return done.stderr
-
-
-_BASE = {"base": sys.base_prefix, "platbase": sys.base_prefix}
-
-
-def _interpreter() -> Path:
-    """The Python without this test's environment."""
-    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-
-
-@pytest.fixture
-def inside(hosts: SshHosts) -> Iterator[Inside]:
-    """The login node; what was brought there is gone afterwards, and from the nodes."""
-    made = Inside(hosts=hosts)
-    try:
-        made.make()
-        yield made
-    finally:
-        shutil.rmtree(made.seen(made.base))
-        for node in NODES.split(","):
-            hosts.on(node, "sh", "-c", "rm -rf /tmp/stager-*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,17 +91,8 @@ class Outside:
         built = self.project.stager("build", "--upgrade", "--json")
         assert built.returncode == 0, built.stderr
         file = self.project.root.with_name(name)
-        done = subprocess.run(
-            [*STAGER, "export", "-o", str(file), "--json", *arguments],
-            cwd=self.project.root,
-            env=dict(self.tool_env),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr
-        return file, {**json.loads(built.stdout), **json.loads(done.stdout)}
+        exported = export(self.project.root, file, *arguments, env=self.tool_env)
+        return file, {**json.loads(built.stdout), **exported}
 
 
 @pytest.fixture

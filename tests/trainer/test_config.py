@@ -99,6 +99,32 @@ def test_all_wrong_paths_are_named_at_once(tmp_path):
     assert f"{tmp_path}/file" in str(error.value)
 
 
+def test_what_is_not_here_is_taken_from_what_was_staged(tmp_path, monkeypatch):
+    """A node that does not see the job's directory starts ranks in an empty one."""
+    for place, names in (
+        ("work", ["here"]),
+        ("project", ["here", "data/a.csv"]),
+        ("assets", ["data/a.csv", "vocab.txt"]),
+    ):
+        for name in names:
+            (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / name).touch()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("STAGER_PROJECT", str(tmp_path / "project"))
+    monkeypatch.setenv("STAGER_ASSETS", str(tmp_path / "assets"))
+    options = parse(["tiny-bert", "--data", "data/a.csv", "--vocab", "vocab.txt", "--out", "out"])
+    assert options.data == tmp_path / "project" / "data" / "a.csv"
+    assert options.vocab == tmp_path / "assets" / "vocab.txt"
+    assert options.out == Path("out")
+    check(options)
+    assert parse(["tiny-bert", "--data", "here"]).data == Path("here")
+    with pytest.raises(TrainerError) as error:
+        check(parse(["tiny-bert", "--data", "absent.csv"]))
+    assert "--data absent.csv: there is no such file" in str(error.value)
+    looked_in = ", or ".join(str(tmp_path / place) for place in ("work", "project", "assets"))
+    assert f"taken from {looked_in}" in str(error.value)
+
+
 def test_an_unknown_workload_is_answered_with_the_nearest():
     done = trainer("tiny-brt")
     assert done.returncode == 2

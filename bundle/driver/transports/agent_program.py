@@ -37,7 +37,7 @@ NOT_FOR_AGENTS = frozenset(
         *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
         "protocol/log_names",
         *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
-        *("launch/step_ranks", "launch/mounted"),
+        *("launch/step_ranks", "launch/mounted", "launch/import_path"),
         *("channel/fanout", "channel/fanout_host", "channel/login_queue", "channel/login_reasons"),
         "format/partial_bundle",
         *("redaction/known_values", "results/publish", "results/receive"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.format.manifest import BLOCK, MANIFEST_NAME, member_header
+from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
 from stager.carrying.carried_file import CarriedPart, Label, read_label
@@ -125,8 +125,10 @@ def test_a_base_that_is_not_known(sides: Sides, built: Built) -> None:
 def test_a_base_that_the_other_side_does_not_have(sides: Sides, built: Built) -> None:
     done = sides.export(base=Base(id=built.packed.manifest.id))
     sides.inside = Store(sides.inside.root.with_name("elsewhere"))
-    with pytest.raises(BundleError, match=rf"since the bundle {built.packed.manifest.id[:12]}"):
+    key = built.packed.manifest.id[:12]
+    with pytest.raises(BundleError, match=rf"since the bundle {key}, and \d+ parts") as caught:
         sides.take(done.file)
+    assert caught.value.hint.startswith(f"import the file that carries {key} first")
     assert list(sides.inside.bundles.iterdir()) == []
 
 
@@ -192,6 +194,11 @@ def test_a_bundle_is_not_taken_for_a_carried_file(sides: Sides, tmp_path: Path) 
     built = sides.project.build()
     with pytest.raises(BundleError, match="is a bundle, which needs no import"):
         sides.take(built.packed.path)
+    empty = tmp_path / "empty"
+    empty.touch()
+    with pytest.raises(BundleError, match="empty is empty") as caught:
+        sides.take(empty)
+    assert caught.value.hint == "the copy was interrupted: copy it again"
     other = tmp_path / "other"
     other.write_text("something else\n")
     with pytest.raises(BundleError, match="no file that `stager export` has written"):
@@ -227,12 +234,45 @@ def test_a_label_that_lies(sides: Sides) -> None:
         lambda label: replace(label, left_out=("node.pyz",)),
         lambda label: replace(label, left_out=("../../etc/passwd",)),
         lambda label: replace(label, left_out=(MANIFEST_NAME,)),
-        lambda label: replace(label, format=99),
     ):
         copy.write_bytes(relabelled(whole, change))
         with pytest.raises(BundleError):
             sides.take(copy)
         assert list(sides.inside.bundles.iterdir()) == []
+    copy.write_bytes(relabelled(whole, lambda label: replace(label, format=99)))
+    with pytest.raises(BundleError, match="its format is 99, this one reads 1") as caught:
+        sides.take(copy)
+    assert "`stager export --with-tool` carries it" in caught.value.hint
+
+
+def test_a_bundle_of_another_version(sides: Sides) -> None:
+    """The file itself is of this one: nothing is wrong with the copy."""
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    ours = f'"format":{FORMAT},'.encode()
+    assert whole.count(ours) == 1
+    copy = sides.project.root.parent / "copy.carry.tar"
+    copy.write_bytes(whole.replace(ours, ours.replace(str(FORMAT).encode(), b"9")))
+    with pytest.raises(BundleError, match="has format 9; this program reads format") as caught:
+        sides.take(copy)
+    assert caught.value.hint.startswith("use the same version on both sides")
+    assert list(sides.inside.bundles.iterdir()) == []
+
+
+def test_parts_that_have_changed_places(sides: Sides) -> None:
+    """A medium that mixes its blocks up: every byte is there."""
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+    first, second = len(whole) // 3, 2 * len(whole) // 3
+    one, other = (whole[at : at + BLOCK] for at in (first, second))
+    data = bytearray(whole)
+    data[first : first + BLOCK], data[second : second + BLOCK] = other, one
+    copy.write_bytes(data)
+    with pytest.raises(BundleError, match="does not have the digest that it must have") as caught:
+        sides.take(copy)
+    assert "compare `sha256sum` on both sides" in caught.value.hint
+    assert list(sides.inside.bundles.iterdir()) == []
 
 
 def test_a_carried_file_is_not_taken_for_a_bundle(sides: Sides, built: Built) -> None:

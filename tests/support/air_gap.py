@@ -1,0 +1,132 @@
+"""Both sides of an air gap, with real hosts behind it; one of them is the login node there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.building import STAGER
+from tests.support.namespaces import REPO, entering
+from tests.support.ssh_hosts import SshHosts
+
+NOT_THERE = """\
+import importlib.util, shutil
+print([name for name in ("pip", "stager", "packaging") if importlib.util.find_spec(name)],
+      [name for name in ("pip", "pip3", "uv", "stager") if shutil.which(name)])
+"""
+LOGIN, NODES = "node01", "node02,node03"
+_BASE = {"base": sys.base_prefix, "platbase": sys.base_prefix}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """The login node behind the gap."""
+
+    hosts: SshHosts
+
+    base = Path("/tmp/inside")
+    """A folder of its own ``/tmp``."""
+    home = base / "home"
+    lab = home / "lab"
+
+    @property
+    def root(self) -> Path:
+        """Its files, as this machine sees them."""
+        init = (self.hosts.state_dir / LOGIN / "init").read_text().strip()
+        return Path("/proc", init, "root")
+
+    def seen(self, path: Path) -> Path:
+        """A file of its, as this machine sees it."""
+        return self.root / path.relative_to("/")
+
+    def make(self) -> None:
+        """Make its home, and the only folder of its ``PATH``."""
+        for folder in ("home", "bin"):
+            self.seen(self.base / folder).mkdir(parents=True)
+        programs = self.seen(self.base / "bin")
+        (programs / "python3").symlink_to(_interpreter())
+        (programs / "ssh").symlink_to(self.hosts.state_dir / "bin" / "ssh")
+
+    def carry(self, file: Path) -> Path:
+        """Bring a file in by hand."""
+        shutil.copyfile(file, self.seen(self.base / file.name))
+        return self.base / file.name
+
+    def run(self, *argv: str | Path, cwd: Path = home) -> subprocess.CompletedProcess[str]:
+        """Run a program there, where nothing of the other side can be seen."""
+        hidden = [REPO, Path("/etc/xdg/pip"), Path(sysconfig.get_path("purelib", vars=_BASE))]
+        hidden += Path("/var/tmp").glob("stager-torch-*")
+        shell = [f"mount -t tmpfs none {path}" for path in hidden if path.is_dir()]
+        shell += [
+            f"mount --bind /dev/null {path}" for path in [Path("/etc/pip.conf")] if path.exists()
+        ]
+        shell.append(f"cd {cwd}")
+        start = [*self.hosts.entering(LOGIN), *entering("-m", "\n".join(shell))]
+        env = ["env", "-i", f"HOME={self.home}", f"PATH={self.base / 'bin'}"]
+        return subprocess.run(
+            [*start, *env, *map(str, argv)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def stager(self, *arguments: str | Path, cwd: Path = home) -> dict[str, Any]:
+        """Run the tool that was installed there; return what it reports."""
+        tool = self.home / ".local" / "share" / "stager" / "bin" / "stager"
+        done = self.run(tool, arguments[0], "--json", *arguments[1:], cwd=cwd)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def refusal(self, *arguments: str | Path) -> str:
+        """What the tool says when it refuses something."""
+        tool = self.home / ".local" / "share" / "stager" / "bin" / "stager"
+        done = self.run(tool, *arguments)
+        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+        return done.stderr
+
+
+def _interpreter() -> Path:
+    """The Python without this test's environment."""
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+@contextmanager
+def made_inside(hosts: SshHosts) -> Iterator[Inside]:
+    """The login node; what was brought there is gone afterwards, and from the nodes."""
+    made = Inside(hosts=hosts)
+    try:
+        made.make()
+        yield made
+    finally:
+        shutil.rmtree(made.seen(made.base))
+        for node in NODES.split(","):
+            hosts.on(node, "sh", "-c", "rm -rf /tmp/stager-*")
+
+
+def export(
+    folder: Path, file: Path, *arguments: str, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Write a project's bundle to a file to carry; return what is said of it."""
+    done = subprocess.run(
+        [*STAGER, "export", "-o", str(file), "--json", *arguments],
+        cwd=folder,
+        env=dict(os.environ if env is None else env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
