@@ -76,6 +76,13 @@ def delete(path: str) -> int:
         os.close(parent)
 
 
+def removed_if_empty(path: str) -> bool:
+    """Remove a directory if nothing is in it; return whether it is gone."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+    return not os.path.lexists(path)
+
+
 def sweep(path: str) -> None:
     """Delete a file, a link or a tree as far as possible; failures do not matter.
 

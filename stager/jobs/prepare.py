@@ -270,7 +270,7 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
 def _with_staged_script(config: Config, options: JobOptions) -> JobOptions:
     """Return options that name a script of the project by its place there, as hosts know it."""
     command = options.command or config.project.command
-    if not command:
+    if not command or config.project.path is None:
         return options
     return replace(options, command=(in_project(command[0], config.project.path), *command[1:]))
 

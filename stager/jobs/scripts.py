@@ -54,8 +54,7 @@ def in_project(name: str, project: Path) -> str:
     """
     if not (name.startswith("/") or ".." in Path(name).parts) or not _is_here(name):
         return name
-    path = Path(name).resolve()
-    root = project.resolve()
+    path, root = Path(name).parent.resolve() / Path(name).name, project.resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
 
 

@@ -29,3 +29,26 @@ def test_what_is_named_comes_home(hosts: SshHosts, project: Path) -> None:
     assert (nowhere / "out" / "world.txt").read_text() == "2"
     outside = hosts.stager("run", *options, "--outputs", "../out", *command, folder=nowhere)
     assert (outside.code, "--outputs" in outside.talk) == (2, True), outside.talk
+
+
+def test_what_is_not_named_stays_on_the_hosts(hosts: SshHosts, project: Path) -> None:
+    """The job says where, and which of the names nobody wrote."""
+    (bundle,) = (hosts.hidden / "offline" / "bundles").glob("*.pkgs.tar")
+    nowhere = hosts.hidden / "unnamed"
+    nowhere.mkdir()
+    where = ["--hosts", "node[01-02]", "--bundle", str(bundle)]
+    options = [*where, "--log-dir", str(hosts.hidden / "logs"), "--backend", "gloo"]
+    options += ["--launcher", "processes", "--outputs", "results"]
+    done = hosts.stager("run", *options, "--", "train.py", folder=nowhere)
+    talk = " ".join(done.talk.split())
+    assert done.code == 0, done.talk
+    assert "node01: no rank has written results, which is named as an output" in talk
+    _, _, place = talk.partition("what the ranks wrote is still on node01 in ")
+    work = place.partition(";")[0]
+    assert hosts.on("node01", "cat", f"{work}/out/world.txt") == "2", talk
+    assert hosts.on("node02", "ls", work, check=False) == "", "nothing was written there"
+    cleaned = hosts.stager("clean", "--nodes-only", *where, folder=nowhere)
+    assert cleaned.code == 0, cleaned.talk
+    hosts.on("node01", "find", work, "-exec", "touch", "-d", "2 hours ago", "{}", "+")
+    hosts.stager("clean", "--nodes-only", *where, folder=nowhere)
+    assert hosts.on("node01", "ls", work, check=False) == ""

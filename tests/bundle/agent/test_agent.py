@@ -220,3 +220,18 @@ def test_a_phase_that_does_not_exist(program: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "invalid choice: 'dance'" in done.stderr
+
+
+def test_tidy_can_keep_what_the_ranks_have_written(
+    single: Packed, program: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    jobs = Path(found["root"], "jobs")
+    work = jobs / "4711.work"
+    work.mkdir()
+    (work / "result.txt").write_text("not named as an output")
+    job = job_for(single, tmp_path)
+    code, (event,) = ask(program, "tidy", job, **found, keep_files=True)
+    assert (code, event["left"], os.listdir(work)) == (0, True, ["result.txt"])
+    (work / "result.txt").unlink()
+    code, (event,) = ask(program, "tidy", job, **found, keep_files=True)
+    assert (code, event["left"], work.exists()) == (0, False, False)

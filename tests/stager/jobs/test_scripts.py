@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.jobs.scripts import refuse_absent
+from stager.jobs.scripts import in_project, refuse_absent
 from tests.support.building import Project
 
 CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"
@@ -89,3 +89,22 @@ def test_a_script_here_needs_no_look_into_the_bundle(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     refuse_absent("train.py", tmp_path / "absent.pkgs.tar")
+
+
+def test_a_script_of_the_project_is_named_by_its_place_there(
+    project: Project, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts do not see this machine's files, but have a copy of the project."""
+    root = project.root
+    monkeypatch.chdir(root / "tools")
+    for name, place in (
+        (str(root / "train.py"), "train.py"),
+        (str(root / "latest.py"), "latest.py"),
+        ("../train.py", "train.py"),
+        ("../tools/convert.py", "tools/convert.py"),
+        ("convert.py", "convert.py"),
+        (str(root / "absent.py"), str(root / "absent.py")),
+        (str(root.parent / "elsewhere" / "evaluate.py"),) * 2,
+        ("/opt/of/the/nodes/train.py",) * 2,
+    ):
+        assert in_project(name, root) == place
