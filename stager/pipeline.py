@@ -268,7 +268,13 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     items: list[CleanedItem] = []
     outcome, skipped = None, _nodes_skipped(config, options, job)
     if options.nodes and not skipped:
-        outcome, items = _clean_nodes(config, job, options.everything, listener)
+        try:
+            outcome, items = _clean_nodes(config, job, options.everything, listener)
+        except StagerError:
+            if options.store and not options.dry_run:  # that needs no nodes
+                removed = _clean_store(config, options, listener)
+                listener.note(f"removed from the offline root: {counted(len(removed), 'item')}")
+            raise
     if options.store:
         items += _clean_store(config, options, listener)
     if skipped:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bundle.format.manifest import Manifest
+
 from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, lock_path, offline_root
 from ..config.load import Config
@@ -50,7 +52,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     store = Store(offline_root(config))
     spec = read_spec(config)
     base = base_manifest(store, manifest.name, options.base)
-    output = options.output or Path(f"{manifest.name}-{manifest.id[:12]}{CARRIED_SUFFIX}")
+    output = options.output or Path(_default_name(manifest, base))
     lock = _lock(config, spec, options)
     with (
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
@@ -69,6 +71,12 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
             )
         listener.begin("export")
         return export(chosen, output.absolute(), store, lock=lock, base=base, tool=tool)
+
+
+def _default_name(manifest: Manifest, base: Manifest | None) -> str:
+    """Return a name that no export of the same bundle with another base has."""
+    since = "" if base is None else f"-since-{base.id[:12]}"
+    return f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
 
 
 def _lock(config: Config, spec: Spec, options: ExportOptions) -> Path:

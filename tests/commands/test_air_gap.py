@@ -223,6 +223,16 @@ def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) 
         assert f"stager import {carried}" in refused.stderr
 
 
+def test_a_delta_does_not_replace_the_whole(project: Project) -> None:
+    """Both are exports of one bundle, in one folder."""
+    built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
+    start = built["id"][:12]
+    assert project.stager("export").returncode == 0
+    assert project.stager("export", "--base", start).returncode == 0
+    names = {path.name for path in project.root.glob("*.carry.tar")}
+    assert names == {f"project-{start}.carry.tar", f"project-{start}-since-{start}.carry.tar"}
+
+
 def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) -> None:
     """An older one of the project; one that was imported, where no project is; nothing is built."""
     first = json.loads(project.stager("build", "--no-prove", "--json").stdout)

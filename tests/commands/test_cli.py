@@ -462,6 +462,23 @@ def test_clean_says_what_goes_and_keeps_what_is_needed(project: Project) -> None
     assert both.returncode == 2
 
 
+def test_clean_with_a_slurm_that_does_not_answer(project: Project, tmp_path: Path) -> None:
+    """The nodes cannot be cleaned, and the command fails; the offline root is clean."""
+    project.settings("alpha", more="[cluster]\nnodes = 3").build()
+    stale = project.store.root / "seals" / "old.pkgs.tar.txt"
+    stale.write_text("x" * 100)
+    (tmp_path / "bin").mkdir()
+    for name in ("salloc", "sbatch", "srun", "scontrol", "sinfo", "squeue"):
+        command = tmp_path / "bin" / name
+        command.write_text(f"#!/bin/sh\necho '{name}: error: no such cluster' >&2\nexit 1\n")
+        command.chmod(0o755)
+    path = os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"]))
+    done = project.stager("clean", env={"PATH": path, "SLURM_JOB_ID": ""})
+    assert (done.returncode, stale.exists()) == (1, False), done.stderr
+    assert "removed from the offline root: 1 item" in done.stderr
+    assert "no such cluster" in done.stderr
+
+
 def test_clean_without_slurm_cleans_what_is_there(project: Project) -> None:
     project.settings("alpha", more="[cluster]\nnodes = 3").build()
     stale = project.store.root / "seals" / "old.pkgs.tar.txt"

@@ -47,8 +47,3 @@ def test_what_is_not_named_stays_on_the_hosts(hosts: SshHosts, project: Path) ->
     work = place.partition(";")[0]
     assert hosts.on("node01", "cat", f"{work}/out/world.txt") == "2", talk
     assert hosts.on("node02", "ls", work, check=False) == "", "nothing was written there"
-    cleaned = hosts.stager("clean", "--nodes-only", *where, folder=nowhere)
-    assert cleaned.code == 0, cleaned.talk
-    hosts.on("node01", "find", work, "-exec", "touch", "-d", "2 hours ago", "{}", "+")
-    hosts.stager("clean", "--nodes-only", *where, folder=nowhere)
-    assert hosts.on("node01", "ls", work, check=False) == ""
