@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ..core.processes import Runner, run
 
@@ -104,6 +104,18 @@ class Indexes:
             extra_index_urls=tuple(full.get(url, url) for url in self.extra_index_urls),
             find_links=tuple(full.get(place, place) for place in self.find_links),
         )
+
+    def misplaced(self) -> list[str]:
+        """Return a line for each place on this machine that is not what it is given as."""
+        urls = [*filter(None, (self.index_url,)), *self.extra_index_urls]
+        folders = {place: _folder(place) for place in (*urls, *self.find_links)}
+        lines = []
+        for place, folder in folders.items():
+            if folder is not None and not folder.exists():
+                lines.append(f"{strip_credentials(place)}: there is no such folder")
+            elif folder is not None and place in urls and (folder / "simple").is_dir():
+                lines.append(f"{strip_credentials(place)}: the index is the folder simple in it")
+        return lines
 
     def as_dict(self) -> dict[str, object]:
         """Return the values that are not defaults, without credentials, for a lock."""
@@ -196,6 +208,14 @@ def strip_credentials(url: str) -> str:
     kept = f"{user}@{host}" if _ONLY_VARIABLES.fullmatch(user) else host
     # Not urlunsplit: it drops the slashes of git+file:///path.
     return f"{parts.scheme}://{kept}{parts.path}"
+
+
+def _folder(place: str) -> Path | None:
+    """Return the folder that a place names; None for one on another machine."""
+    if place.startswith("file://"):
+        return Path(unquote(urlsplit(place).path))
+    path = Path(place).expanduser()
+    return path if "://" not in place and path.is_absolute() else None
 
 
 def _link(place: str) -> str:

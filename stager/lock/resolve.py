@@ -9,6 +9,7 @@ from bundle.protocol.counts import counted
 
 from ..core.errors import ResolveError
 from .cutoff import NONE
+from .indexes import pip_settings
 from .pip_tools import PipTools
 from .resolver import (
     NoSolution,
@@ -90,8 +91,15 @@ def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> Resol
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{counted(len(reasons), 'problem')}",
         hint=_remedy(failures, offline=request.offline),
-        context=[*reasons, *not_searched],
+        context=[*reasons, *not_searched, *_misplaced(request)],
     )
+
+
+def _misplaced(request: ResolveRequest) -> list[str]:
+    """Return lines about folders that were to be searched, and cannot have been."""
+    if request.offline:
+        return []
+    return pip_settings(request.run).indexes.plus(request.indexes).misplaced()
 
 
 def _remedy(failures: list[NoSolution], *, offline: bool) -> str:

@@ -127,3 +127,18 @@ def test_variables_alone_say_what_pip_makes_of_them(monkeypatch: pytest.MonkeyPa
     values = indexes._pip_values(never.append)  # type: ignore[arg-type]
     assert (values, never) == (indexes._parse_config(said), [])
     assert pip_settings().indexes.find_links == ()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A resolver says only that it found nothing, as if a package's name were wrong."""
+    mirror = tmp_path / "a mirror"
+    (mirror / "simple").mkdir(parents=True)
+    places = Indexes(
+        index_url=mirror.as_uri(),
+        extra_index_urls=((mirror / "simple").as_uri(), "https://user:secret@one.example/simple"),
+        find_links=(str(mirror), str(tmp_path / "miror"), "https://two.example/files"),
+    )
+    assert places.misplaced() == [
+        f"{mirror.as_uri()}: the index is the folder simple in it",
+        f"{tmp_path / 'miror'}: there is no such folder",
+    ]
