@@ -3,12 +3,13 @@
 ``stager import`` brings a bundle, and no wheels. A layer says in its head what it was made from,
 and its id is the digest of that. So a layer that a wheel of the lock would give, with the options
 of this build, is put into the store in the wheel's stead, each byte checked as an import does.
+That it was made from that wheel nobody can check, so somebody has to vouch for the bundle.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
@@ -99,14 +100,19 @@ class BundledWheels:
                     self._take(path, manifest, layer)
 
     def _bundles(self) -> list[tuple[Path, Manifest]]:
-        """Return the bundles that may be used, with their manifests."""
+        """Return the bundles that may be used, with their manifests.
+
+        They were built here, or somebody vouches for them: an allowed signer, or who imported them.
+        """
         if self._known is None:
             self._known = []
             for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
                 with contextlib.suppress(BundleError):  # damaged, of another format, not signed
                     manifest = existing.manifest_of(path)
-                    trust_in(self._config, self._store, path, manifest.id)
-                    self._known.append((path, manifest))
+                    verdict, _ = trust_in(self._config, self._store, path, manifest.id)
+                    signed = verdict is not None and verdict.accepted
+                    if signed or existing.is_for_builds(self._store, path, manifest.id):
+                        self._known.append((path, manifest))
         return self._known
 
     def _decompressor(self, file: LockedFile) -> Wheel | None:
@@ -142,8 +148,8 @@ class BundledWheels:
         if made_from is None or not _is_of(made_from, path, file, self._spec):
             return None
         pruned = made_from.options.get("prune")
-        words = tuple(pruned["words"]) if isinstance(pruned, dict) else ()
-        if not set(words) <= set(of_package(self._spec.prune, file.name)):
+        words = _words(pruned) if isinstance(pruned, dict) else ()
+        if words is None or not set(words) <= set(of_package(self._spec.prune, file.name)):
             return None
         source = LayerSource(
             kind="wheel",
@@ -204,6 +210,14 @@ def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> boo
     return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
 
 
+def _words(pruned: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Return the patterns by which a layer was pruned; None if they make no sense."""
+    words = pruned.get("words")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return tuple(words)
+
+
 def _filename(file: LockedFile, manifest: Manifest) -> str:
     """Return the name of a locked wheel, or one for that of an sdist.
 
@@ -236,9 +250,10 @@ def advising(store: Store) -> Iterator[None]:
         if not folder.is_dir() or not any(folder.iterdir()):
             raise
         advice = (
-            "the bundles that were imported here have not all that this lock needs: build where "
-            "there is an index, and carry the new packages here with `stager export --base ID` "
-            "(docs/air-gap.md); or bring a folder that `stager mirror` keeps"
+            "the bundles that were imported here for builds have not all that this lock needs: "
+            "import again with --for-builds or --project what was imported to be run only; or "
+            "build where there is an index, and carry the new packages here with `stager export "
+            "--base ID` (docs/air-gap.md); or bring a folder that `stager mirror` keeps"
         )
         hint = f"{exc.hint}; {advice}" if exc.hint else advice
         raise type(exc)(exc.message, hint=hint, context=exc.context) from exc

@@ -91,29 +91,42 @@ def _lock(config: Config, spec: Spec, options: ExportOptions) -> Path:
     return spec.pylock if spec.pylock is not None and not lock.exists() else lock
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Options of an import."""
+
+    asked: str = ""
+    """The id that the bundle must have, or its first digits; empty for any."""
+    project: Path | None = None
+    """A new folder for the project's code; None for none."""
+    for_builds: bool = False
+    """True to let builds take packages out of the bundle; so they may with ``project``."""
+
+
 def import_bundle(
-    config: Config, path: Path, listener: Listener, *, asked: str = "", project: Path | None = None
+    config: Config, path: Path, options: ImportOptions, listener: Listener
 ) -> ImportResult:
     """Add the bundle of a carried file to the offline root; write its project out, if asked to.
 
     Args:
         config: the settings that name the offline root.
         path: the carried file.
+        options: its id, and what it is for.
         listener: told the progress.
-        asked: the id that the bundle must have, or its first digits; empty for any.
-        project: a new folder for the project's code; None for none.
 
     Raises:
         StagerError: see :func:`stager.carrying.imports.import_file` and
             :func:`stager.carrying.project_files.write_project`.
     """
     store = Store(offline_root(config))
-    if project is not None:
-        refuse_used(project)
+    if options.project is not None:
+        refuse_used(options.project)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         listener.begin("import")
-        result = import_file(path, config, store, asked=asked)
-        if project is None:
+        result = import_file(path, config, store, asked=options.asked)
+        if options.for_builds or options.project is not None:
+            existing.let_builds_take(store, result.bundle, result.id)
+        if options.project is None:
             return result
-        notes = write_project(result, store, project)
-        return replace(result, project=project.absolute(), notes=tuple(notes))
+        notes = write_project(result, store, options.project)
+        return replace(result, project=options.project.absolute(), notes=tuple(notes))

@@ -21,12 +21,14 @@ from ..core.suffixes import BUNDLE_SUFFIX
 from ..pack import existing
 from ..pack.bundle import bundle_path
 from ..pack.compiled_program import compiled_program
+from ..pack.existing import ChosenBundle
 from ..pack.inspect import InspectedSignature
 from ..pack.members import MemberError, reader
 from ..pack.seals import is_sealed, seal, size_of
 from ..trust.check import decide, inspected_signature, signature_of
 from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile, write_member
 from .exports import members_of
+from .lock_of_bundle import names_wheels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class ImportResult:
     lock: Path
     """The lock that the bundle was made from."""
     already_here: bool
-    """True if the bundle was here, and nothing was done."""
+    """True if the bundle itself was here; its lock and signature are those of the file now."""
     signature: InspectedSignature | None
     """Its signature; null if there is none."""
     project: Path | None = None
@@ -82,6 +84,16 @@ def import_file(path: Path, config: Config, store: Store, *, asked: str = "") ->
         return _Import(path, handle, store, asked).take(config)
 
 
+@contextlib.contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """Remove a file if the block fails."""
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 class _Import:
     """The import of one file."""
 
@@ -106,9 +118,13 @@ class _Import:
         beside = dict(self._file.parts())
         self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
         if not here:
-            self._write(final)
-        with store.publishing(lock) as partial:
+            store.require_space(self._size, "the bundle")
+        with store.publishing(lock) as partial:  # first: it tells an import from a build's bundle
             partial.write_bytes(beside[LOCK_NAME])
+        if not here:
+            with _removed_on_failure(lock):
+                self._write(final)
+        self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
         if SIGNATURE_NAME in beside:
             with store.publishing(signature_of(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
@@ -140,9 +156,22 @@ class _Import:
             what, place = f"the bundle in {self._file.path}", f"{SIGNATURE_NAME} in that file"
             decide(config, text, self._manifest.id, what=what, place=place)
 
+    def _refuse_other_lock(self, chosen: ChosenBundle, lock: Path) -> None:
+        """Refuse a lock that names other wheels than the bundle has: the id does not cover it.
+
+        Raises:
+            BundleError: it does; the bundle is not kept.
+        """
+        if not names_wheels(chosen, lock):
+            for path in (chosen.path, lock):
+                path.unlink()
+            raise BundleError(
+                f"{self._file.path}: the lock in it is not the one that its bundle was made from",
+                hint="carry the file again; if it is as it was exported, export it once more",
+            )
+
     def _write(self, final: Path) -> None:
         """Write the bundle, each byte of it checked on its way."""
-        self._store.require_space(self._size, "the bundle")
         with contextlib.ExitStack() as opened_bundles:
             sources = self._sources(opened_bundles)
             with self._store.publishing(final) as partial, partial.open("wb") as out:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.environment.layer_writer import Fresh, WriteSettings, write_layers
 from bundle.format.archive import BundleFile
+from bundle.format.layer import Entry, Index, LayerError, check_links
 
 from ..building.current_bundle import LOCK_NAME, lock_path, offline_root
 from ..config import script
 from ..config.load import Config, find, load
+from ..core.atomic_write import output_file
 from ..core.deletion import remove
 from ..core.errors import ConfigError, StagerError
 from ..core.regular_files import bytes_of
@@ -25,7 +28,9 @@ from ..pack import existing
 from .imports import ImportResult
 
 _WRITTEN = ("project", "assets")
-"""Folders of an environment: what is in them lies in the project's own folder."""
+"""Folders of an environment: what is in them is written to the project's folder."""
+_ALL = "all"
+_STILL_RUNS = "the bundle was imported, and runs; to edit the project, bring its folder itself"
 
 
 def refuse_used(folder: Path) -> None:
@@ -90,7 +95,7 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
             _unpack(bundle, partial)
         if folder.is_dir():
             folder.rmdir()
-        (partial / "all").rename(folder)
+        (partial / _ALL).rename(folder)
     except OSError as exc:
         raise StagerError(
             f"--project {folder} cannot be written: {exc.strerror or exc}",
@@ -105,11 +110,12 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
 
 def _unpack(bundle: BundleFile, place: Path) -> None:
     """Write the files of the project and of its assets to ``place / "all"``."""
-    final = place / "all"
+    final = place / _ALL
     final.mkdir()
     for name in _WRITTEN:
-        (place / name).symlink_to("all")
+        (place / name).symlink_to(_ALL)
     fresh = list(_layers(bundle))
+    refuse_clashes([index for _, index, _ in fresh])
     for _, index, entries in fresh:
         for path in [entry.path for entry in entries] + [link.path for link in index.links]:
             (place / path).parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +124,48 @@ def _unpack(bundle: BundleFile, place: Path) -> None:
     for _, index, _ in fresh:
         for link in index.links:
             (place / link.path).symlink_to(link.target)
+
+
+def refuse_clashes(indexes: Sequence[Index]) -> None:
+    """Refuse content that cannot lie in one folder, or whose links lead out of it together.
+
+    In an environment the project and each asset have places of their own; each layer alone, and all
+    together, were judged by these.
+
+    Raises:
+        StagerError: two files would have one path, or a link leads outside.
+    """
+    files: dict[str, Entry] = {}
+    links: dict[str, str] = {}
+    for index in indexes:
+        for link in index.links:
+            path = _in_folder(link.path)
+            if path in files or links.setdefault(path, link.target) != link.target:
+                raise _clash(path)
+        for entry in index.files:
+            path = _in_folder(entry.path)
+            other = files.setdefault(path, entry)
+            if path in links or (other.size, other.sha256) != (entry.size, entry.sha256):
+                raise _clash(path)
+    try:
+        check_links({f"{_ALL}/{path}": target for path, target in links.items()})
+    except LayerError as exc:
+        raise StagerError(
+            f"the project's links lead out of its folder: {exc}", hint=_STILL_RUNS
+        ) from exc
+
+
+def _in_folder(path: str) -> str:
+    """Return a path in the project's folder, for one in an environment."""
+    return path.partition("/")[2]
+
+
+def _clash(path: str) -> StagerError:
+    return StagerError(
+        f"two different files of the bundle would be {path} in the project's folder: one lay in "
+        "the project, the other elsewhere (assets.paths, project.path)",
+        hint=_STILL_RUNS,
+    )
 
 
 def _layers(bundle: BundleFile) -> Iterator[Fresh]:
@@ -139,23 +187,30 @@ def _with_lock(written: _Written) -> list[str]:
         try:
             return list(_beside_settings(written, load(folder)))
         except StagerError as exc:
-            (folder / LOCK_NAME).write_bytes(written.lock)
+            if not os.path.lexists(folder / LOCK_NAME):
+                _write(folder / LOCK_NAME, written.lock)
             return [f"a build in {folder} would fail: {exc.message}", *exc.context]
     scripts = [path for path in folder.glob("*.py") if script.name_of(path) == name]
     if script.named_in(list(map(str, scripts))) is not None:
-        (folder / f"pylock.{name}.toml").write_bytes(written.lock)
+        _write(folder / f"pylock.{name}.toml", written.lock)
         return []
-    (folder / LOCK_NAME).write_bytes(written.lock)
+    _write(folder / LOCK_NAME, written.lock)
     return [
         f"there is no stager.toml in {folder}: the project's settings lay outside of project.path, "
         "and are not in the bundle; write one before you build"
     ]
 
 
+def _write(place: Path, lock: bytes) -> None:
+    """Write a lock; a link that the bundle has there is replaced, not followed."""
+    with output_file(place, hint="write the lock there by hand") as handle:
+        handle.write(lock)
+
+
 def _beside_settings(written: _Written, config: Config) -> Iterator[str]:
     spec = read_spec(config)
     place = lock_path(config, spec)
-    place.write_bytes(written.lock)
+    _write(place, written.lock)
     lock = read_lock(place, spec.target)
     here, there = spec.target.platform, lock.target.platform
     if here != there:

@@ -252,6 +252,9 @@ class _Plan:
         for path in self._files("bundles", BUNDLE_SUFFIX + SUFFIX):
             if path.name.removesuffix(SUFFIX) not in bundles:
                 yield _item("signature", path, "its bundle is gone")
+        for path in self._files("imports", existing.FOR_BUILDS_SUFFIX):
+            if path.name.removesuffix(existing.FOR_BUILDS_SUFFIX) not in bundles:
+                yield _item("note", path, "its bundle is gone")
         for path in marks_in(self.store.root / "bundles"):
             if path.name.partition(BUNDLE_SUFFIX)[0] + BUNDLE_SUFFIX not in bundles:
                 yield _item("note", path, "its bundle is gone")

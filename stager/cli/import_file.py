@@ -33,16 +33,24 @@ def import_file(
             help="Write the project's code to a new directory, to edit it and build it there.",
         ),
     ] = None,
+    for_builds: Annotated[
+        bool,
+        typer.Option(
+            "--for-builds",
+            help="Let builds here take its packages, as --project does; needs trust in its maker.",
+        ),
+    ] = False,
     talk: Talk,
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
-    from ..carrying.carry import import_bundle
+    from ..carrying.carry import ImportOptions, import_bundle
     from ..jobs import prepare
 
     console = talk.reports()
     with boundary(console):
         config = prepare.project(file, "", settings_place())
-        result = import_bundle(config, file, console, asked=bundle_id(id, "--id"), project=project)
+        options = ImportOptions(asked=bundle_id(id, "--id"), project=project, for_builds=for_builds)
+        result = import_bundle(config, file, options, console)
         console.stop()
         if talk.json:
             console.emit(result)

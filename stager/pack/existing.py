@@ -38,6 +38,8 @@ LABEL_NAME = "carried.json"
 """The first member of a file that ``stager export`` has written."""
 LOCK_SUFFIX = ".pylock.toml"
 """The ending of the lock of an imported bundle, see :func:`imported_lock`."""
+FOR_BUILDS_SUFFIX = ".for-builds"
+"""The ending of the note that builds may take packages out of an imported bundle."""
 _NAMED = re.compile(rf"-([0-9a-f]{{12}}){re.escape(BUNDLE_SUFFIX)}")
 
 
@@ -235,6 +237,30 @@ def remember(store: Store, project: Path, newest: Newest) -> None:
 def imported_lock(bundle: Path) -> Path:
     """Return the path of the lock that an imported bundle has beside it; others have none there."""
     return bundle.with_name(bundle.name.removesuffix(BUNDLE_SUFFIX) + LOCK_SUFFIX)
+
+
+def let_builds_take(store: Store, bundle: Path, key: str) -> None:
+    """Record that builds may take packages out of an imported bundle: its user says so."""
+    with store.publishing(_for_builds(store, bundle)) as partial:
+        partial.write_text(f"{key}\n", encoding="utf-8")
+
+
+def is_for_builds(store: Store, bundle: Path, key: str) -> bool:
+    """Return whether builds may take packages out of a bundle.
+
+    A layer only says which wheel it was made from. It did come from there if this store has built
+    it; else somebody has to be believed.
+    """
+    if made_here(store, bundle, key) and not imported_lock(bundle).exists():
+        return True
+    try:
+        return regular_files.text_of(_for_builds(store, bundle)).strip() == key
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _for_builds(store: Store, bundle: Path) -> Path:
+    return store.root / "imports" / f"{bundle.name}{FOR_BUILDS_SUFFIX}"
 
 
 def remember_import(store: Store, name: str, bundle: Path) -> None:

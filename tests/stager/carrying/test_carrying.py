@@ -15,7 +15,7 @@ from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
 from stager.carrying.carried_file import CarriedPart, Label, read_label
-from stager.carrying.carry import ExportOptions, export_project, import_bundle
+from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
 from stager.carrying.exports import Base, ExportResult, export
 from stager.carrying.imports import import_file
 from stager.cleanup.clean import Rules, plan
@@ -48,7 +48,7 @@ class Sides:
         with self._monkeypatch.context() as patch:
             patch.setenv("OFFLINE_ROOT", str(self.inside.root))
             config = load(self.project.root)
-            return import_bundle(config, file, Recorder(), asked=asked).bundle
+            return import_bundle(config, file, ImportOptions(asked=asked), Recorder()).bundle
 
 
 @pytest.fixture

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from bundle.format.layer import Entry, Index, Link
 from bundle.format.manifest import BLOCK
 from stager.building.build import BuildOptions, Built, build
-from stager.carrying.carry import ExportOptions, export_project, import_bundle
+from stager.building.current_bundle import newest_bundle, offline_root
+from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
+from stager.carrying.exports import export
 from stager.carrying.imports import ImportResult
+from stager.carrying.project_files import refuse_clashes
 from stager.config.load import load
 from stager.config.template import default
-from stager.core.errors import ConfigError, ResolveError, StagerError, WheelError
+from stager.core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.pack.existing import manifest_of
+from stager.pack.bundle import bundle_path
+from stager.pack.existing import ChosenBundle, manifest_of
 from tests.support.building import Project, Recorder, digests
 
 
@@ -45,7 +52,8 @@ class Gap:
 
     def take(self, file: Path) -> ImportResult:
         """Import it, with the project's code."""
-        return import_bundle(default(self.lab.parent), file, Recorder(), project=self.lab)
+        options = ImportOptions(project=self.lab)
+        return import_bundle(default(self.lab.parent), file, options, Recorder())
 
     def build(self, recorder: Recorder | None = None, *, offline: bool = False) -> Built:
         """Build inside, as `stager build` does."""
@@ -223,3 +231,80 @@ def test_another_offline_root_is_said(gap: Gap, monkeypatch: pytest.MonkeyPatch)
     [note] = imported.notes
     assert f"{Path.home() / 'mine'}, which does not have the packages" in note
     assert f"set OFFLINE_ROOT={imported.bundle.parents[1]}" in note
+
+
+def _digests(lock: Path) -> list[str]:
+    return re.findall(r"[0-9a-f]{64}", lock.read_text())
+
+
+def _index(files: dict[str, str], links: dict[str, str]) -> Index:
+    """The index of a layer with these files, by their content, and links."""
+    entries = [
+        Entry(path, len(text), 0o644, hashlib.sha256(text.encode()).hexdigest(), 0)
+        for path, text in files.items()
+    ]
+    return Index(tuple(entries), tuple(Link(*link) for link in links.items()), ())
+
+
+def test_layers_that_do_not_fit_into_one_folder_are_refused() -> None:
+    """Each alone is fine, and all are in an environment, where each has a place of its own."""
+    asset = _index({"assets/data/x.csv": "a"}, {"assets/s/t/d": "../.."})
+    project = _index({"project/train.py": "", "project/data/y.csv": "b"}, {"project/a": "data"})
+    refuse_clashes([asset, project, _index({"project/data/x.csv": "a"}, {})])
+    for other, why in (
+        (_index({"project/data/x.csv": "other"}, {}), "would be data/x.csv in the project's"),
+        (_index({}, {"project/data/x.csv": "y.csv"}), "would be data/x.csv in the project's"),
+        (_index({"project/s/t/d": ""}, {}), "would be s/t/d in the project's"),
+        (_index({}, {"project/pylock.toml": "s/t/d/../.bashrc"}), "links lead out of its folder"),
+    ):
+        for layers in ([asset, project, other], [other, asset, project]):
+            with pytest.raises(StagerError, match=why):
+                refuse_clashes(layers)
+
+
+def test_a_link_in_the_locks_place_is_not_followed(
+    gap: Gap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle may hold one: settings outside of `project.path` leave that name to the project."""
+    root, target = gap.project.root, "data.txt"
+    (root / "src").mkdir()
+    (root / "src" / target).write_text("the project's own")
+    (root / "src" / "pylock.toml").symlink_to(target)
+    gap.project.settings("alpha", more='[project]\npath = "src"').build()
+    gap.carry(monkeypatch)
+    assert (gap.lab / target).read_text() == "the project's own"
+    assert not (gap.lab / "pylock.toml").is_symlink()
+
+
+def test_builds_take_packages_only_out_of_bundles_that_somebody_vouches_for(
+    gap: Gap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle only claims that a layer was made from a wheel."""
+    gap.project.build()
+    file = gap.export()
+    gap.carry(monkeypatch)
+    (note,) = (gap.inside.root / "imports").glob("*.for-builds")
+    note.unlink()
+    with pytest.raises((ResolveError, WheelError)) as caught:
+        gap.build()
+    assert "--for-builds" in caught.value.hint
+    options = ImportOptions(for_builds=True)
+    import_bundle(default(gap.lab.parent), file, options, Recorder())
+    gap.build()
+
+
+def test_a_lock_of_another_bundle_is_refused(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id does not cover it: whoever carries the file could put another one in."""
+    gap.project.build()
+    lock = gap.project.root / "pylock.toml"
+    bundle = manifest_of(newest_bundle(load(gap.project.root)).path)
+    other = lock.read_text().replace(next(iter(_digests(lock))), "0" * 64)
+    lock.write_text(other)
+    file = gap.lab.with_name("forged.carry.tar")
+    store = Store(offline_root(load(gap.project.root)))
+    chosen = ChosenBundle(path=bundle_path(store, bundle), id=bundle.id)
+    export(chosen, file, store, lock=lock, base=None, tool=None)
+    monkeypatch.setenv("OFFLINE_ROOT", str(gap.inside.root))
+    with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
+        import_bundle(default(gap.lab.parent), file, ImportOptions(), Recorder())
+    assert list(gap.inside.bundles.iterdir()) == []
