@@ -44,7 +44,7 @@ def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 CUT = [
     ("stager/config/load", ("build",)),  # of a command, imported within typer
     ("stager/console/reports", ("build",)),
-    ("stager/cli/run", ("build",)),  # of the command line itself
+    ("stager/cli/run", ("run",)),  # of the command line itself
     ("stager/core/errors", ("--version",)),
 ]
 
