@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,65 @@ def test_a_label_that_lies(sides: Sides) -> None:
     with pytest.raises(BundleError, match="its format is 99, this one reads 1") as caught:
         sides.take(copy)
     assert "`stager export --with-tool` carries it" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 33, 1 << 52])
+@pytest.mark.parametrize("place", [0, 1])
+def test_sizes_that_no_part_has(sides: Sides, size: int, place: int) -> None:
+    """Also where the file is long enough: a sparse one takes no room."""
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+
+    def change(label: Label) -> Label:
+        parts = list(label.parts)
+        parts[place] = replace(parts[place], size=size)
+        return replace(label, parts=tuple(parts))
+
+    forged = relabelled(whole, change)
+    if size == 1 << 33 and place == 0:
+        start = forged.index(b"manifest.json\0")
+        forged = forged[:start] + member_header(MANIFEST_NAME, size)
+    copy.write_bytes(forged)
+    os.truncate(copy, 1 << 34)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="names impossible sizes"):
+            sides.take(copy)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_that_the_file_is_too_short_for_are_not_read(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+
+    def change(label: Label) -> Label:
+        first, *others = label.parts
+        return replace(label, parts=(replace(first, size=256 << 20), *others))
+
+    forged = relabelled(whole, change)
+    start = forged.index(b"manifest.json\0")
+    header = member_header(MANIFEST_NAME, 256 << 20)
+    copy.write_bytes(forged[:start] + header + forged[start + BLOCK :])
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="ends too early: it has"):
+            sides.take(copy)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_size_with_a_sign_is_none(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+    copy.write_bytes(member_header(LABEL_NAME, -1) + whole[BLOCK:])
+    with pytest.raises(BundleError, match="no file that `stager export` has written"):
+        sides.take(copy)
 
 
 def test_a_bundle_of_another_version(sides: Sides) -> None:
