@@ -96,7 +96,7 @@ def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
 
 
 def _exported(store: Store) -> list[tuple[float, Manifest]]:
-    """Return when which bundles were exported, the oldest first."""
+    """Return when which bundles were first exported, the oldest first."""
     found = []
     for path in store.exports.glob("*.json"):
         try:
@@ -184,8 +184,7 @@ def export(
                 f"{output} cannot be written: {exc.strerror or exc}",
                 hint="name another file with --output",
             ) from exc
-    with store.publishing(store.exports / f"{manifest.id}.json") as partial:
-        partial.write_bytes(manifest.to_bytes())
+    _remember(store, manifest)
     carried = sum(layer.member not in left_out for layer in manifest.layers)
     return ExportResult(
         file=output,
@@ -198,6 +197,18 @@ def export(
         with_tool=tool is not None,
         signed=signature is not None,
     )
+
+
+def _remember(store: Store, manifest: Manifest) -> None:
+    """Note that a bundle was exported; the time of the note is that of its first export."""
+    note = store.exports / f"{manifest.id}.json"
+    try:
+        if bytes_of(note) == manifest.to_bytes():
+            return
+    except OSError:
+        pass
+    with store.publishing(note) as partial:
+        partial.write_bytes(manifest.to_bytes())
 
 
 class _Digesting:

@@ -118,6 +118,19 @@ def test_since_a_date(sides: Sides, built: Built) -> None:
     assert "the first export was at" in caught.value.message
 
 
+def test_a_second_export_does_not_hide_the_first(sides: Sides, built: Built) -> None:
+    key = built.packed.manifest.id
+    now = datetime.datetime.now().astimezone()
+    note = sides.project.store.exports / f"{key}.json"
+    month_ago = (now - datetime.timedelta(days=30)).timestamp()
+    os.utime(note, (month_ago, month_ago))
+    sides.export()
+    assert sides.export(base=Base(until=now - datetime.timedelta(days=7))).base == key
+    note.write_text("damaged")
+    sides.export()
+    assert sides.export(base=Base(id=key)).base == key
+
+
 def test_a_base_that_is_not_known(sides: Sides, built: Built) -> None:
     with pytest.raises(BundleError, match="0123456789ab that --base names is not known"):
         sides.export(base=Base(id="0123456789ab"))
