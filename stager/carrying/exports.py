@@ -144,7 +144,7 @@ def export(
     output: Path,
     store: Store,
     *,
-    lock: Path,
+    lock: bytes,
     base: Manifest | None = None,
     tool: CarriedTool | None = None,
 ) -> ExportResult:
@@ -166,7 +166,7 @@ def export(
         manifest = bundle.manifest
         known = members_of(base) if base is not None else frozenset()
         left_out = [member[0] for member in _in_order(manifest) if member in known]
-        beside = [(LOCK_NAME, bytes_of(lock))]
+        beside = [(LOCK_NAME, lock)]
         signature = read_signature(signature_of(chosen.path))
         if signature is not None:
             beside.append((SIGNATURE_NAME, signature.encode()))

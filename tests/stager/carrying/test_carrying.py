@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import threading
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from stager.cleanup.clean import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
+from stager.pack import existing
 from stager.pack.existing import LABEL_NAME, ChosenBundle, opened
 from tests.support.building import Project, Recorder, digests
 from tests.support.bundles import Raw, forge, make_bundle
@@ -195,6 +197,65 @@ def test_what_is_damaged_here_does_not_get_across(sides: Sides) -> None:
     with pytest.raises(BundleError, match="is damaged"):
         sides.export()
     assert not (sides.project.root.parent / "carried.carry.tar").exists()
+
+
+class Waiting(Recorder):
+    """A listener that lets another command, which holds the store, do something meanwhile."""
+
+    def __init__(self, store: Store, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self._store, self._meanwhile = store, meanwhile
+        self._held, self._awaited = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold)
+
+    def __enter__(self) -> Waiting:
+        self._thread.start()
+        assert self._held.wait(60)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._awaited.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        with self._store.lock():
+            self._held.set()
+            self._awaited.wait(60)
+            self._meanwhile()
+
+    def note(self, line: str) -> None:
+        super().note(line)
+        if line.startswith("waiting for another build"):
+            self._awaited.set()
+
+
+def test_a_lock_that_another_build_changes_meanwhile(sides: Sides) -> None:
+    """Whether that build went well, and has another bundle, or has made only the lock."""
+    project = sides.project
+    config, store = load(project.root), project.store
+    project.build()
+    output = project.root.parent / "carried.carry.tar"
+    code, lock = project.root / "more.py", project.root / "pylock.toml"
+    code.write_text("x = 1\n")
+    project.build()
+    other = existing.newest(store, config.source)
+    assert other is not None
+    code.unlink()
+    project.build()
+    text = lock.read_text()
+    for meanwhile in (
+        lambda: existing.remember(store, config.source, other),
+        lambda: lock.write_text(f"{text}# another\n"),
+    ):
+        refusing = pytest.raises(BundleError, match="has built project just now")
+        with Waiting(store, meanwhile) as listener, refusing as caught:
+            export_project(config, ExportOptions(output=output), listener)
+        assert caught.value.hint == "run the command again"
+        assert not output.exists()
+        lock.write_text(text)
+        project.build()
+    with Waiting(store, lambda: None) as listener:
+        assert export_project(config, ExportOptions(output=output), listener).file == output
 
 
 def test_another_bundle_than_was_asked_for(sides: Sides) -> None:
@@ -381,10 +442,7 @@ def test_an_index_that_does_not_tell_the_truth_is_refused(
         entry[3] = Digest.of(b"something else")
 
     forged = forge(real.path, tmp_path / "forged.tar", index=lie)
-    (tmp_path / "pylock.toml").write_text("")
-    carried = export(
-        ChosenBundle(path=forged), tmp_path / "f.tar", project.store, lock=tmp_path / "pylock.toml"
-    )
+    carried = export(ChosenBundle(path=forged), tmp_path / "f.tar", project.store, lock=b"")
     inside = Store(tmp_path / "inside")
     with inside.lock(), pytest.raises(BundleError, match=f"{name} does not have the digest in the"):
         import_file(carried.file, load(project.root), inside)
