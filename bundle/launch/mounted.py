@@ -8,7 +8,7 @@ node (PEP 405). As a virtual environment it is worth as much as an unpacked one.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -82,8 +82,12 @@ def view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectori
         partial = tempfile.mkdtemp(prefix=f".{name}.", dir=os.path.dirname(final))
         try:
             _fill(partial, place, manifest.requires.python, python)
-            with contextlib.suppress(OSError):  # another process was faster, with the same content
+            try:
                 os.rename(partial, final)
+            except OSError as exc:
+                if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                # Another process was faster, with the same content.
         finally:
             removal.sweep(partial)
     return JobDirectories(root=root, environment=final, job_dir="")

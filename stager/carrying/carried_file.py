@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -50,6 +50,9 @@ SIGNATURE_NAME = "bundle.sig"
 TOOL = "tool/"
 """The names of the tool's wheels begin so."""
 _LABEL_LIMIT = 1 << 20
+_PARTS_LIMIT = 512 << 20
+"""Bytes of what is carried besides the bundle's layers, as it is read whole: the manifest, the lock
+and the tool's wheels."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SAME_VERSION = "use the same version on both sides; `stager export --with-tool` carries it"
 _COPY_AGAIN = "the copy is damaged: copy it again, and compare `sha256sum` on both sides"
@@ -94,7 +97,8 @@ def read_label(path: Path, data: bytes) -> Label:
     """Read ``carried.json``.
 
     Raises:
-        BundleError: it is damaged, or was written by another version.
+        BundleError: it is damaged, or was written by another version; or its parts cannot have
+            these sizes.
     """
     try:
         raw = json.loads(data)
@@ -110,6 +114,12 @@ def read_label(path: Path, data: bytes) -> Label:
         raise BundleError(f"{path}: {LABEL_NAME} cannot be read", hint=_COPY_AGAIN) from exc
     if label.to_bytes() != data or digest != Digest.of(canonical_json(asdict(label))):
         raise BundleError(f"{path}: {LABEL_NAME} has been changed", hint=_COPY_AGAIN)
+    sizes = [part.size for part in label.parts]
+    if min(sizes, default=0) < 0 or sum(sizes) > _PARTS_LIMIT:
+        raise BundleError(
+            f"{path}: {LABEL_NAME} names impossible sizes",
+            hint="do not use this file; ask whoever sent it for what `stager export` wrote",
+        )
     return label
 
 
@@ -142,6 +152,7 @@ class CarriedFile:
         part = next((part for part in self.label.parts if part.name == MANIFEST_NAME), None)
         if part is None or part != self.label.parts[0]:
             raise self._damaged(f"{LABEL_NAME} does not name the manifest first")
+        self._refuse_short(())
         try:
             self.manifest: Manifest = parse(b"".join(self.content(part.name, part.size)))
         except FormatError as exc:
@@ -157,7 +168,9 @@ class CarriedFile:
         if LOCK_NAME not in {part.name for part in self.label.parts}:
             raise self._damaged(f"{LOCK_NAME} is missing")
         self.members = CheckedMembers(self.manifest, files=True)
-        self._refuse_short()
+        left_out = {*self.label.left_out, MANIFEST_NAME}
+        members = self.manifest.members()
+        self._refuse_short([size for name, size in members if name not in left_out])
 
     def content(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the next member, whose name and size are known; its content is not checked here.
@@ -207,7 +220,8 @@ class CarriedFile:
         header = self._read_up_to(BLOCK)
         size = 0
         try:
-            size = int(header[124:135], 8)
+            if header[124:135].isdigit():  # no sign, and no space
+                size = int(header[124:135], 8)
             expected = member_header(LABEL_NAME, size)
         except ValueError:
             expected = b""
@@ -230,10 +244,9 @@ class CarriedFile:
             hint="name the exported file; if this is it, copy it again",
         )
 
-    def _refuse_short(self) -> None:
-        left_out = set(self.label.left_out) | {MANIFEST_NAME}
-        sizes = [len(self.label.to_bytes()), *(part.size for part in self.label.parts)]
-        sizes += [size for name, size in self.manifest.members() if name not in left_out]
+    def _refuse_short(self, members: Iterable[int]) -> None:
+        """Refuse a file that cannot hold its parts, and members of the bundle of these sizes."""
+        sizes = [len(self.label.to_bytes()), *(part.size for part in self.label.parts), *members]
         needed = sum(BLOCK + size + padding(size) for size in sizes) + len(END)
         actual = os.fstat(self._handle.fileno()).st_size
         if actual < needed:

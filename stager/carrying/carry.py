@@ -8,12 +8,20 @@ from pathlib import Path
 from bundle.format.manifest import Manifest
 
 from ..building.bundle_copy import project_folder, refuse_in_project
-from ..building.current_bundle import Listener, current_bundle, lock_path, offline_root
+from ..building.current_bundle import (
+    Listener,
+    current_bundle,
+    lock_path,
+    newest_bundle,
+    offline_root,
+)
 from ..config.load import Config
+from ..core.errors import BundleError
+from ..core.regular_files import bytes_of
 from ..core.store import Store
 from ..core.suffixes import CARRIED_SUFFIX
 from ..inventory.locks import locks_at_hand
-from ..lock.spec import Spec, read_spec
+from ..lock.spec import read_spec
 from ..pack import existing
 from .exports import Base, ExportResult, base_manifest, export
 from .imports import ImportResult, import_file
@@ -50,19 +58,19 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     chosen = options.bundle or current_bundle(config, listener)
     manifest = existing.manifest_of(chosen.path, chosen.id)
     store = Store(offline_root(config))
-    spec = read_spec(config)
+    before = None if options.bundle is not None else bytes_of(_own_lock(config))
     base = base_manifest(store, manifest.name, options.base)
     output = options.output or Path(_default_name(manifest, base))
-    lock = _lock(config, spec, options)
     with (
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
         store.scratch("export") as scratch,
     ):
+        lock = _lock(config, chosen, before)
         tool = None
         if options.with_tool:
             listener.begin("tool")
             tool = carried_tool(
-                spec,
+                read_spec(config),
                 config,
                 store,
                 scratch,
@@ -79,16 +87,34 @@ def _default_name(manifest: Manifest, base: Manifest | None) -> str:
     return f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
 
 
-def _lock(config: Config, spec: Spec, options: ExportOptions) -> Path:
-    """Return the lock that the bundle was made from.
-
-    Raises:
-        BundleError: the bundle is named, and its lock is not here.
-    """
-    if options.bundle is not None:
-        return lock_of(options.bundle, locks_at_hand(options.bundle.path, config))
+def _own_lock(config: Config) -> Path:
+    """Return the path of the lock that the project's bundle is made from."""
+    spec = read_spec(config)
     lock = lock_path(config, spec)
     return spec.pylock if spec.pylock is not None and not lock.exists() else lock
+
+
+def _lock(config: Config, chosen: existing.ChosenBundle, before: bytes | None) -> bytes:
+    """Return the lock that a bundle was made from. The store's lock must be held.
+
+    Args:
+        config: the project's settings.
+        chosen: the bundle.
+        before: the project's lock when the bundle was found to be current; None if it is named.
+
+    Raises:
+        BundleError: the bundle is named, and its lock is not here; or the project has been built
+            since then, and the lock is no longer that of the bundle.
+    """
+    if before is None:
+        return bytes_of(lock_of(chosen, locks_at_hand(chosen.path, config)))
+    if bytes_of(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
+        raise BundleError(
+            f"another command has built {config.name} just now, so its lock may not be that of "
+            f"{chosen.path}",
+            hint="run the command again",
+        )
+    return before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
 
 
 def _exported(store: Store) -> list[tuple[float, Manifest]]:
-    """Return when which bundles were exported, the oldest first."""
+    """Return when which bundles were first exported, the oldest first."""
     found = []
     for path in store.exports.glob("*.json"):
         try:
@@ -144,7 +144,7 @@ def export(
     output: Path,
     store: Store,
     *,
-    lock: Path,
+    lock: bytes,
     base: Manifest | None = None,
     tool: CarriedTool | None = None,
 ) -> ExportResult:
@@ -166,7 +166,7 @@ def export(
         manifest = bundle.manifest
         known = members_of(base) if base is not None else frozenset()
         left_out = [member[0] for member in _in_order(manifest) if member in known]
-        beside = [(LOCK_NAME, bytes_of(lock))]
+        beside = [(LOCK_NAME, lock)]
         signature = read_signature(signature_of(chosen.path))
         if signature is not None:
             beside.append((SIGNATURE_NAME, signature.encode()))
@@ -184,8 +184,7 @@ def export(
                 f"{output} cannot be written: {exc.strerror or exc}",
                 hint="name another file with --output",
             ) from exc
-    with store.publishing(store.exports / f"{manifest.id}.json") as partial:
-        partial.write_bytes(manifest.to_bytes())
+    _remember(store, manifest)
     carried = sum(layer.member not in left_out for layer in manifest.layers)
     return ExportResult(
         file=output,
@@ -198,6 +197,18 @@ def export(
         with_tool=tool is not None,
         signed=signature is not None,
     )
+
+
+def _remember(store: Store, manifest: Manifest) -> None:
+    """Note that a bundle was exported; the time of the note is that of its first export."""
+    note = store.exports / f"{manifest.id}.json"
+    try:
+        if bytes_of(note) == manifest.to_bytes():
+            return
+    except OSError:
+        pass
+    with store.publishing(note) as partial:
+        partial.write_bytes(manifest.to_bytes())
 
 
 class _Digesting:

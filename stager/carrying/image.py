@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,6 @@ def _room(manifest: Manifest) -> tuple[int, str, int]:
 
 def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
     """Take out of an unpacked environment what is for one place, and put in what starts it."""
-    tree.chmod(0o755)  # it becomes the top of what everybody mounts
     for name in ("pyvenv.cfg", listing.PATH, "bin/python"):
         (tree / name).unlink()
     (tree / STATE / "node.pyz").write_bytes(program)
@@ -170,7 +170,20 @@ def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
         path = tree / name
         path.write_text(text.replace("@VERSION@", manifest.requires.python))
         path.chmod(0o755)
-    (tree / STATE / "node.pyz").chmod(0o644)
+    _open_up(tree)
+
+
+def _open_up(tree: Path) -> None:
+    """Give everything the mode that the bundle says: all of it is to be root's, for all to read.
+
+    What was unpacked lacks what the umask takes away, and has a shared offline root's setgid bit.
+    """
+    for folder, _, files in os.walk(tree):
+        Path(folder).chmod(0o755)
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
 def _argv(tool: str, tree: Path, image: Path) -> list[str]:

@@ -64,6 +64,8 @@ class ExportFlags:
             raise typer.BadParameter("cannot be used with --squashfs", param_hint=name)
         if self.base and self.since:
             raise typer.BadParameter("cannot be used with --since", param_hint="--base")
+        if self.offline and not self.with_tool:
+            raise typer.BadParameter("is for --with-tool only", param_hint="--offline")
         base = Base(id=bundle_id(self.base, "--base"), until=_moment(self.since))
         return ExportOptions(
             output=self.output, base=base, with_tool=self.with_tool, offline=self.offline

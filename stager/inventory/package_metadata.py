@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from bundle.format.manifest import Layer
 
 from ..core.printable import in_one_line
 from ..layers.layer_file import decompress_index
+from ..layers.wheel_members import UNREADABLE, beginning_of
 
 HEADERS_LIMIT = 256 << 10
 """Bytes of a METADATA file that are read: its fields come first, a description follows them."""
@@ -33,11 +33,6 @@ _LIST_LIMIT = 2000
 """Values that are kept of a field that may be repeated."""
 _PATH = re.compile(r"lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
 _MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
-UNREADABLE = (
-    *(OSError, EOFError, KeyError, ValueError, RuntimeError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-"""What reading a damaged or hostile zip file may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +95,7 @@ def metadata_of_wheel(wheel: bytes) -> PackageMetadata:
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             name = next(filter(_MEMBER.fullmatch, archive.namelist()))
-            with archive.open(name) as member:
-                return parse_metadata(member.read(HEADERS_LIMIT))
+            return parse_metadata(beginning_of(archive, name, HEADERS_LIMIT))
     except (*UNREADABLE, StopIteration):
         return PackageMetadata()
 

@@ -88,7 +88,7 @@ class LockedSources:
         for sha256, found in _wheels(package, built):
             self._wheels.setdefault(sha256, found)
         sdist = package.sdist
-        if sdist is not None and not package.wheels and package.version is not None:
+        if sdist is not None and package.version is not None:
             found = _of_file("sdist", sdist.url, sdist.hashes.get("sha256", ""))
             self._sdists.setdefault((str(package.name), str(package.version)), found)
 

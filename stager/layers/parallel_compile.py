@@ -24,13 +24,10 @@ from ..core.values import Target
 from .bytecode import DIGEST, compile_module, worth_compiling
 from .parent_death import end_with_parent
 from .prune import left_out
-from .wheel_members import DAMAGED
+from .wheel_members import UNREADABLE
 
 LARGE = 4 << 20
 """Bytes of source above which a wheel's modules are compiled in parallel: half a second's work."""
-
-_UNREADABLE = (*DAMAGED, OSError, RuntimeError, ValueError, KeyError)
-"""Exceptions of reading a wheel whose members or names are damaged, missing or encrypted."""
 
 
 class UnreadError(Exception):
@@ -178,7 +175,7 @@ def modules_of(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
                 for member in archive.infolist()
                 if _is_compiled(member.filename) and member.filename not in skipped
             }
-    except _UNREADABLE:
+    except UNREADABLE:
         return {}
 
 
@@ -231,5 +228,5 @@ def sources_of(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]
         with zipfile.ZipFile(wheel) as archive:
             for name in names:
                 yield name, archive.read(name)
-    except (*_UNREADABLE, MemoryError) as exc:
+    except (*UNREADABLE, MemoryError) as exc:
         raise UnreadError(f"{type(exc).__name__}: {exc}") from exc

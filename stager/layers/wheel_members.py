@@ -24,6 +24,27 @@ DAMAGED = (
     NotImplementedError,  # a compression method or zip version that nobody writes
 )
 """Exceptions of ``zipfile`` for an archive whose bytes make no sense."""
+UNREADABLE = (*DAMAGED, OSError, RuntimeError, ValueError, KeyError)
+"""Exceptions of reading a wheel whose members or names are damaged, missing or encrypted."""
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""The compressions that wheels have; of others, ``zipfile`` unpacks all that it has read."""
+
+
+def beginning_of(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
+    """Return the first bytes of a member; no more is unpacked, whatever it claims to be.
+
+    Args:
+        archive: the wheel.
+        name: the member.
+        limit: the largest number of bytes.
+
+    Raises:
+        ValueError: it is compressed as wheels are not; or any other of ``UNREADABLE``.
+    """
+    if archive.getinfo(name).compress_type not in _BOUNDED:
+        raise ValueError(f"{name} is neither stored nor deflated")
+    with archive.open(name) as member:
+        return member.read(limit)
 
 
 def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:

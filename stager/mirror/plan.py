@@ -179,4 +179,8 @@ def _remedy(folder: MirrorFolder, damaged: Sequence[str]) -> str:
     remove = "remove them from there if they are not needed, and run the command again"
     if not pins:
         return remove
-    return f"`stager mirror {folder.root} {' '.join(pins)}` replaces what is damaged; or {remove}"
+    target = ""
+    if not all(name.endswith("-none-any.whl") for name in damaged):
+        target = ", if it gets the --python and --platform that each is for"
+    command = f"stager mirror {folder.root} {' '.join(pins)}"
+    return f"`{command}` replaces what is damaged{target}; or {remove}"

@@ -15,7 +15,7 @@ from packaging.version import Version
 from bundle.protocol.digest import Digest
 
 from ..core.regular_files import opened
-from ..inventory.package_metadata import UNREADABLE
+from ..layers.wheel_members import UNREADABLE, beginning_of
 
 _LARGEST_METADATA = 16 << 20
 """Bytes; no real package has a longer description."""
@@ -84,9 +84,10 @@ def _metadata(path: Path) -> bytes:
         members = list(filter(_MEMBER.fullmatch, archive.namelist()))
         if len(members) != 1:
             raise ValueError("it has no METADATA file, or more than one")
-        if archive.getinfo(members[0]).file_size > _LARGEST_METADATA:
-            raise ValueError("its METADATA file is too large")
-        return archive.read(members[0])
+        metadata = beginning_of(archive, members[0], _LARGEST_METADATA + 1)
+    if len(metadata) > _LARGEST_METADATA:
+        raise ValueError("its METADATA file is too large")
+    return metadata
 
 
 def _valid(specifier: str) -> str:

@@ -168,6 +168,7 @@ def test_what_the_program_in_the_file_says(
         (("export", "--base", "xyz"), "'xyz' cannot be used, allowed: 12 to 64 hexadecimal"),
         (("export", "--since", "soon"), "'soon' cannot be used, allowed: a date (2026-01-31)"),
         (("export", "--base", "0" * 12, "--since", "2026-01-31"), "cannot be used with --since"),
+        (("export", "--offline"), "is for --with-tool only"),
         (("import",), "missing argument 'FILE'"),
         (("import", "x", "--id", "12"), "'12' cannot be used"),
         (("mirror",), "missing argument 'DIR'"),

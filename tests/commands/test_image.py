@@ -164,6 +164,24 @@ def test_it_holds_what_a_node_unpacks_and_runs_from_any_place(
     assert left_in_tmp(built.store) == []
 
 
+def test_modes_do_not_come_from_the_umask_or_the_offline_root(
+    built: Project, tmp_path: Path
+) -> None:
+    """All of it is root's: under umask 077 nobody else could have read it."""
+    said = export(built, tmp_path / "lab.env.sqsh")
+    built.store.root.chmod(0o2700)  # what is made in it gets its group, and the bit
+    before = os.umask(0o077)
+    try:
+        again = export(built, tmp_path / "again.env.sqsh")
+    finally:
+        os.umask(before)
+    assert again["sha256"] == said["sha256"]
+    listed = ["unsquashfs", "-lln", str(tmp_path / "again.env.sqsh")]
+    done = subprocess.run(listed, capture_output=True, text=True, check=True)
+    modes = {line.split()[0] for line in done.stdout.splitlines() if " 0/0 " in line}
+    assert modes == {"drwxr-xr-x", "-rwxr-xr-x", "-rw-r--r--", "lrwxrwxrwx"}
+
+
 def test_it_starts_itself_by_no_accident(built: Project, nodes: Path, tmp_path: Path) -> None:
     """Its own programs come first on ``PATH``: none of them is taken for the node's Python."""
     image, at = tmp_path / "lab.env.sqsh", tmp_path / "at"

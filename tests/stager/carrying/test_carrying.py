@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from stager.cleanup.clean import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
+from stager.pack import existing
 from stager.pack.existing import LABEL_NAME, ChosenBundle, opened
 from tests.support.building import Project, Recorder, digests
 from tests.support.bundles import Raw, forge, make_bundle
@@ -117,6 +120,19 @@ def test_since_a_date(sides: Sides, built: Built) -> None:
     assert "the first export was at" in caught.value.message
 
 
+def test_a_second_export_does_not_hide_the_first(sides: Sides, built: Built) -> None:
+    key = built.packed.manifest.id
+    now = datetime.datetime.now().astimezone()
+    note = sides.project.store.exports / f"{key}.json"
+    month_ago = (now - datetime.timedelta(days=30)).timestamp()
+    os.utime(note, (month_ago, month_ago))
+    sides.export()
+    assert sides.export(base=Base(until=now - datetime.timedelta(days=7))).base == key
+    note.write_text("damaged")
+    sides.export()
+    assert sides.export(base=Base(id=key)).base == key
+
+
 def test_a_base_that_is_not_known(sides: Sides, built: Built) -> None:
     with pytest.raises(BundleError, match="0123456789ab that --base names is not known"):
         sides.export(base=Base(id="0123456789ab"))
@@ -183,6 +199,65 @@ def test_what_is_damaged_here_does_not_get_across(sides: Sides) -> None:
     assert not (sides.project.root.parent / "carried.carry.tar").exists()
 
 
+class Waiting(Recorder):
+    """A listener that lets another command, which holds the store, do something meanwhile."""
+
+    def __init__(self, store: Store, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self._store, self._meanwhile = store, meanwhile
+        self._held, self._awaited = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold)
+
+    def __enter__(self) -> Waiting:
+        self._thread.start()
+        assert self._held.wait(60)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._awaited.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        with self._store.lock():
+            self._held.set()
+            self._awaited.wait(60)
+            self._meanwhile()
+
+    def note(self, line: str) -> None:
+        super().note(line)
+        if line.startswith("waiting for another build"):
+            self._awaited.set()
+
+
+def test_a_lock_that_another_build_changes_meanwhile(sides: Sides) -> None:
+    """Whether that build went well, and has another bundle, or has made only the lock."""
+    project = sides.project
+    config, store = load(project.root), project.store
+    project.build()
+    output = project.root.parent / "carried.carry.tar"
+    code, lock = project.root / "more.py", project.root / "pylock.toml"
+    code.write_text("x = 1\n")
+    project.build()
+    other = existing.newest(store, config.source)
+    assert other is not None
+    code.unlink()
+    project.build()
+    text = lock.read_text()
+    for meanwhile in (
+        lambda: existing.remember(store, config.source, other),
+        lambda: lock.write_text(f"{text}# another\n"),
+    ):
+        refusing = pytest.raises(BundleError, match="has built project just now")
+        with Waiting(store, meanwhile) as listener, refusing as caught:
+            export_project(config, ExportOptions(output=output), listener)
+        assert caught.value.hint == "run the command again"
+        assert not output.exists()
+        lock.write_text(text)
+        project.build()
+    with Waiting(store, lambda: None) as listener:
+        assert export_project(config, ExportOptions(output=output), listener).file == output
+
+
 def test_another_bundle_than_was_asked_for(sides: Sides) -> None:
     sides.project.build()
     file = sides.export().file
@@ -243,6 +318,65 @@ def test_a_label_that_lies(sides: Sides) -> None:
     with pytest.raises(BundleError, match="its format is 99, this one reads 1") as caught:
         sides.take(copy)
     assert "`stager export --with-tool` carries it" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 33, 1 << 52])
+@pytest.mark.parametrize("place", [0, 1])
+def test_sizes_that_no_part_has(sides: Sides, size: int, place: int) -> None:
+    """Also where the file is long enough: a sparse one takes no room."""
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+
+    def change(label: Label) -> Label:
+        parts = list(label.parts)
+        parts[place] = replace(parts[place], size=size)
+        return replace(label, parts=tuple(parts))
+
+    forged = relabelled(whole, change)
+    if size == 1 << 33 and place == 0:
+        start = forged.index(b"manifest.json\0")
+        forged = forged[:start] + member_header(MANIFEST_NAME, size)
+    copy.write_bytes(forged)
+    os.truncate(copy, 1 << 34)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="names impossible sizes"):
+            sides.take(copy)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_parts_that_the_file_is_too_short_for_are_not_read(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+
+    def change(label: Label) -> Label:
+        first, *others = label.parts
+        return replace(label, parts=(replace(first, size=256 << 20), *others))
+
+    forged = relabelled(whole, change)
+    start = forged.index(b"manifest.json\0")
+    header = member_header(MANIFEST_NAME, 256 << 20)
+    copy.write_bytes(forged[:start] + header + forged[start + BLOCK :])
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="ends too early: it has"):
+            sides.take(copy)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_size_with_a_sign_is_none(sides: Sides) -> None:
+    sides.project.build()
+    whole = sides.export().file.read_bytes()
+    copy = sides.project.root.parent / "copy.carry.tar"
+    copy.write_bytes(member_header(LABEL_NAME, -1) + whole[BLOCK:])
+    with pytest.raises(BundleError, match="no file that `stager export` has written"):
+        sides.take(copy)
 
 
 def test_a_bundle_of_another_version(sides: Sides) -> None:
@@ -308,10 +442,7 @@ def test_an_index_that_does_not_tell_the_truth_is_refused(
         entry[3] = Digest.of(b"something else")
 
     forged = forge(real.path, tmp_path / "forged.tar", index=lie)
-    (tmp_path / "pylock.toml").write_text("")
-    carried = export(
-        ChosenBundle(path=forged), tmp_path / "f.tar", project.store, lock=tmp_path / "pylock.toml"
-    )
+    carried = export(ChosenBundle(path=forged), tmp_path / "f.tar", project.store, lock=b"")
     inside = Store(tmp_path / "inside")
     with inside.lock(), pytest.raises(BundleError, match=f"{name} does not have the digest in the"):
         import_file(carried.file, load(project.root), inside)
