@@ -165,8 +165,8 @@ def _refuse_unbindable(*folders: Path) -> None:
             raise ConfigError(
                 f"container-image: Apptainer cannot bind {folder}, as its name has a comma or a "
                 "colon",
-                hint="rename it, or use another: containers have the directory where the command is "
-                "run, that of the bundle, and node-root",
+                hint="rename it, or use another: containers have the directory of the command, "
+                "that of the bundle, and node-root",
             )
 
 
