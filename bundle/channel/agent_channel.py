@@ -206,7 +206,9 @@ class AgentChannel:
         """Read the driver's lines, in a thread of its own."""
         lines = Lines()
         while True:
-            chunk = os.read(0, 1 << 16)
+            chunk = b""
+            with contextlib.suppress(OSError):  # as good as its end
+                chunk = os.read(0, 1 << 16)
             if not chunk:
                 self._interrupt()  # before it could take the end for a command, and answer
                 self._lines.put("")
@@ -228,8 +230,9 @@ class AgentChannel:
         if not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)
             return
-        question = decode(FramesAgain, json.loads(line))
-        self._send_again(question.again.get(self._source, ()))
+        with contextlib.suppress(ValueError):  # it was cut; the driver asks again
+            question = decode(FramesAgain, json.loads(line))
+            self._send_again(question.again.get(self._source, ()))
 
     def _interrupt(self) -> None:
         """End what this process is doing, as a signal does; nothing if it only waits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 
 from typer.models import CommandInfo
 
@@ -19,6 +20,7 @@ COMMANDS = (
 )
 """All commands, in the order of the help page."""
 
+_HELP = frozenset({"-h", "--help"})
 _MODULES = {"import": "import_file", "plan": "estimate"}
 """Modules that are not named like their command."""
 
@@ -33,10 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def load_commands(words: Sequence[str] = ()) -> None:
     """Import the commands that a command line names, or all: importing all takes 0.03 s.
 
-    Each registers itself. One of the words may be the value of an option before the command, so
-    every word counts that is a command's name.
+    Each registers itself. The first word that is no option may be the value of one, so every word
+    counts that is a command's name. The page of all commands, and the one that is meant by a word
+    that is none, need all.
     """
-    named = [word for word in words if word in COMMANDS]
+    options = list(takewhile(lambda word: word.startswith("-"), words))
+    first = words[len(options)] if len(options) < len(words) else ""
+    whole = first not in COMMANDS or not _HELP.isdisjoint(options)
+    named = [] if whole else [word for word in words if word in COMMANDS]
     for command in named or COMMANDS:
         import_module(f".{_MODULES.get(command, command)}", __name__)
     for registered in app.registered_commands:

@@ -83,7 +83,9 @@ def bundled(
         libraries = libraries_of(prefix, installation.program, modules)
     except OSError as exc:
         raise ConfigError(
-            f"environment.interpreter: {exc.filename} cannot be read: {exc.strerror}", hint=_HINT
+            f"environment.interpreter: {exc.filename or f'a file in {prefix}'} cannot be read: "
+            f"{exc.strerror}",
+            hint=_HINT,
         ) from exc
     collector = Collector()
     for path in [installation.program, *paths, *libraries.own]:

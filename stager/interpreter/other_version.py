@@ -44,9 +44,9 @@ def compiler_for(
     try:
         program = str(own) if own else _find(target, env, run)
         said = run([program, "-I", "-S", "-c", _DESCRIBE], timeout=_SECONDS).stdout
-    except (NodeError, StagerError):
+        version, magic = said.split()
+    except (NodeError, StagerError, ValueError):  # the last: it says something else, or more
         return None
-    version, magic = said.split()
     return Compiler(program=Path(program), version=version, magic=magic)
 
 

@@ -14,6 +14,8 @@ from ..core.processes import CommandError, feed
 _SECONDS = 120.0
 _OF_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/")
 """Where every Linux has what programs of any place use: glibc, locales."""
+_IMPORTS = "IMPORTS"
+"""The beginning of the line that names the module which comes next."""
 # Modules that do not import here may lack a library of this machine, which the build has named.
 _PROGRAM = """\
 import sys
@@ -21,20 +23,20 @@ sys.path[:] = [entry for entry in sys.path if entry]
 import importlib.machinery, json, os, sysconfig
 folder = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
 endings = importlib.machinery.EXTENSION_SUFFIXES
-failed = {}
 for name in sorted(os.listdir(folder) if os.path.isdir(folder) else ()):
     if name.endswith(tuple(endings)):
         module = name.partition(".")[0]
         try:
+            print("IMPORTS", module, file=sys.stderr, flush=True)
             __import__(module)
-        except Exception as exc:
-            failed[module] = str(exc)
+        except Exception:
+            pass
+print("IMPORTS", file=sys.stderr, flush=True)
 with open("/proc/self/maps") as handle:
     mapped = {line.split(None, 5)[5].rstrip() for line in handle if "/" in line}
 print(json.dumps({
     "places": [sys.prefix, sys.exec_prefix, folder, *sys.path],
     "mapped": sorted(mapped),
-    "failed": failed,
 }))
 """
 
@@ -54,6 +56,12 @@ def faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()) -> 
         done = feed(argv, "", environment={}, timeout=_SECONDS)
         said = json.loads(done.stdout)
     except CommandError as exc:
+        lines = exc.completed.stderr.splitlines()
+        imports = [line for line in lines if line.startswith(_IMPORTS)]
+        module = imports[-1].removeprefix(_IMPORTS).strip() if imports else ""
+        if module:
+            ended = f"exit status {exc.completed.returncode}"
+            return [f"its Python ends elsewhere when it imports {module}: {ended}"]
         return [f"its Python does not start elsewhere: {' '.join(exc.context[-1:])}"]
     except (StagerError, ValueError) as exc:
         return [f"its Python does not start elsewhere: {exc}"]

@@ -39,7 +39,8 @@ def make_job(
         action: the purpose of the job.
 
     Raises:
-        ConfigError: there is nothing to run, or a value that this allocation cannot do.
+        ConfigError: there is nothing to run, or a value that this allocation cannot do, or a
+            directory that its container could not have.
         StagerError: the log directory cannot be written.
     """
     settled = settle(config, options)
@@ -48,6 +49,8 @@ def make_job(
     launch = _launch(settled, manifest, action, slurm=allocation is Allocation.SLURM)
     cluster = _sending(settled.cluster, options, allocation)
     log_dir = expanded(options.log_dir or DEFAULT_LOG_DIR).absolute()
+    if launch.in_apptainer:
+        _refuse_unbindable(Path.cwd(), bundle.absolute().parent, Path(cluster.node_root))
     make_log_dir(log_dir, settled.cluster.log_mode)
     tracked = _tracked(settled, manifest) if action is Action.RUN else ()
     return Job(
@@ -149,6 +152,22 @@ def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig
     transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
     stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage
     return replace(cluster, transfer=transfer, stage=stage)
+
+
+def _refuse_unbindable(*folders: Path) -> None:
+    """Refuse a directory that a container could not have; it would start without it.
+
+    Raises:
+        ConfigError: a name has what separates directories for Apptainer.
+    """
+    for folder in folders:
+        if not {",", ":"}.isdisjoint(str(folder)):
+            raise ConfigError(
+                f"container-image: Apptainer cannot bind {folder}, as its name has a comma or a "
+                "colon",
+                hint="rename it, or use another: containers have the directory of the command, "
+                "that of the bundle, and node-root",
+            )
 
 
 def _stage(cluster: ClusterConfig) -> Stage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from ..core.processes import feed
 SETTINGS = "by another process"
 """Part of the id of each layer that was compiled here: its bytes may differ from others'."""
 _SECONDS = 900.0
+_LIBRARIES = "LD_LIBRARY_PATH"
+"""Where Pythons of environment modules have their own libpython from."""
 # Whatever the version. As for wheels: unchecked (PEP 552), and the characters first, without which
 # marshal's output depends on what was compiled before.
 _COMPILE = """\
@@ -144,5 +147,7 @@ def compile_files(program: Path, modules: Sequence[tuple[Path, str]], folder: Pa
     request = json.dumps([[str(file), path] for file, path in modules])
     # Sets are written in the order of their hashes before Python 3.11.
     variables = {"PYTHONHASHSEED": "0"}
+    if _LIBRARIES in os.environ:
+        variables[_LIBRARIES] = os.environ[_LIBRARIES]
     argv = [str(program), "-s", "-S", "-c", _COMPILE, str(folder)]
     feed(argv, request, environment=variables, timeout=_SECONDS)

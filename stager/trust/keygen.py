@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,9 +34,12 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
     except CommandError as exc:
         if exc.completed.returncode == REFUSED:
             return exc.completed
+        slow = exc.completed.returncode == -signal.SIGKILL  # at the end of its time
         raise StagerError(
             f"{exc.message.splitlines()[0]}: it cannot check signatures",
-            hint=f"install {OLDEST} or newer",
+            hint="see what keeps this machine busy, and run the command again"
+            if slow
+            else f"install {OLDEST} or newer",
             context=exc.context,
         ) from exc
 

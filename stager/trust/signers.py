@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -55,10 +57,30 @@ def _refuse_writable(status: os.stat_result, path: Path, setting: str) -> None:
 
 
 def _refuse_open_folder(folder: Path, setting: str) -> None:
-    """Refuse a file that anyone could replace."""
-    mode = folder.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise ConfigError(
-            f"{setting} is in a folder in which anyone can replace it",
-            hint=f"chmod o-w {folder}, or use a copy elsewhere",
-        )
+    """Refuse a file that others could replace; a sticky folder lets only its owners do so."""
+    status = folder.stat()
+    if status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_mode & stat.S_IWOTH:
+        who, bit = "anyone", "o-w"
+    elif status.st_mode & stat.S_IWGRP and not _has_nobody_else(status.st_gid):
+        who, bit = "a group", "g-w"
+    else:
+        return
+    raise ConfigError(
+        f"{setting} is in a folder in which {who} can replace it",
+        hint=f"chmod {bit} {folder}, or use a copy elsewhere",
+    )
+
+
+def _has_nobody_else(gid: int) -> bool:
+    """Return whether a group is root's, or the one that a system gives each user alone.
+
+    Where it does, folders are usually made with a umask of 002.
+    """
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return gid == 0
+    own = (user.pw_gid, user.pw_name) == (gid, group.gr_name)
+    return gid == 0 or (own and set(group.gr_mem) <= {user.pw_name})

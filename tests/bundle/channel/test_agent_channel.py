@@ -127,6 +127,30 @@ def test_what_is_missing_is_sent_again(tmp_path: Path, agents: list[Agent]) -> N
     assert again == sent[1:3]
 
 
+def test_a_question_that_was_cut_leaves_it_listening(tmp_path: Path, agents: list[Agent]) -> None:
+    """Else nobody would notice the end of the input, and what runs there would go on for ever."""
+    agents.append(agent := Agent(tmp_path, 600, "work"))
+    agent.frames(3)
+    agent.tell('{"again": {"n1:')
+    agent.tell('{"again": {"n1:7": "all"}}')
+    assert agent.process.stdin is not None
+    agent.process.stdin.close()
+    assert agent.process.wait(60) == 0
+
+
+def test_input_that_cannot_be_read_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    channel = object.__new__(agent_channel.AgentChannel)
+    channel._lines = queue.Queue()
+    interrupted: list[bool] = []
+    monkeypatch.setattr(channel, "_interrupt", lambda: interrupted.append(True))
+    monkeypatch.setattr(agent_channel, "os", SimpleNamespace(read=unreadable))
+    channel._listen()
+    assert (interrupted, channel.command()) == ([True], "")
+
+
 def test_its_last_word_is_said_again(tmp_path: Path, agents: list[Agent]) -> None:
     """Nothing that comes behind it would show that it is missing."""
     agents.append(agent := Agent(tmp_path, 600))

@@ -79,6 +79,10 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"_gone\.so cannot be read: No such file") as caught:
         bundled(made, target, ("headers",))
     assert caught.value.hint.startswith("make these files readable")
+    (library / "lib-dynload" / "_gone.so").unlink()
+    (library / "lib-dynload" / "_bad.so").symlink_to("/proc/self/mem")  # it opens; reading fails
+    with pytest.raises(ConfigError, match=f"a file in {tmp_path} cannot be read: Input/output"):
+        bundled(made, target, ("headers",))
 
 
 def test_a_static_program_is_refused(tmp_path: Path) -> None:
@@ -179,6 +183,13 @@ def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(
     cached = f"{env}/python/lib/python{own.target.python}/json/__pycache__/decoder.cpython-"
     assert f"code object from '{cached}" in done.stderr
     assert "wrote" not in done.stderr, "no module was compiled again"
+
+    killing = env / "python" / "lib" / f"python{own.target.python}" / "lib-dynload" / "_aa.so"
+    killing.touch()
+    (killing.parents[1] / "_aa.py").write_text("import os\nos.abort()\n")
+    (fault,) = faults_elsewhere(env, own.target.python)
+    assert fault == "its Python ends elsewhere when it imports _aa: exit status -6"
+    killing.unlink()
 
     if python.source.interpreter is not None and python.source.interpreter.run_paths:
         plain = (own.prefix / "bin" / own.program.name).read_bytes()

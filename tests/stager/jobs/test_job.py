@@ -281,6 +281,28 @@ def test_a_container_of_pyxis_is_not_left_out_without_a_word(tmp_path: Path) -> 
     assert make(tmp_path, apptainer).launch.in_apptainer
 
 
+def test_a_directory_that_apptainer_cannot_bind_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be left out of the container without a word."""
+    options = JobOptions(command=("a.py",), container_image="x.sif")
+    odd, plain = tmp_path / "lr=1,wd=0", tmp_path / "plain"
+    odd.mkdir()
+    plain.mkdir()
+    monkeypatch.chdir(plain)
+    make(plain, options)
+    with pytest.raises(ConfigError, match=f"Apptainer cannot bind {odd}"):
+        make(odd, options)
+    make(plain, replace(options, log_dir=Path("12:30")))  # only the driver writes there
+    with pytest.raises(ConfigError, match="cannot bind /tmp/a:b"):
+        make(plain, options, cluster={"node-root": "/tmp/a:b"})
+    monkeypatch.chdir(odd)
+    with pytest.raises(ConfigError, match="cannot bind") as caught:
+        make(plain, options)
+    assert "rename it" in caught.value.hint
+    make(plain, replace(options, container_image=None))
+
+
 def test_a_way_of_transfer_that_contradicts_the_stage(tmp_path: Path) -> None:
     for transfer, stage in (("relay", "never"), ("shared", "always")):
         cluster = {"transfer": transfer, "stage": stage}

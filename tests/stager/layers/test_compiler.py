@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from stager.core.values import Target
 from stager.interpreter.other_version import compiler_for
 from stager.layers.build import make_layers
 from stager.layers.bytecode import bytecode_path
-from stager.layers.compiler import Compiler, compiled_by
+from stager.layers.compiler import Compiler, compile_files, compiled_by
 from stager.layers.source import LayerSource, layer_id
 from tests.support.building import HOST, contents, source_of, tree_of
 from tests.support.interpreters import OTHERS
@@ -109,6 +110,25 @@ def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path: Path) -
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     assert compiler_for(target, env=env) is None
     assert compiler_for(target, tmp_path / "gone") is None
+    talks = tmp_path / "talks"
+    talks.write_text("#!/bin/sh\necho loading modules\necho 3.98.1 aa0d0d0a\n")
+    talks.chmod(0o755)
+    assert compiler_for(target, talks) is None
+
+
+def test_it_has_the_libraries_of_environment_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them such a Python starts when it is looked for, and not when it compiles."""
+    program, source = tmp_path / "python", tmp_path / "one.py"
+    program.write_text(
+        f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/modules ] || exit 127\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    source.write_text("A = 1\n")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/modules")
+    compile_files(program, [(source, "one.py")], tmp_path)
+    assert (tmp_path / "0").read_bytes()
 
 
 def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path: Path) -> None:

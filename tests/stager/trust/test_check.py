@@ -18,9 +18,12 @@ from stager.config.load import Config, load
 from stager.core.errors import BundleError, StagerError
 from stager.core.store import Store
 from stager.pack.existing import manifest_of
+from stager.trust import keygen
 from stager.trust.check import examine, read_signature, signature_of, trust_in
+from stager.trust.signers import read_signers
 from tests.support.building import Project
 from tests.support.bundles import BASE_PYTHON
+from tests.support.needs import needs
 from tests.support.signing import ALICE, Key, allow, requiring
 
 PLACES = 200
@@ -202,6 +205,37 @@ def test_without_ssh_keygen(
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BundleError, match="cannot start ssh-keygen"):
         accepted(config, project.store, bundle)
+
+
+def test_of_a_slow_ssh_keygen_the_time_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one would be as slow."""
+    slow = tmp_path / "ssh-keygen"
+    slow.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(keygen, "SECONDS", 0.2)
+    with pytest.raises(StagerError, match=r"took more than 0\.2 s: ssh-keygen") as caught:
+        keygen.run([keygen.KEYGEN, "-Y", "find-principals"], "")
+    assert caught.value.hint.startswith("see what keeps this machine busy")
+
+
+def test_in_a_folder_of_a_group_others_can_replace_the_file(tmp_path: Path) -> None:
+    """A group that a user has alone is the user; a folder has no other where umask is 002."""
+    needs("root")
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    signers = folder / "signers"
+    signers.touch(0o644)
+    folder.chmod(0o775)
+    assert read_signers(signers) == ""
+    os.chown(folder, -1, 12345)
+    with pytest.raises(StagerError, match="in a folder in which a group can replace it") as caught:
+        read_signers(signers)
+    assert caught.value.hint.startswith(f"chmod g-w {folder}")
+    folder.chmod(0o1775)
+    assert read_signers(signers) == ""
 
 
 def test_a_signature_that_is_a_pipe_keeps_nobody_waiting(
