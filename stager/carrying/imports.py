@@ -121,10 +121,14 @@ class _Import:
             store.require_space(self._size, "the bundle")
         with store.publishing(lock) as partial:  # first: it tells an import from a build's bundle
             partial.write_bytes(beside[LOCK_NAME])
+            if here:  # what is here stays as it is
+                self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), partial)
         if not here:
             with _removed_on_failure(lock):
                 self._write(final)
-        self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
+            with _removed_on_failure(lock), _removed_on_failure(final):
+                self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
+            seal(store, final, manifest.id)  # only now it counts as checked
         if SIGNATURE_NAME in beside:
             with store.publishing(signature_of(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
@@ -160,11 +164,9 @@ class _Import:
         """Refuse a lock that names other wheels than the bundle has: the id does not cover it.
 
         Raises:
-            BundleError: it does; the bundle is not kept.
+            BundleError: it does.
         """
         if not names_wheels(chosen, lock):
-            for path in (chosen.path, lock):
-                path.unlink()
             raise BundleError(
                 f"{self._file.path}: the lock in it is not the one that its bundle was made from",
                 hint="carry the file again; if it is as it was exported, export it once more",
@@ -179,7 +181,6 @@ class _Import:
                     write_member(out, name, size, self._pieces(name, size, sources))
                 self._file.end()
                 out.write(END)
-        seal(self._store, final, self._manifest.id)
 
     def _pieces(self, name: str, size: int, sources: Mapping[str, BundleFile]) -> Iterator[bytes]:
         """Yield a member, from the carried file or from a bundle that is here."""

@@ -304,7 +304,12 @@ def test_a_lock_of_another_bundle_is_refused(gap: Gap, monkeypatch: pytest.Monke
     store = Store(offline_root(load(gap.project.root)))
     chosen = ChosenBundle(path=bundle_path(store, bundle), id=bundle.id)
     export(chosen, file, store, lock=lock.read_bytes(), base=None, tool=None)
+    before = digests(store.bundles)
+    with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
+        import_bundle(load(gap.project.root), file, ImportOptions(), Recorder())
+    assert digests(store.bundles) == before, "what was here stays"
     monkeypatch.setenv("OFFLINE_ROOT", str(gap.inside.root))
     with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
         import_bundle(default(gap.lab.parent), file, ImportOptions(), Recorder())
     assert list(gap.inside.bundles.iterdir()) == []
+    assert list((gap.inside.root / "seals").glob("*")) == []
