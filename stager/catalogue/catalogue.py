@@ -13,6 +13,8 @@ Each table of ``catalogue/*.toml`` is one entry::
     tells = "exit"                              # optional: one of LineTells
     over = "Step created for"                   # optional: see CatalogueEntry.over
     needs = "gloo-mesh"                         # optional: see CatalogueEntry.needs
+    weak = true                                 # optional: see CatalogueEntry.weak
+    explains = ["nccl-system"]                  # optional: see CatalogueEntry.explains
 """
 
 from __future__ import annotations
@@ -87,6 +89,10 @@ class CatalogueEntry:
     """A text in a later line of the same file that takes it back; empty for none."""
     needs: str = ""
     """The entry without which, in the same file, it means nothing; empty for none."""
+    weak: bool = False
+    """True if programs print such a line and continue: alone, it does not show a failure."""
+    explains: tuple[str, ...] = ()
+    """The entries whose lines are consequences of this one, where both are in a log."""
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
