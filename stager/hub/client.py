@@ -47,6 +47,8 @@ class HubEntry:
     """Git's own digest of a small file; empty where the hub does not say it."""
     problem: str = ""
     """Why it cannot be taken; empty if it can."""
+    is_named_badly: bool = False
+    """True if its name is the problem, and not what the hub says about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,4 +274,5 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
         sha256=digest,
         blob="" if lfs else str(sibling.blob_id or ""),
         problem=problem,
+        is_named_badly=not is_safe(path) or bool(excess(path)),
     )

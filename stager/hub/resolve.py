@@ -74,7 +74,10 @@ def _locked_files(
     if unusable:
         raise StagerError(
             f"{request.kind} {request.label}: the hub lists files that cannot be used",
-            hint="name the files to take with files = [...] in its entry of stager.toml",
+            hint="name the files to take with files = [...] in its entry of stager.toml"
+            if all(entry.is_named_badly for entry in unusable)
+            else "check HF_ENDPOINT: what answers there does not list sizes and digests as the hub "
+            "does; lock where the hub itself can be reached",
             context=[f"{abridged(entry.path)!r}: {entry.problem}" for entry in unusable],
         )
     locked = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,9 @@ _SPDX = {
 """Names that mean exactly one licence of SPDX. Many classifiers do not: "BSD License", or "Apache
 Software License", leave the version open (PEP 639), and stay the names that they are."""
 
+_HUB_ID = re.compile(r"[\w.+-]+")
+"""An id of a licence, as the hub's cards have them; a name of a card's own has spaces."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Licence:
@@ -82,8 +86,9 @@ def licence_of(metadata: PackageMetadata) -> Licence:
 
 
 def licence_of_card(text: str) -> Licence:
-    """Return the licence that the card of a model or data set names."""
-    return _licence("card", [text])
+    """Return the licence, or the licences, that the card of a model or data set names."""
+    names = text.split(", ")
+    return _licence("card", names if all(map(_HUB_ID.fullmatch, names)) else [text])
 
 
 def _licence(field: str, texts: Sequence[str]) -> Licence:

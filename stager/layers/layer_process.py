@@ -29,7 +29,7 @@ from .layer_file import LayerWriter
 from .parallel_compile import UnreadError, compiling, modules_of, sources_of
 from .parent_death import end_with_parent
 from .source import LayerSource, layer_id, origin
-from .tree import Tree, digest_of
+from .tree import Tree, changed_files, digest_of, shown
 from .wheel import add_wheel
 
 _THREADS = 4
@@ -195,7 +195,8 @@ def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
     """Refuse files that have changed since the layer's id was made."""
     tree = source.tree or Tree(files=(), links=(), skipped=())
     if digest_of(tree, digests) != source.digest:
-        raise _changed(source, "the contents of its files changed")
+        files = ", ".join(map(shown, changed_files(tree)))
+        raise _changed(source, files or "the contents of its files changed")
 
 
 def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:

@@ -7,6 +7,7 @@ import stat
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +70,17 @@ class Tree:
         return sum(file.size for file in self.files)
 
 
+def _output_files() -> set[tuple[int, int]]:
+    """Return device and inode of the regular files that standard output and error go to."""
+    found = set()
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode):
+                found.add((status.st_dev, status.st_ino))
+    return found
+
+
 @dataclass(kw_only=True)
 class Collector:
     """The files that a walk has found so far, and every reason to refuse them."""
@@ -83,6 +95,8 @@ class Collector:
     """The stamps of directories and files before they were read."""
     refused: list[str] = field(default_factory=list)
     """Entries that cannot be shipped, with the reason."""
+    outputs: Collection[tuple[int, int]] = field(default_factory=_output_files)
+    """Device and inode of the files that this process's own output goes to: they still grow."""
 
     def entries(self, folder: str, path: str) -> list[os.DirEntry[str]]:
         """Return the entries of a directory, in any order; refuse it if it cannot be read.
@@ -117,6 +131,9 @@ class Collector:
                 self.refuse(path, f"{known.source} and {source} would both be put there")
         except OSError as exc:
             self.refuse(path, exc.strerror or str(exc))
+            return
+        if (status.st_dev, status.st_ino) in self.outputs:
+            self.notes.append(f"{path}: the output of this command goes there, left out")
             return
         self.looked_at[source] = stamp(status)
         mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
@@ -172,6 +189,19 @@ class Collector:
         if limit:
             self.refuse(abridged(path), f"no node can hold {limit}")
         return bool(limit)
+
+
+def changed_files(tree: Tree) -> list[str]:
+    """Return the paths of files that are not as they were when the tree was collected."""
+    changed = []
+    for file in tree.files:
+        before = tree.looked_at.get(str(file.source))
+        after: list[int] = []
+        with suppress(OSError):
+            after = stamp(file.source.stat())
+        if before is not None and list(before) != after:
+            changed.append(file.path)
+    return changed
 
 
 def tree_digest(tree: Tree) -> Digest:

@@ -1,7 +1,9 @@
 """The pages of a package index as text: HTML (PEP 503) and JSON (PEP 691), for the same wheels.
 
 All links are relative, so that the folder can lie anywhere. Both forms name the METADATA file that
-lies beside each wheel (PEP 658, in the spelling of PEP 714 as well).
+lies beside each wheel (PEP 658), in the spelling of PEP 714 alone: pip 22.3 to 23.1, as in Debian
+12, reads the older one and then finds no wheel whose name is not normalised; without it that pip
+reads METADATA in the wheel.
 """
 
 from __future__ import annotations
@@ -52,8 +54,7 @@ def _html(title: str, links: Iterable[str]) -> str:
 
 
 def _link(wheel: ListedWheel) -> str:
-    digest = f"sha256={wheel.metadata_digest}"
-    attributes = {"data-dist-info-metadata": digest, "data-core-metadata": digest}
+    attributes = {"data-core-metadata": f"sha256={wheel.metadata_digest}"}
     if wheel.requires_python:
         attributes["data-requires-python"] = wheel.requires_python
     written = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
@@ -67,14 +68,12 @@ def _project(name: str, wheels: Sequence[ListedWheel]) -> Mapping[str, object]:
 
 
 def _file(wheel: ListedWheel) -> Mapping[str, object]:
-    metadata = {"sha256": wheel.metadata_digest}
     entry: dict[str, object] = {
         "filename": wheel.filename,
         "url": _url(wheel),
         "hashes": {"sha256": wheel.sha256},
         "size": wheel.size,
-        "core-metadata": metadata,
-        "dist-info-metadata": metadata,
+        "core-metadata": {"sha256": wheel.metadata_digest},
     }
     if wheel.requires_python:
         entry["requires-python"] = wheel.requires_python

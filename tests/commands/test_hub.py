@@ -373,6 +373,7 @@ def test_a_hub_that_says_nonsense(
     naming(project, '["o/n"]')
     text = refused(project, "lock")
     assert said in text
+    assert ("hint: name the files to take" in text) == ("its name" in said or "a name" in said)
     assert "hint: " in text
     assert "tool.stager.assets" not in (project.root / "pylock.toml").read_text()
 

@@ -56,6 +56,9 @@ def test_the_licence_of_a_card() -> None:
     assert licence_of_card("apache-2.0") == Licence(names=("Apache-2.0",), spdx=True, field="card")
     assert licence_of_card("llama3") == Licence(names=("llama3",), field="card")
     assert licence_of_card("") == Licence()
+    both = licence_of_card("apache-2.0, mit")  # a list in the card
+    assert both == Licence(names=("Apache-2.0", "MIT"), spdx=True, field="card")
+    assert licence_of_card("Lab, Inc. terms").names == ("Lab, Inc. terms",)
 
 
 @given(st.text(max_size=400) | st.from_regex(r"[()MIT ORAND]{0,400}"))

@@ -15,6 +15,7 @@ from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.layers.build import make_layers
+from stager.layers.project import project_files
 from stager.layers.source import LayerSource, layer_id
 from stager.layers.tree import Tree, TreeFile
 from tests.support.building import (
@@ -184,10 +185,11 @@ def test_a_project_gets_bytecode_and_an_asset_does_not(folder: Path, store: Stor
 
 @pytest.mark.parametrize("name", ["train.py", "data.csv"])
 def test_a_file_that_changes_meanwhile_is_noticed(name: str, folder: Path, store: Store) -> None:
-    source = LayerSource.of_tree("project", "mine", tree_of(folder), "project")
+    source = LayerSource.of_tree("project", "mine", project_files(folder, []), "project")
     (folder / name).write_text("something else\n")
     with store.lock(), pytest.raises(StagerError, match="project mine changed") as caught:
         make_layers([source], store=store, target=HOST, jobs=1)
+    assert f"packed: {name}" in caught.value.message
     assert "project.exclude" in caught.value.hint
     assert list(store.layers.iterdir()) == []
 

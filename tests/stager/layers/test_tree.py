@@ -41,6 +41,16 @@ def test_the_digest_is_what_its_description_says(folder):
     assert tree_digest(collect(folder, l="a")) == expected
 
 
+def test_the_file_that_our_own_output_goes_to_is_left_out(folder):
+    status = (folder / "b").stat()
+    found = Collector(outputs={(status.st_dev, status.st_ino)})
+    for name in ("a", "b"):
+        found.add(name, str(folder / name))
+    tree = found.tree(what="the test", hint="")
+    assert [file.path for file in tree.files] == ["a"]
+    assert tree.skipped == ("b: the output of this command goes there, left out",)
+
+
 def test_the_digest_changes_with_everything_that_is_shipped_and_nothing_else(folder):
     seen = [tree_digest(collect(folder))]
     os.utime(folder / "a", (1, 1))

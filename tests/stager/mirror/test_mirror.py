@@ -97,9 +97,10 @@ def listed(root: Path) -> dict[str, str]:
             wheel = root / "simple" / project / unquote(url)
             metadata = Path(f"{wheel}.metadata").read_bytes()
             said = hashlib.sha256(metadata).hexdigest()
-            assert file["core-metadata"] == file["dist-info-metadata"] == {"sha256": said}
+            assert file["core-metadata"] == {"sha256": said}
             assert link["data-core-metadata"] == f"sha256={said}"
-            assert link["data-dist-info-metadata"] == f"sha256={said}"
+            # PEP 714: pip 22.3 to 23.1 takes the older spelling for a wheel's name and refuses it.
+            assert not {"data-dist-info-metadata", "dist-info-metadata"} & {*link, *file}
             assert file["size"] == wheel.stat().st_size
             assert hashlib.sha256(wheel.read_bytes()).hexdigest() == digest
             found[wheel.resolve().name] = digest
