@@ -93,7 +93,7 @@ def _remove_work_dirs(state: State, *, keep_files: bool) -> None:
         where = directories.work_dir(state.job, state.facts[left[0]].root)
         state.note(
             f"what the ranks wrote is still on {few_names(left)} in {where}; "
-            "`stager clean` removes it from an hour after the last write on"
+            "`stager clean` removes it once nothing has been written there for an hour"
         )
 
 

@@ -172,7 +172,7 @@ def verify(project: Project, *options: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("stage", "said", "travels"),
     [
-        ("auto", "3 nodes read the shared bundle (", False),
+        ("auto", "3 nodes read the shared bundle: reading", False),
         ("never", "3 nodes to read the shared bundle, as asked for", False),
         ("always", "relay to 3 nodes: sending is asked for", True),
     ],
