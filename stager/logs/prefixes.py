@@ -1,0 +1,238 @@
+"""What stands before a line's own text: colours, and the prefixes of launchers and loggers.
+
+A group of a pattern is named for what it tells and for the program that writes it: ``rank_torch``,
+``node_pdsh``. One line may have several prefixes: those of pdsh, torchrun and a logger.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+_ESCAPES = (
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
+    r"|\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, links
+    r"|[ -/]*[0-Z\\-~])"
+)
+_ESCAPE = re.compile(_ESCAPES)
+_MOST = 8
+"""Prefixes of one line that are looked at."""
+_COLUMN = r"(?: (?=(?:  )*(?! )))?"
+"""A space of the prefix: lines of a traceback begin with an even number of their own."""
+_LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|SUCCESS|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL)\b"
+_HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_NUMBERED_HOST = (
+    r"(?!(?:rank|epoch|step|iter|it|layer|block|stage|fold|run|trial|seed|task|process|proc|device|"
+    r"cuda|line|py|python|attempt|version|v|cpu|core|numa|loss|shard|batch|file|expert|h|p|q|x)\d)"
+    r"(?:[a-z](?:[a-z-]*\d[\w-]*)+(?:\.[\w-]+)*|\d{1,3}(?:\.\d{1,3}){3})"
+)
+_CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_ISO = rf"\d{{4}}[-/.]\d\d[-/.]\d\d[ T_]{_CLOCK}(?:Z|(?: ?UTC)|[+-]\d\d:?\d\d)?"
+_STAMP = (
+    rf"(?:{_ISO}|\d\d/\d\d(?:/\d{{2,4}})?,? {_CLOCK}(?: [AP]M)?|\d\d-\d\d {_CLOCK}"
+    rf"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?{_MONTH} [ \d]\d {_CLOCK}"
+    r"(?: (?:[A-Z]{3,4} )?\d{4})?)"
+)
+
+_MARKS = (
+    # torch: [rank3]: before the lines of a traceback, [rank3]:[E1122 ... in C++
+    rf"\[rank(?P<rank_torch>\d+)\]:{_COLUMN}",
+    # Lightning: [rank: 3] text; Determined: [rank=3] || text
+    r"\[rank[:=] ?(?P<rank_lightning>\d+)\] (?:\|\| )?",
+    # Composer: rank3[1234][MainThread]: ERROR: composer.trainer: text
+    r"rank(?P<rank_composer>\d+)\[\d+\]\[\w+\]: ",
+    # torchrun --tee 3 --role "$(hostname -s):"
+    rf"\[(?!rank\b)(?P<node_torchrun>{_HOST}): ?(?P<local_host>\d+)\]:{_COLUMN}",
+    # torchrun --tee 3, also with a template of two parts; torchx; the template [${rank}]:
+    rf"\[(?:[A-Za-z][\w.-]*\|)?[A-Za-z][\w.-]*?(?P<local_torchrun>\d+)\]:{_COLUMN}",
+    rf"[A-Za-z][\w-]*/\d+ \[(?P<local_torchx>\d+)\]:{_COLUMN}",
+    rf"\[(?P<rank_template>\d+)\]:{_COLUMN}",
+    # Open MPI and PRRTE: tag, tag-detailed, tag-fullname; SageMaker: [1,mpirank:3,algo-2]
+    r"\[[^\]\s,]*\d,(?:mpirank:)?(?P<rank_openmpi>\d+)(?:,(?P<node_sagemaker>[\w.-]+))?\]"
+    rf"(?:\[(?P<node_openmpi>{_HOST}):\d+\])?<std(?:out|err|diag)>:{_COLUMN}",
+    # Open MPI and PRRTE with time stamps, which may stand before the tag or without one
+    rf"\[?(?P<stamp_openmpi>{_STAMP})\]?(?=\[[^\]\s]*,\d+\](?:\[[^\]]*\])?<std)",
+    rf"\[?(?P<stamp_untagged>{_STAMP})\]?<std(?:out|err|diag)>:{_COLUMN}",
+    # MPICH and Intel MPI: [3] text; but a shell's "[1]+  Done", "[1]   Killed" and "[1] 4711"
+    r"\[(?P<rank_mpich>\d+)\] (?!\s*(?:[+-]|\d+\s*$|(?:Done|Exit|Killed|Terminated|Running)\b))",
+    # srun --label, flux run --label-io
+    r" *(?P<task_srun>\d{1,6}):(?: |$)",
+    # Ray and vLLM: (RayTrainWorker pid=518, ip=10.0.0.5), (VllmWorker rank=1 pid=518), (pid=518)
+    r"\((?:[\w.:<>()-]+ )?(?:rank=(?P<rank_vllm>\d+) )?pid=\d+(?:, ip=(?P<node_ray>[\w.:-]+))?\) ?",
+    # Kubernetes: kubectl logs --prefix; the files of CRI; Docker Compose
+    r"\[pod/(?P<node_pod>[\w.-]+)/[\w.-]+\] ",
+    rf"(?P<stamp_cri>{_ISO}) std(?:out|err) [FP] ",
+    r"[a-z][\w.-]*-\d+ +\| ",
+    # RFC 5424; journalctl and syslog; the kernel's own clock
+    rf"<\d+>1 (?P<stamp_syslog>{_ISO}) (?P<node_syslog>\S+) \S+ \S+ \S+ (?:-|\[[^\]]*\]) ",
+    rf"(?P<stamp_journal>{_STAMP}) (?!{_LEVEL})(?P<node_journal>{_HOST}) "
+    r"(?:kernel: (?:\[ *\d+\.\d+\] )?|[\w./@()-]+\[\d+\]: )",
+    r"\[ *\d+\.\d{6}\] ",
+)
+_LOGGERS = (
+    # glog, and torch's loggers in Python: E1122 05:21:32.123456 4711 torch/x.py:880] text
+    rf"(?P<level_glog>[IWEFVC])(?P<stamp_glog>\d{{3,4}} {_CLOCK}) +\d+ [^\]\s]+:\d+\]"
+    r"(?: \[__\w+\])?",
+    # submitit ERROR (2026-02-12 11:00:15,100) - text
+    rf"submitit (?P<level_submitit>{_LEVEL}) \((?P<stamp_submitit>{_STAMP})\) - ",
+    # [NeMo E 2026-03-04 10:00:00 model:12] text; detectron2: [03/04 10:00:00 d2.engine]: text
+    rf"\[\w+ (?P<level_nemo>[IWEF]) (?P<stamp_nemo>{_STAMP}) [^\]]*\]",
+    rf"\[(?P<stamp_detectron>{_STAMP}) [\w.]+\]: ?",
+    # logging.basicConfig: ERROR:root:text
+    rf"(?P<level_basic>{_LEVEL}):[\w.]+:(?=\S)",
+    # vLLM: ERROR 07-29 21:48:54 [core.py:1141] text
+    rf"\[?(?P<level_first>{_LEVEL})\]? +(?=\[?{_STAMP}|\[[\w./]+:\d+\])",
+    # all others; TorchTitan has a word before the time
+    rf"(?:\[[a-z]\w*\] )?\[?(?P<stamp_logger>{_STAMP})\]?(?=[ :|\[-])",
+)
+_NODE = rf"(?P<node_pdsh>{_NUMBERED_HOST}):(?: |$)"
+"""pdsh, clush, and DeepSpeed's launcher over them."""
+_ROW = (
+    rf" ?(?:[-|] )?\[?(?P<level_row>{_LEVEL})\]? *(?:[-|:] ?)?(?:[a-z_][a-z\d_.]*:(?= ))?",
+    r" ?: (?P<level_tensorflow>[IWEF]) +(?=\S+:\d+\])",
+    r" ?\[[^\]\s:]*[\w>]:\d+(?::[^\]\s]*)?\](?: -)?",  # [launch.py:321:sigkill_handler]
+    r" ?[\w./<>-]+:\d+\]",
+    r" ?\[[A-Za-z_][\w.]*\](?: -)?(?=[ \[])",
+    r" ?[-|:] ?(?=\S)",
+    rf" ?(?!{_LEVEL})[A-Za-z_][\w.:<>]* - ",
+    rf" [A-Za-z_][\w.]*(?= +\[?{_LEVEL})",
+)
+"""The parts that follow the time in the line of a logger, in any order."""
+
+_MARK = re.compile("|".join(_MARKS))
+_BAR = re.compile(r".{0,80}?(?:\d+%\|[^|]*\| *\S+|\d+it) \[\d+:\d\d[^\]]*\](?=\s*\S)")
+"""A bar of tqdm: it has no end of its own, so what is printed next follows it in its line."""
+_NODE_MARK = re.compile(_NODE)
+_LOGGER = re.compile("|".join(_LOGGERS))
+_PART = re.compile("|".join(_ROW))
+_COLUMN_SPACE = re.compile(_COLUMN)
+_BOX = re.compile(r"(?P<indent> *)(?:[╭┌][─ ]+(?P<title>.*?)[─ ]+[╮┐]|[│┃] (?P<inside>.*?) *[│┃])$")
+"""Lines of a box that rich draws; its last one, which Python has no line for, stays."""
+_GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
+"""The margin of an exception group (Python 3.11)."""
+_JSON_TEXTS = ("log", "message", "msg")
+_JSON_STAMPS = ("time", "timestamp", "asctime", "ts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedLine:
+    """One line, and what its prefixes tell; the prefix nearest to the text counts most."""
+
+    text: str
+    """The line's own text, as a terminal shows it."""
+    prefix: str = ""
+    """All that stood before the text, without colours."""
+    rank: int | None = None
+    """The rank, of the whole job."""
+    local_rank: int | None = None
+    """The rank on its node: torchrun's ``[default3]:``."""
+    task: int | None = None
+    """The task of ``srun --label``: a rank, unless each task is a torchrun."""
+    node: str = ""
+    """The node; empty if unknown."""
+    level: str = ""
+    """A logger's level as it wrote it, such as ``ERROR`` or ``E``; empty for none."""
+    stamp: str = ""
+    """The time as it is written, see :func:`stager.logs.clock.stamp`; empty for none."""
+
+
+def parse_line(line: str) -> ParsedLine:
+    """Separate a line of a log from its prefixes.
+
+    Args:
+        line: one line, with or without its end.
+    """
+    text = show_as_terminal(line)
+    told: dict[str, str] = {}
+    if text.startswith("{"):
+        text = _unwrap_json(text, told)
+    whole, rest = text, text
+    for _ in range(_MOST):
+        mark = _match_mark(rest, has_stamp="stamp" in told)
+        if mark is not None:
+            _collect(mark, told)
+            rest = rest[mark.end() :]
+            continue
+        end = _end_of_logger(rest, told)
+        if not end:
+            break
+        rest = rest[end:]
+    return ParsedLine(
+        text=_unbox(rest),
+        prefix=whole[: len(whole) - len(rest)],
+        rank=_number(told, "rank"),
+        local_rank=_number(told, "local"),
+        task=_number(told, "task"),
+        node=told.get("node", ""),
+        level=told.get("level", ""),
+        stamp=told.get("stamp", ""),
+    )
+
+
+def show_as_terminal(line: str) -> str:
+    """Return a line as a terminal shows it: without colours, and without overwritten text."""
+    line = line.rstrip("\r\n")
+    if "\r" in line:
+        line = line.rpartition("\r")[2]
+    if "\x1b" in line:
+        line = _ESCAPE.sub("", line)
+    return line.replace("\0", "") if "\0" in line else line
+
+
+def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
+    """Match a prefix that names the writer of a line; behind a time, no words that may be hosts."""
+    mark = _MARK.match(text) or (_GROUP.match(text) if text.startswith("  ") else None)
+    if mark is None and not has_stamp:
+        mark = _NODE_MARK.match(text)
+    return _BAR.match(text) if mark is None and "[" in text else mark
+
+
+def _end_of_logger(text: str, told: dict[str, str]) -> int:
+    """Return the length of a logger's prefix; 0 for none."""
+    start = _LOGGER.match(text)
+    if start is None:
+        return 0
+    _collect(start, told)
+    end = start.end()
+    while (part := _PART.match(text, end)) is not None and part.end() > end:
+        _collect(part, told)
+        end = part.end()
+    space = _COLUMN_SPACE.match(text, end)
+    return end if space is None else space.end()
+
+
+def _collect(match: re.Match[str], told: dict[str, str]) -> None:
+    """Note what the groups of a prefix tell, by the first word of their names."""
+    for name, value in match.groupdict().items():
+        if value:
+            told[name.partition("_")[0]] = value
+
+
+def _number(told: dict[str, str], name: str) -> int | None:
+    return int(told[name]) if name in told else None
+
+
+def _unbox(text: str) -> str:
+    """Return the text in a line of a box, indented as the lines of a traceback are."""
+    box = _BOX.match(text)
+    if box is None:
+        return text
+    return box["title"] if box["title"] is not None else f"{box['indent']}  {box['inside']}"
+
+
+def _unwrap_json(text: str, told: dict[str, str]) -> str:
+    """Return the text in a line of JSON, as Docker and structured loggers write it."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    inner = next((fields[key] for key in _JSON_TEXTS if isinstance(fields.get(key), str)), None)
+    if inner is None:
+        return text
+    for key in _JSON_STAMPS:
+        if isinstance(fields.get(key), (str, int, float)):
+            told["stamp"] = str(fields[key])
+            break
+    return show_as_terminal(inner)
