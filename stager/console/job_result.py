@@ -187,7 +187,7 @@ class Console(Events, JobLogs):
         from ..jobs.summary import verify_result
         from .node_table import node_table
 
-        self._print_table(node_table(verify_result(outcome).nodes))
+        self._print_table(node_table(verify_result(outcome).nodes, self._width()))
 
     def _show_network(self, outcome: Outcome) -> None:
         """Show what ``--deep`` measured between the nodes, if it did."""

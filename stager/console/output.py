@@ -152,6 +152,12 @@ class Output:
             left = left[stream.buffer.write(left) :]
         stream.buffer.flush()
 
+    def _width(self) -> int:
+        """Return the characters of a line of the terminal."""
+        from rich.console import Console as RichConsole
+
+        return RichConsole().width
+
     def _print_table(self, table: Table) -> None:
         """Print a table on a terminal."""
         from rich.console import Console as RichConsole

@@ -338,7 +338,7 @@ def test_the_table_of_a_verification() -> None:
             )
         )  # fmt: skip
     screen = io.StringIO()
-    RichConsole(file=screen, width=160).print(node_table(verify_result(ended).nodes))
+    RichConsole(file=screen, width=160).print(node_table(verify_result(ended).nodes, 160))
     lines = [line.split() for line in screen.getvalue().splitlines()]
     assert lines[0] == [
         "node", "state", "python", "torch", "tfm", "interface", "address", "seconds", "problem"
@@ -347,6 +347,30 @@ def test_the_table_of_a_verification() -> None:
     assert lines[1] == ["n1", "OK", *facts]
     assert lines[2][:9] == ["n2", "FAILED", *facts, "[bold]/tmp:"]
     assert lines[3][:2] == ["n3", "FAILED"]
+
+
+def test_a_narrow_table_leaves_out_the_last_facts_and_shortens_no_node() -> None:
+    from rich.console import Console as RichConsole
+
+    ended = slurm_outcome()
+    packages = dict.fromkeys(
+        ("torch", "transformers", "datasets", "numpy", "pyarrow"), "12.13.0+cpu"
+    )
+    for node in ("n1", "n2", "n3"):
+        ended.take(
+            record(
+                "probe", node=node, ok=True, python="3.11.2", packages=packages,
+                interface="eth0", address="10.213.1.1", seconds=1.25, origin_ok=True,
+            )
+        )  # fmt: skip
+    screen = io.StringIO()
+    RichConsole(file=screen, width=80).print(node_table(verify_result(ended).nodes, 80))
+    header, *rows = screen.getvalue().splitlines()
+    assert header.split() == ["node", "state", "python", "torch", "tfm", "datasets", "numpy"]
+    assert [row.split()[:4] for row in rows] == [
+        [node, "OK", "3.11.2", "12.13.0+cpu"] for node in ("n1", "n2", "n3")
+    ]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in screen.getvalue()
 
 
 def test_events_that_nobody_looks_at_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

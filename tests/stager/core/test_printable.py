@@ -143,7 +143,7 @@ def test_a_table_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
         seconds=1.0,
         problems=(HOSTILE,),
     )
-    RichConsole(width=400).print(node_table([check]))
+    RichConsole(width=400).print(node_table([check], 400))
     said = capsys.readouterr().out
     assert r"\x1b]52" in said
     assert harmless(said), repr(said)
