@@ -241,7 +241,8 @@ class Reports(Output):
         """Show a batch job that Slurm has accepted."""
         number = job.job_id
         self.say(f"submitted batch job {number}", "good")
-        self.say(f"  logs: {job.log_dir}; follow it: tail -F {shlex.quote(str(job.log))}")
+        log_dir = shlex.quote(str(job.log_dir))
+        self.say(f"  follow it: stager logs {number} --follow --log-dir {log_dir}")
         self.say(f"  its place in the queue: squeue --jobs={number}; end it: scancel {number}")
 
     def expected(

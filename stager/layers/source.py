@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bundle.format.layer_head import INDEX_FORMAT
 from bundle.format.layer_origin import Origin
-from bundle.protocol.counts import sized
+from bundle.protocol.counts import counted, sized
 from bundle.protocol.digest import Digest
 
 from ..config.load import Config
@@ -155,11 +155,7 @@ def project_sources(
         for line in tree.skipped:
             note(line)
         if tree.size > LARGE_PROJECT:
-            largest = max(tree.files, key=lambda file: file.size)
-            note(
-                f"the project has {sized(tree.size)}, {largest.path} alone "
-                f"{sized(largest.size)}: name what ranks do not need in project.exclude"
-            )
+            note(_advise_on_size(tree))
         sources.append(LayerSource.of_tree("project", config.name, tree, "project"))
     trainer = project_files(Path(str(resources.files("trainer"))), [])
     sources.append(LayerSource.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
@@ -167,6 +163,20 @@ def project_sources(
         tree = asset_files(config.root, [path])
         sources.append(LayerSource.of_tree("asset", Path(path).name, tree, "assets"))
     return sources
+
+
+def _advise_on_size(tree: Tree) -> str:
+    """Return how to keep the largest file or folder of a project out of its layer."""
+    sizes: dict[str, list[int]] = {}
+    for file in tree.files:
+        folder, slash, _ = file.path.partition("/")
+        sizes.setdefault(folder + slash, []).append(file.size)
+    place, largest = max(sizes.items(), key=lambda item: sum(item[1]))
+    return (
+        f"the project has {sized(tree.size)}, {place} alone {sized(sum(largest))} in "
+        f"{counted(len(largest), 'file')}: name data in assets.paths, so that an edit of your code "
+        "does not send it again, and what ranks do not need in project.exclude"
+    )
 
 
 def _brought_back(output: str) -> list[str]:

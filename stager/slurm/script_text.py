@@ -103,7 +103,7 @@ def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
     if _launches(facts):
         yield "command", one_line(shlex.join(masked(job.launch.command)))
     yield "submit", "sbatch THIS_FILE"
-    yield "follow", f"tail -F {log_dir}/{log_names.batch_log(name, 'JOBID')}"
+    yield "follow", f"stager logs JOBID --follow --log-dir {shlex.quote(log_dir)}"
     yield "cancel", "scancel JOBID"
     rank_log = log_names.rank_log(name, "JOBID", "NODE", "RANK")
     yield "logs", f"{log_dir}/{rank_log}, one for each rank"

@@ -116,3 +116,17 @@ def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path: Path) 
     tree = sources[0].tree
     assert tree is not None
     assert [file.path for file in tree.files] == ["stager.toml", "sub/wandb/file"]
+
+
+def test_a_large_project_is_told_which_folder_makes_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layersource, "LARGE_PROJECT", 100)
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "stager.toml").write_text('[environment]\nrequirements = ["six"]\n')
+    (tmp_path / "train.py").write_text("#" * 150)
+    for number in range(2):
+        (tmp_path / "data" / "train" / f"{number}.bin").write_bytes(bytes(100))
+    notes: list[str] = []
+    project_sources(load(tmp_path), own=(), note=notes.append, tracked=())
+    assert "data/ alone 200 bytes in 2 files: name data in assets.paths" in notes[0]
