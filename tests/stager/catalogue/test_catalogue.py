@@ -28,13 +28,17 @@ REPO = Path(__file__).resolve().parents[3]
 TABLES = sorted((REPO / "stager/catalogue").glob("*.toml"))
 SAMPLES = sorted((REPO / "tests/samples/failures").glob("*.txt"))
 REQUIRED = {"needle", "pattern", "role", "class", "cause", "remedy", "source"}
-OPTIONAL = {"tells", "over", "needs"}
+OPTIONAL = {"tells", "over", "needs", "weak", "explains"}
 HEADER = re.compile(
     r"# made: (?P<how>provoked with|written from) (?P<what>\S.*)\n# expect: (?P<expected>\S.*)\n"
 )
 FOREIGN = {
     *("--mem", "--exact", "--overlap", "--cpu-bind", "--kill-on-bad-exit", "--me"),  # Slurm
     *("--jobs", "--format", "--rdzv-id", "--nnodes"),  # sacct, torchrun
+    *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--chdir", "--mpi"),  # Slurm
+    *("--main", "--config", "--include", "--hostfile", "--launcher"),  # accelerate, DeepSpeed
+    *("--allow-run-as-root", "--bind-to", "--map-by", "--oversubscribe", "--mca", "--host"),
+    *("--address", "--head"),  # Ray
     "--out",  # the trainer's
 }
 """Options of other programs that remedies name."""
@@ -101,7 +105,11 @@ def test_there_are_enough() -> None:
 def test_an_entry_is_well_formed(name: str) -> None:
     fields = raw()[name]
     assert REQUIRED <= set(fields) <= REQUIRED | OPTIONAL
-    assert all(isinstance(value, str) and value for value in fields.values())
+    texts = {key: value for key, value in fields.items() if key not in ("weak", "explains")}
+    assert all(isinstance(value, str) and value for value in texts.values())
+    assert fields.get("weak", True) is True
+    assert name not in fields.get("explains", ())
+    assert set(fields.get("explains", ())) <= set(raw())
     assert fields["class"] in set(FailureClass)
     assert fields["role"] in set(LineRole)
     assert fields.get("tells", "exit") in set(LineTells)
