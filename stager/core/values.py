@@ -82,12 +82,12 @@ class Target:
         major, newest = int(parts["major"]), int(parts["minor"])
         oldest = 5 if parts["libc"] == "manylinux" else 0
         legacy = {version: name for name, version in _LEGACY.items()}
-        tags = [f"linux_{parts['arch']}"]
+        tags = []
         for minor in range(newest, oldest - 1, -1):
             tags.append(f"{parts['libc']}_{major}_{minor}_{parts['arch']}")
             if parts["libc"] == "manylinux" and (major, minor) in legacy:
                 tags.append(f"{legacy[major, minor]}_{parts['arch']}")
-        return tags
+        return [*tags, f"linux_{parts['arch']}"]
 
     def tags(self) -> Iterator[Tag]:
         """Yield every wheel tag that fits, best first, as an installer on the target does."""

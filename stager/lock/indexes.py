@@ -177,11 +177,11 @@ def pip_settings(run: Runner = run) -> PipSettings:
             index_url=values.get("index-url") or None,
             extra_index_urls=tuple(values.get("extra-index-url", "").split()),
             find_links=tuple(values.get("find-links", "").split()),
-            no_index=_true(values.get("no-index", "")),
+            no_index=is_true(values.get("no-index", "")),
             trusted_hosts=tuple(values.get("trusted-host", "").split()),
             only_binary=_names(values.get("only-binary", "")),
             no_binary=_names(values.get("no-binary", "")),
-            pre=_true(values.get("pre", "")),
+            pre=is_true(values.get("pre", "")),
         ),
         environment=_uv_environment(values),
     )
@@ -263,5 +263,6 @@ def _names(value: str) -> tuple[str, ...]:
     return tuple(name for name in re.split(r"[\s,]+", value) if name)
 
 
-def _true(value: str) -> bool:
+def is_true(value: str) -> bool:
+    """Return whether a variable or setting of pip or uv is switched on."""
     return value.strip().lower() in ("1", "true", "yes", "on")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.protocol.digest import canonical_json
 from bundle.redaction.masking import without_url_secrets
@@ -23,7 +23,7 @@ from ..core.store import sha256_of
 from ..core.values import Digest
 from . import source_tree, tool_settings
 from .indexes import strip_credentials
-from .requirement_line import RequirementLine, expanded, extras_of, normal
+from .requirement_line import RequirementLine, expanded, extras_of, normal, read_hashes
 from .uv_project import UvProject
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
@@ -91,6 +91,8 @@ class SourceReader:
         self.sources: list[SourceRequirement] = []
         self.wheels: list[Digest] = []
         self.uv_projects: list[UvProject] = []
+        self.hashes: dict[str, tuple[str, ...]] = {}
+        """The sha256 of each file that may be installed, for each package that has hashes."""
         self.problems = problems
 
     def read(self, requirement: LocatedRequirement) -> str | None:
@@ -99,17 +101,27 @@ class SourceReader:
         Returns:
             The requirement that installs a wheel; None for a source, which has to be built first.
         """
-        place = requirement.place
+        place, origin = requirement.place, requirement.line.origin
+        try:
+            fragment = urlsplit(place).fragment if "://" in place else ""
+        except ValueError as exc:
+            self.problems.append(f"{origin}: {without_url_secrets(place)} is not a URL: {exc}")
+            return None
+        try:
+            hashes = (*requirement.line.hashes, *read_hashes("", fragment))
+        except ValueError as exc:
+            self.problems.append(f"{origin}: {exc}")
+            return None
         scheme = place.partition("://")[0] if "://" in place else ""
         if scheme not in ("", "file") or place.startswith("file://$"):
-            return self._read_url(requirement)
+            return self._read_url(requirement, hashes)
         path = _local_path(place, (requirement.line.base, self.root))
-        if path.suffix == ".whl" and path.is_file():
-            self.wheels.append(sha256_of(path))
-            return self._wheel(requirement, path.as_uri(), path.name)
-        problem = _unusable(path, place)
+        problem = _unusable(path, place) or _unlike(path, place, hashes)
         if problem:
-            self.problems.append(f"{requirement.line.origin}: {problem}")
+            self.problems.append(f"{origin}: {problem}")
+        elif path.suffix == ".whl" and path.is_file():
+            self.wheels.append(sha256_of(path))
+            return self._wheel(requirement, path.as_uri(), path.name, hashes)
         else:
             self._add_local_source(requirement, path)
         return None
@@ -150,41 +162,52 @@ class SourceReader:
         names = source_tree.files(path, skip=self.skipped, run=self.run)
         return source_tree.digest(path, names)
 
-    def _read_url(self, requirement: LocatedRequirement) -> str | None:
+    def _read_url(self, requirement: LocatedRequirement, hashes: tuple[str, ...]) -> str | None:
         url, origin = requirement.place, requirement.line.origin
-        try:
-            file_name = unquote(urlsplit(url).path.rpartition("/")[2])
-        except ValueError as exc:
-            self.problems.append(f"{origin}: {without_url_secrets(url)} is not a URL: {exc}")
-            return None
+        file_name = unquote(urlsplit(url).path.rpartition("/")[2])
         if file_name.endswith(".whl"):
-            return self._wheel(requirement, url, file_name)
+            return self._wheel(requirement, url, file_name, hashes)
         clean = strip_credentials(url)
         from_vcs = "+" in url.partition("://")[0]
         if not from_vcs and not file_name.endswith(SDIST_ENDINGS):
             self.problems.append(f"{origin}: {clean} is neither a wheel nor an sdist")
             return None
+        if from_vcs and hashes:
+            self.problems.append(
+                f"{origin}: {clean}: a repository has no sha256; name a commit of it instead"
+            )
+            return None
         fragment = urlsplit(url).fragment
-        pinned = bool(_COMMIT.search(url)) if from_vcs else "sha256=" in fragment
+        pinned = bool(_COMMIT.search(url)) if from_vcs else bool(hashes)
         name = requirement.name
+        line = f"{name} @ {url}" if name else url
         source = SourceRequirement(
-            requirement=f"{name} @ {url}" if name else url,
-            label=clean,
+            requirement=" ".join([line, *(f"--hash=sha256:{digest}" for digest in hashes)]),
+            label=clean + _public_fragment(fragment, hashes),
             suffix=requirement.extras,
             marker=requirement.marker,
-            digest=Digest.of(canonical_json([clean, fragment])),
+            digest=Digest.of(canonical_json([clean, fragment, *requirement.line.hashes])),
             moving=not pinned,
         )
         self.sources.append(source)
         return None
 
-    def _wheel(self, requirement: LocatedRequirement, url: str, file_name: str) -> str | None:
+    def allow_hashes(self, name: str, hashes: tuple[str, ...]) -> None:
+        """Note which files may be installed for a package."""
+        if hashes:
+            name = canonicalize_name(name)
+            self.hashes[name] = (*self.hashes.get(name, ()), *hashes)
+
+    def _wheel(
+        self, requirement: LocatedRequirement, url: str, file_name: str, hashes: tuple[str, ...]
+    ) -> str | None:
         """Return the requirement that takes a package's wheel from a URL."""
         try:
             name = parse_wheel_filename(file_name)[0]
         except ValueError as exc:
             self.problems.append(f"{requirement.line.origin}: {first_line(exc)}")
             return None
+        self.allow_hashes(name, hashes)
         text = f"{name}{requirement.extras} @ {url}"
         if requirement.marker:
             text += f" ; {requirement.marker}"
@@ -240,6 +263,26 @@ def _unusable(path: Path, place: str) -> str:
         remedy = foreign_files.remedy(path.name)
         return f"{place} is neither a wheel nor an sdist; {remedy}"
     return ""
+
+
+def _unlike(path: Path, place: str, hashes: Collection[str]) -> str:
+    """Return why a path is not what its hashes allow; empty if it is, or if there are none."""
+    if not hashes:
+        return ""
+    if path.is_dir():
+        return f"{place} is a folder, which has no sha256; build a wheel of it and name that"
+    digest = sha256_of(path)
+    if digest in hashes:
+        return ""
+    return f"{place}: its sha256 is {digest}, which is not among the hashes given"
+
+
+def _public_fragment(fragment: str, hashes: Sequence[str]) -> str:
+    """Return the parts of a source's fragment that a build of it needs, to be kept in a lock."""
+    kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
+    if len(hashes) == 1:
+        kept.append(f"sha256={hashes[0]}")
+    return f"#{'&'.join(kept)}" if kept else ""
 
 
 def _local_path(place: str, folders: Iterable[Path]) -> Path:

@@ -70,7 +70,7 @@ def make_lock(
         built += builder.built
         request = replace(request, indexes=request.indexes.plus(spec.all_indexes))
         files = measure(resolved, store=store, pip=request.pip)
-        refusals.refuse_other_files(files, spec)
+        refusals.refuse_other_files(files, spec, [wheel for wheel, _ in built])
     indexes = spec.indexes if options.offline else request.indexes
     lock = Lock(
         path=path,
@@ -125,6 +125,7 @@ def _resolve_request(
         scratch=scratch,
         uv_project=spec.uv_project,
         index_strategy=spec.index_strategy,
+        hashes=spec.hashes,
         offline=options.offline,
         builds=spec.builds,
         run=run,

@@ -23,6 +23,7 @@ from packaging.pylock import (
     PylockUnsupportedVersionError,
     PylockValidationError,
 )
+from packaging.utils import BuildTag, parse_wheel_filename
 
 from ..core.errors import ResolveError
 from ..core.values import Digest, LockedFile, Target
@@ -121,7 +122,7 @@ def select(
             unavailable.append(_unavailable(entry))
             continue
         # One package at a time, so that each is reported by itself if nothing of it fits.
-        single = _parse({**data, "packages": [entry]}, source)
+        single = _parse({**data, "packages": [_order_wheels(entry)]}, source)
         try:
             for package, selected in _chosen(single, environment, tags, source):
                 if build and isinstance(selected, PackageVcs | PackageDirectory):
@@ -137,6 +138,48 @@ def select(
             unavailable.append(_unavailable(entry or {}))
     _require_one_each(files, source)
     return files, unavailable
+
+
+def drop_other_files(entry: dict[str, Any], hashes: Collection[str]) -> None:
+    """Remove the files of a package that its hashes do not allow; all stay if they allow none.
+
+    What is left then is refused by its digest, which the message names.
+    """
+    wheels = [one for one in entry.get("wheels", []) if _is_among(one, hashes)]
+    sdist = entry.get("sdist")
+    has_sdist = sdist is not None and _is_among(sdist, hashes)
+    if wheels or has_sdist:
+        entry["wheels"] = wheels
+        if not wheels:
+            del entry["wheels"]
+        if not has_sdist:
+            entry.pop("sdist", None)
+
+
+def _is_among(file: Mapping[str, Any], hashes: Collection[str]) -> bool:
+    return file.get("hashes", {}).get("sha256") in hashes
+
+
+def _order_wheels(entry: object) -> object:
+    """Return a package's entry with the wheel of the highest build tag first.
+
+    ``Pylock.select`` takes the first of several wheels with equal tags; the build tag is the
+    tie-breaker (binary distribution format, "File name convention").
+    """
+    if not isinstance(entry, dict) or not isinstance(entry.get("wheels"), list):
+        return entry
+
+    def build_tag(wheel: Mapping[str, Any]) -> BuildTag:
+        place = wheel.get("name") or wheel.get("url") or wheel.get("path") or ""
+        try:
+            return parse_wheel_filename(_file_name(str(place)))[2]
+        except (ValueError, AttributeError):  # refused where the entry is parsed
+            return ()
+
+    try:
+        return {**entry, "wheels": sorted(entry["wheels"], key=build_tag, reverse=True)}
+    except (AttributeError, TypeError):
+        return entry
 
 
 def _chosen(

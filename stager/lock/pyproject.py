@@ -10,6 +10,8 @@ from typing import Any, TypeGuard
 
 from packaging import dependency_groups
 from packaging.errors import ExceptionGroup
+from packaging.markers import Marker
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ..core import toml
@@ -19,7 +21,6 @@ from .requirement_line import RequirementLine
 from .uv_project import UvProject, script_project
 
 _ENTRY = re.compile(r"(?P<path>.*pyproject\.toml)(\[(?P<extras>.*)\]|:(?P<groups>.*))?")
-_SELF_REFERENCE = re.compile(r"\s*([\w.-]+)\s*\[([^\]]*)\]\s*")
 
 
 class PyprojectReader:
@@ -60,6 +61,7 @@ class PyprojectReader:
             self._read_group(data, group)
         if not groups:
             self._read_project(data, extras)
+        itself = self._replace_self_references(data)
         self.problems += tool_settings.refuse(data, self.path, shown=self.shown)
         names = tool_settings.names(line.text for line in self.lines)
         keys = tool_settings.uv_keys(data, self.path, shown=self.shown, requested=names)
@@ -67,9 +69,10 @@ class PyprojectReader:
             file=self.path,
             keys=tuple(keys),
             document=data,
-            dependencies=not groups,
-            extras=tuple(extras),
+            dependencies=not groups or bool(itself),
+            extras=tuple(dict.fromkeys((*extras, *filter(None, itself)))),
             groups=tuple(groups),
+            excluded=(str(tool_settings.table(data, "project")["name"]),) if itself else (),
         )
         self._finish(project)
         return True
@@ -117,26 +120,51 @@ class PyprojectReader:
             self._read_extra(project, extra)
 
     def _read_extra(self, project: Mapping[str, Any], extra: str) -> None:
-        """Read one extra, and the extras of the same project that it names."""
+        """Read one extra."""
         extras = tool_settings.table(project, "optional-dependencies")
         spellings = {canonicalize_name(name): name for name in extras}
         name = spellings.get(canonicalize_name(extra))
         if name is None:
             self.problems.append(f"{self.shown}: no extra {extra!r}; {_available(extras)}")
             return
-        start = len(self.lines)
         self._add(extras[name], f"project.optional-dependencies.{name}")
-        others = {key: value for key, value in extras.items() if key != name}  # so a circle ends
-        project_name = canonicalize_name(str(project.get("name", "")))
-        for line in self.lines[start:]:
-            # A project may name its own extras: all = ["this-project[train,plot]"].
-            reference = _SELF_REFERENCE.fullmatch(line.text)
-            if not reference or canonicalize_name(reference[1]) != project_name:
+
+    def _replace_self_references(self, data: Mapping[str, Any]) -> set[str]:
+        """Put what a project's reference to itself stands for in its place.
+
+        ``all = ["this-project[train,plot]"]`` means these extras of the project here. An index may
+        have a stranger's package of that name.
+
+        Returns:
+            The extras that are named and hold on the nodes; an empty name for the project itself.
+        """
+        project = tool_settings.table(data, "project")
+        name = canonicalize_name(str(project.get("name", "")))
+        uv = tool_settings.table(tool_settings.table(data, "tool"), "uv")
+        if name in map(canonicalize_name, tool_settings.table(uv, "sources")):
+            return set()  # uv takes it from the folder that its source names
+        pending, self.lines = self.lines, []
+        seen: set[tuple[str, str]] = set()
+        while pending:
+            line = pending.pop(0)
+            reference = _reference_to(name, line.text)
+            if reference is None:
+                self.lines.append(line)
                 continue
-            self.lines.remove(line)
-            for referenced in reference[2].split(","):
-                rest = {**project, "optional-dependencies": others}
-                self._read_extra(rest, referenced.strip())
+            own, self.lines = self.lines, []
+            marker = str(reference.marker or "")
+            for extra in ("", *sorted(reference.extras)):
+                if (extra, marker) in seen:
+                    continue  # so a circle ends
+                seen.add((extra, marker))
+                if extra:
+                    self._read_extra(project, extra)
+                else:
+                    self._add(project.get("dependencies", []), "project.dependencies")
+            pending = [*(_limit(found, marker) for found in self.lines), *pending]
+            self.lines = own
+        nodes = tool_settings.node_markers(self.python)
+        return {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}
 
     def _read_group(self, data: Mapping[str, Any], group: str) -> None:
         groups = tool_settings.table(data, "dependency-groups")
@@ -161,6 +189,28 @@ class PyprojectReader:
         base = self.path.parent
         for text in requirements:
             self.lines.append(RequirementLine(text=text, origin=origin, base=base, metadata=True))
+
+
+def _reference_to(name: str, text: str) -> Requirement | None:
+    """Return a requirement if it is for the project of this name; None for any other."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:  # reported where the requirements are sorted
+        return None
+    return requirement if name and canonicalize_name(requirement.name) == name else None
+
+
+def _limit(line: RequirementLine, marker: str) -> RequirementLine:
+    """Return a line that holds only where a marker does as well."""
+    if not marker:
+        return line
+    try:
+        requirement = Requirement(line.text)
+    except InvalidRequirement:
+        return line
+    both = f"({requirement.marker}) and ({marker})" if requirement.marker else marker
+    requirement.marker = Marker(both)
+    return replace(line, text=str(requirement))
 
 
 def parse_entry(entry: str) -> tuple[str, list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from packaging.utils import canonicalize_name
 
@@ -49,8 +49,14 @@ def refuse_other_build(
         )
 
 
-def refuse_other_files(files: Sequence[LockedFile], spec: Spec) -> None:
-    """Refuse files that the hashes of the requirements do not allow."""
+def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collection[str]) -> None:
+    """Refuse files that the hashes of the requirements do not allow, or have none for.
+
+    Args:
+        files: the files of the lock.
+        spec: the requirements.
+        built: names of wheels that were built here, from sources that were checked before.
+    """
     others = []
     for file in files:
         if not _is_allowed(file, spec):
@@ -65,6 +71,17 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec) -> None:
             context=others,
         )
 
+    if not spec.require_hashes:
+        return
+    bare = [file for file in files if file.name not in spec.hashes and file.filename not in built]
+    if bare:
+        raise ResolveError(
+            f"{spec.require_hashes} requires a hash of every file, also of those that others need",
+            hint="write all packages with their hashes, for example with `uv pip compile "
+            "--generate-hashes`",
+            context=[f"{f.name}=={f.version} has no hash in the requirements" for f in bare],
+        )
+
 
 def _is_allowed(file: LockedFile, spec: Spec) -> bool:
     """Return whether the hashes of the requirements allow a file.
@@ -73,4 +90,6 @@ def _is_allowed(file: LockedFile, spec: Spec) -> bool:
     """
     if file.name not in spec.hashes or file.sha256 in spec.hashes[file.name]:
         return True
+    if spec.require_hashes:
+        return False
     return spec.torch_backend is not None and file.version.local == spec.torch_backend

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+_HASH = re.compile(r"--hash[=\s]\s*(\w+):(\S+)")
+_HASH_OF_URL = re.compile(r"(?:^|&)(sha\d+|md5)=([^&]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,22 @@ class RequirementLine:
     """True if uv reads it from its file, with the settings there."""
     hashes: tuple[str, ...] = ()
     """The sha256 of each file that may be installed for it; empty allows any file."""
+
+
+def read_hashes(options: str, fragment: str) -> tuple[str, ...]:
+    """Return the sha256 digests in the options of a requirement and in the fragment of its URL.
+
+    Raises:
+        ValueError: there are hashes, but none is a sha256.
+    """
+    hashes = [*_HASH.findall(options), *_HASH_OF_URL.findall(fragment)]
+    digests = tuple(value.lower() for name, value in hashes if name == "sha256")
+    if hashes and not digests:
+        raise ValueError(
+            f"a {hashes[0][0]} cannot be checked; give the file's sha256, which `pip hash FILE` "
+            "prints"
+        )
+    return digests
 
 
 def normal(requirement: Requirement) -> str:

@@ -21,14 +21,13 @@ from ..core.regular_files import bytes_of
 from . import pyproject
 from .indexes import Indexes
 from .pyproject import PyprojectReader
-from .requirement_line import RequirementLine, expanded
+from .requirement_line import RequirementLine, expanded, read_hashes
 from .uv_project import UvProject
 
 _NEAR = 0.8
 """Similarity of a name that may be meant by another."""
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
-_SHA256 = re.compile(r"--hash[=\s]\s*sha256:(\S+)")
 _LINE_OPTIONS = re.compile(r"\s+(--[a-z-]+.*)$")
 _SHORT_WITH_VALUE = re.compile(r"-[a-zA-Z][^=]")
 _LONG_NAMES = {
@@ -40,8 +39,8 @@ _LONG_NAMES = {
     "--pypi-url": "--index-url",
 }
 _WITHOUT_VALUE = ("--no-index", "--pre", "--require-hashes", "--prefer-binary")
-_WITHOUT_EFFECT = ("--require-hashes", "--prefer-binary", "--use-feature")
-"""Options that change nothing here: hashes are always required, and kept in the lock."""
+_WITHOUT_EFFECT = ("--prefer-binary", "--use-feature")
+"""Options that change nothing here."""
 
 _INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
     "--index-url": lambda value: Indexes(index_url=value),
@@ -89,6 +88,8 @@ class RequirementReader:
         self.sources: list[Path] = []
         self.problems: list[str] = []
         self.uv_projects: list[UvProject] = []
+        self.require_hashes = ""
+        """The place that asks for a hash of every file; empty for none."""
         self._seen: set[tuple[Path, bool]] = set()
 
     def read_file(self, path: Path, *, origin: str, constraint: bool = False) -> None:
@@ -207,6 +208,8 @@ class RequirementReader:
             if name == "--find-links":
                 value = _find_links(value, file.folder)
             self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
+        elif name == "--require-hashes":
+            self.require_hashes = self.require_hashes or origin
         elif name not in _WITHOUT_EFFECT:
             self.problems.append(f"{origin}: the option {name} is not known here")
 
@@ -220,16 +223,18 @@ class RequirementReader:
 
     def _hashes(self, options: str, origin: str) -> tuple[str, ...]:
         """Return the hashes of a requirement; any other option would be lost silently."""
-        hashes = tuple(value.lower() for value in _SHA256.findall(options))
-        if "--hash" in options and not hashes:
-            self.problems.append(f"{origin}: only hashes of sha256 can be checked")
         for word in options.split():
             if word.startswith("--") and not word.startswith("--hash"):
                 option = word.partition("=")[0]
                 self.problems.append(
-                    f"{origin}: the option {option} of a single requirement is not supported"
+                    f"{origin}: {option} after a requirement is not supported; "
+                    + _elsewhere(option)
                 )
-        return hashes
+        try:
+            return read_hashes(options, "")
+        except ValueError as exc:
+            self.problems.append(f"{origin}: {exc}")
+            return ()
 
     def _shown(self, path: Path) -> str:
         if path.is_relative_to(self.root):
@@ -257,6 +262,13 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         pending = []
         if line:
             yield start, line
+
+
+def _elsewhere(option: str) -> str:
+    """Return where an option belongs that stands after a requirement."""
+    if option in _INDEX_OPTIONS or option in _LONG_NAMES.values() or option in _WITHOUT_VALUE:
+        return "write it on a line of its own"
+    return "build the wheel with it (`pip wheel`), and name that wheel"
 
 
 def _next_option(words: list[str]) -> tuple[str, str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -55,6 +55,8 @@ class ResolveRequest:
     """Commits of the lock before, which are kept where the same branch is asked for."""
     uv_project: UvProject | None = None
     """The project whose settings only uv honours; its requirements are not in the others."""
+    hashes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The sha256 of each file that may be installed, for each package that has hashes."""
     index_strategy: str | None = None
     """uv's rule for packages that several indexes have; None for its own choice."""
     torch_backend: str | None = None

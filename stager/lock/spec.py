@@ -65,6 +65,8 @@ class Spec:
     """The index options in the requirement files."""
     hashes: Mapping[str, tuple[str, ...]]
     """The sha256 of each file that may be installed, for each package that has hashes."""
+    require_hashes: str
+    """What asks for a hash of every file, a line or a variable; empty for nothing."""
     pylock: Path | None
     """A lock that the user supplied; then there are no requirements."""
     uv_lock: UvLock | None
@@ -135,7 +137,8 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         torch_backend=environment.torch_backend,
         local_projects=tuple(reader.located.sources),
         indexes=reader.indexes,
-        hashes=reader.hashes,
+        hashes=reader.located.hashes,
+        require_hashes=reader.require_hashes,
         pylock=pylock,
         uv_lock=reader.uv_lock,
         uv_project=reader.uv_project,
@@ -178,8 +181,10 @@ def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Dig
         "indexes": {key: reader.portable(json.dumps(value)) for key, value in indexes.items()},
         "pylock": sha256_of(pylock) if pylock else None,
     }
-    if reader.hashes:
-        content["hashes"] = reader.hashes
+    if reader.located.hashes:
+        content["hashes"] = reader.located.hashes
+    if reader.require_hashes:
+        content["require-hashes"] = True
     if reader.config.environment.index_strategy:
         content["index-strategy"] = reader.config.environment.index_strategy
     content |= reader.of_uv()

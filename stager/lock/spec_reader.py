@@ -11,14 +11,16 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from bundle.redaction.masking import without_url_secrets
+
 from ..config import foreign_files, script_block
 from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.processes import Runner
 from . import located, tool_settings, uv_lock, uv_project
-from .indexes import Indexes
+from .indexes import Indexes, is_true
 from .located import LocatedRequirement, SourceReader
-from .requirement_line import RequirementLine, expanded, extras_of, normal
+from .requirement_line import RequirementLine, expanded, extras_of, normal, read_hashes
 from .requirements import EDITABLE, RequirementReader
 from .source_builds import NEED_NVCC, is_folder, prebuilt
 from .uv_lock import UvLock
@@ -28,6 +30,7 @@ _PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
+_HASH_IN_URL = re.compile(r"[#&]sha256=")
 _INLINE = "environment.requirements"
 """Origin of a requirement that is written in the settings themselves."""
 
@@ -48,7 +51,6 @@ class SpecReader:
         )
         self.requirements: list[str] = []
         self.constraints: list[str] = []
-        self.hashes: dict[str, tuple[str, ...]] = {}
         self.remarks: list[str] = []
         self.uv_lock: UvLock | None = None
         self.uv_project: UvProject | None = None
@@ -75,6 +77,7 @@ class SpecReader:
         self._refuse_uv_settings()
         for line in self.lines.requirements:
             self._add_requirement(line)
+            self._refuse_without_hash(line)
         for line in self.lines.constraints:
             self._add_constraint(line)
         self._refuse_empty(entries)
@@ -187,6 +190,23 @@ class SpecReader:
             if problem:
                 self.problems.append(problem)
 
+    @property
+    def require_hashes(self) -> str:
+        """Return what asks for a hash of every file: a line or a variable; empty for nothing."""
+        for name in ("PIP_REQUIRE_HASHES", "UV_REQUIRE_HASHES"):
+            if is_true(os.environ.get(name, "")):
+                return name
+        return self.lines.require_hashes
+
+    def _refuse_without_hash(self, line: RequirementLine) -> None:
+        """Refuse a requirement without a hash where every file must have one."""
+        asked = self.require_hashes
+        if asked and not line.hashes and not _HASH_IN_URL.search(line.text):
+            self.problems.append(
+                f"{line.origin}: {without_url_secrets(line.text)} has no --hash=sha256:..., which "
+                f"{asked} requires"
+            )
+
     def _refuse_empty(self, entries: tuple[str, ...]) -> None:
         """Refuse files without any requirement, as a tool that failed leaves them."""
         if self.lines.requirements or self.problems:
@@ -220,7 +240,8 @@ class SpecReader:
             else:
                 self._refuse_malformed(line, exc)
             return
-        if line.by_uv:
+        if line.by_uv and parsed.url:
+            self._allow_hashes(parsed, line)
             parsed.url = None  # uv reads the place from the file
         if parsed.url is None:
             self.requirements.append(normal(parsed))
@@ -260,9 +281,13 @@ class SpecReader:
 
     def _allow_hashes(self, requirement: Requirement, line: RequirementLine) -> None:
         """Note which files may be installed for a package."""
-        if line.hashes:
-            name = canonicalize_name(requirement.name)
-            self.hashes[name] = (*self.hashes.get(name, ()), *line.hashes)
+        fragment = (requirement.url or "").partition("#")[2]
+        try:
+            hashes = (*line.hashes, *read_hashes("", fragment))
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {exc}")
+            return
+        self.located.allow_hashes(requirement.name, hashes)
 
     def _refuse_file(self, line: RequirementLine) -> bool:
         """Refuse the name of a file in place of a package's; return whether it was one."""

@@ -277,8 +277,7 @@ def other_environments(data: Mapping[str, Any], python: str, *, shown: str) -> s
     markers = table(table(data, "tool"), "uv").get("environments")
     if not isinstance(markers, list) or not markers:
         return ""
-    nodes = {"python_version": python, "python_full_version": f"{python}.0"}
-    nodes |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+    nodes = node_markers(python)
     try:
         if any(Marker(str(marker)).evaluate(nodes) for marker in markers):
             return ""
@@ -288,6 +287,12 @@ def other_environments(data: Mapping[str, Any], python: str, *, shown: str) -> s
         f"{shown}: tool.uv.environments has none for Python {python} on Linux, so the project does "
         "not support the nodes"
     )
+
+
+def node_markers(python: str) -> dict[str, str]:
+    """Return the values of environment markers that all nodes with a Python version have."""
+    nodes = {"python_version": python, "python_full_version": f"{python}.0"}
+    return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 
 
 def conflicting(data: Mapping[str, Any], extras: Collection[str], groups: Collection[str]) -> str:

@@ -32,7 +32,7 @@ from ..core.values import Target
 from .git_pin import GitPin, git_pin
 from .indexes import TORCH_INDEX, Indexes, pip_settings
 from .pip import HOUR, index_unreachable, unreachable
-from .pylock import select
+from .pylock import drop_other_files, select
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 from .source_builds import advice, beside, failed_build
 
@@ -289,6 +289,7 @@ def _files(
             package["vcs"]["requested-revision"] = revision
         elif package["name"] in revisions:
             del package["vcs"]["requested-revision"]
+        drop_other_files(package, request.hashes.get(package["name"], ()))
     return select(
         data, request.target, base=request.scratch, source="uv's answer", build=request.build
     )

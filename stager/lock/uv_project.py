@@ -41,6 +41,8 @@ class UvProject:
     """Extras of it."""
     groups: tuple[str, ...] = ()
     """Dependency groups of it."""
+    excluded: tuple[str, ...] = ()
+    """Its own name where it refers to itself: uv would look for that in an index."""
 
     @property
     def is_script(self) -> bool:
@@ -56,6 +58,7 @@ class UvProject:
             dependencies=self.dependencies or other.dependencies,
             extras=tuple(dict.fromkeys((*self.extras, *other.extras))),
             groups=tuple(dict.fromkeys((*self.groups, *other.groups))),
+            excluded=tuple(dict.fromkeys((*self.excluded, *other.excluded))),
         )
 
     def arguments(self, scratch: Path) -> list[str]:
@@ -76,6 +79,10 @@ class UvProject:
             argv += ["--extra", extra]
         for group in self.groups:
             argv += ["--group", f"{file}:{group}"]
+        if self.excluded:
+            names = scratch / "excluded.txt"
+            names.write_text("".join(f"{name}\n" for name in self.excluded), encoding="utf-8")
+            argv += ["--excludes", str(names)]
         return argv
 
     def identity(self, root: Path) -> list[object]:

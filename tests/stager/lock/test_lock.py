@@ -839,7 +839,105 @@ def test_hashes_are_part_of_what_a_lock_is_made_for(
     (root / "r.txt").write_text(f"beta==2.0 --hash=sha512:{'0' * 128}\n")
     with pytest.raises(ConfigError) as caught:
         ask("r.txt")
-    assert caught.value.context == ("r.txt:1: only hashes of sha256 can be checked",)
+    assert "a sha512 cannot be checked; give the file's sha256" in caught.value.context[0]
+
+
+@pytest.mark.parametrize("place", ["path", "file", "server", "sdist", "sdist on a server"])
+def test_hashes_of_a_path_and_of_a_url_are_checked(
+    lock: Callable[..., Lock], with_setuptools: Path, tmp_path: Path, root: Path, place: str
+) -> None:
+    """As an option and as a fragment; an sdist is not even unpacked where they rule it out."""
+    files = tmp_path / "elsewhere"
+    files.mkdir()
+    file = make_sdist(files, "gamma") if "sdist" in place else make_wheel(files, "gamma")
+    good = hashlib.sha256(file.read_bytes()).hexdigest()
+    with serve(Index(folder=files)) as index:
+        url = f"http://127.0.0.1:{index.port}/files/{file.name}"
+        text = {"path": str(file), "file": file.as_uri(), "sdist": str(file)}.get(place, url)
+        lines = {digest: [f"{text} --hash=sha256:{digest}"] for digest in (good, "0" * 64)}
+        if "://" in text:
+            for digest, spellings in lines.items():
+                spellings.append(f"gamma @ {text}#sha256={digest}")
+        for line in lines["0" * 64]:
+            (root / "r.txt").write_text(f"{line}\n")
+            if place == "server" and "#" in line:  # uv takes the fragment's word; a build does not
+                assert lock("uv", "r.txt").files[0].sha256 == "0" * 64
+                continue
+            with pytest.raises(StagerError) as caught:
+                lock("uv", "r.txt")
+            assert good in str(caught.value.context)
+        for line in lines[good]:
+            (root / "r.txt").write_text(f"{line}\n")
+            assert versions(lock("uv", "r.txt")) == {"gamma": "1.0"}
+
+
+def test_a_hash_of_what_has_none_is_refused(ask: Ask, root: Path) -> None:
+    project(root / "lib", "lib")
+    digest = "0" * 64
+    (root / "r.txt").write_text(
+        f"./lib --hash=sha256:{digest}\ngit+https://example.org/a.git --hash=sha256:{digest}\n"
+        "https://example.org/a-1-py3-none-any.whl#md5=0\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        ask("r.txt")
+    folder, repository, weak = caught.value.context
+    assert "./lib is a folder, which has no sha256" in folder
+    assert "a repository has no sha256; name a commit" in repository
+    assert "a md5 cannot be checked" in weak
+
+
+def test_wheels_are_chosen_by_platform_and_then_by_build_tag(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    for tag in (f"linux_{HERE.machine}", f"manylinux_2_17_{HERE.machine}"):
+        for build in ("", "2-", "10-"):
+            wheel = make_wheel(wheelhouse, "gamma", "1.0", tag=f"py3-none-{tag}")
+            wheel.rename(wheel.with_name(wheel.name.replace("1.0-", f"1.0-{build}")))
+    chosen = lock("uv", "gamma").files[0].filename
+    assert chosen == f"gamma-1.0-10-py3-none-manylinux_2_17_{HERE.machine}.whl"
+
+
+def test_the_file_that_the_hashes_allow_is_taken(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path
+) -> None:
+    make_wheel(wheelhouse, "gamma", "1.0", tag=f"{HERE.python_tag}-none-any")
+    other = make_wheel(wheelhouse, "gamma", "1.0")
+    digest = hashlib.sha256(other.read_bytes()).hexdigest()
+    (root / "r.txt").write_text(f"gamma==1.0 --hash=sha256:{digest}\n")
+    assert lock("uv", "r.txt").files[0].filename == other.name
+
+
+def test_hashes_that_are_required(
+    lock: Callable[..., Lock],
+    index_env: object,
+    wheelhouse: Path,
+    root: Path,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what is named, before anything is resolved; of what that needs, once it is known."""
+    (root / "plain.txt").write_text("alpha\n")
+    (root / "r.txt").write_text("--require-hashes\n-r plain.txt\n")
+    with pytest.raises(ConfigError) as caught:
+        ask("r.txt")
+    missing = "alpha has no --hash=sha256:..., which {} requires"
+    assert caught.value.context == ("plain.txt:1: " + missing.format("r.txt:1"),)
+    for name in ("PIP_REQUIRE_HASHES", "UV_REQUIRE_HASHES"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "1")
+            with pytest.raises(ConfigError) as caught:
+                ask("plain.txt")
+        assert caught.value.context == ("plain.txt:1: " + missing.format(name),)
+    hashes = {}
+    for name in ("alpha-1.0", "beta-2.0"):
+        content = (wheelhouse / f"{name}-py3-none-any.whl").read_bytes()
+        hashes[name[:-4]] = f"--hash=sha256:{hashlib.sha256(content).hexdigest()}"
+    (root / "r.txt").write_text(f"--require-hashes\nalpha==1.0 {hashes['alpha']}\n")
+    error = fails(lock, "uv", "r.txt")
+    assert error.context == ("beta==2.0 has no hash in the requirements",)
+    with (root / "r.txt").open("a") as file:
+        file.write(f"beta==2.0 {hashes['beta']}\n")
+    assert versions(lock("uv", "r.txt")) == {"alpha": "1.0", "beta": "2.0"}
 
 
 @BOTH

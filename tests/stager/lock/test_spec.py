@@ -83,7 +83,6 @@ def test_a_requirement_file_as_pip_reads_it(
         -r sub/${EXTRA}.txt
         -c limits.txt
         --requirement=sub/last.txt
-        --require-hashes
         """,
     )
     write(root, "sub/more.txt", "delta\n-r ../requirements.in\n-c more-limits.txt\n")
@@ -226,6 +225,8 @@ def test_all_problems_with_file_and_line(ask: Ask, root: Path) -> None:
 
 # --- pyproject.toml ------------------------------------------------------------------------------
 
+_LINUX = 'sys_platform == "linux"'
+_MARKED = ("alpha>=1", "beta")
 PYPROJECT = """\
 [project]
 name = "The-Project"
@@ -234,7 +235,9 @@ dependencies = ["alpha>=1"]
 train = ["beta"]
 plot = ["gamma"]
 All = ["the.project[train,plot]", "delta"]
+marked = ["the_project[train] ; sys_platform == 'linux'", "The-Project[marked]>=1"]
 [dependency-groups]
+itself = ["the-project[plot]>=1 ; python_version > '3'", "ruff"]
 lint = ["ruff"]
 dev = ["pytest", {include-group = "lint"}]
 loop = [{include-group = "loop"}]
@@ -247,7 +250,12 @@ loop = [{include-group = "loop"}]
         ("pyproject.toml", ("alpha>=1",)),
         ("pyproject.toml[train]", ("alpha>=1", "beta")),
         ("pyproject.toml[Train, plot]", ("alpha>=1", "beta", "gamma")),
-        ("pyproject.toml[all]", ("alpha>=1", "delta", "beta", "gamma")),
+        ("pyproject.toml[all]", ("alpha>=1", "gamma", "beta", "delta")),
+        ("pyproject.toml[marked]", ("alpha>=1", *(f"{name} ; {_LINUX}" for name in _MARKED))),
+        (
+            "pyproject.toml:itself",
+            ('alpha>=1 ; python_version > "3"', 'gamma ; python_version > "3"', "ruff"),
+        ),
         ("pyproject.toml:dev", ("pytest", "ruff")),
         ("./pyproject.toml:lint,dev", ("ruff", "pytest")),
     ],
@@ -270,8 +278,8 @@ def test_pyproject_problems(ask: Ask, root: Path) -> None:
         "odd/pyproject.toml",
         "gone/pyproject.toml",
     )
-    assert "no extra 'none'; there are All, plot, train" in found[0]
-    assert "no dependency group 'none'; there are dev, lint, loop" in found[1]
+    assert "no extra 'none'; there are All, marked, plot, train" in found[0]
+    assert "no dependency group 'none'; there are dev, itself, lint, loop" in found[1]
     assert "loop includes itself" in found[2]
     assert "dynamic" in found[3]
     assert "must be a list of strings" in found[4]

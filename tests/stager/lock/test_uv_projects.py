@@ -389,3 +389,22 @@ def test_extras_and_groups_that_are_no_tables(ask: Ask, root: Path) -> None:
         ask("pyproject.toml[a]", "pyproject.toml:g")
     assert "no extra 'a'; there are none" in caught.value.context[0]
     assert "no dependency group 'g'" in caught.value.context[1]
+
+
+def test_a_project_that_names_itself_is_never_looked_for(
+    lock: Callable[..., Lock], indexes: Indexes, root: Path, wheelhouse: Path
+) -> None:
+    """Beside settings of uv, which itself would take a stranger's package of that name."""
+    make_wheel(wheelhouse, "my-proj", "3.0")
+    (root / "pyproject.toml").write_text(
+        '[project]\nname = "my-proj"\nversion = "1"\ndependencies = ["alpha"]\n'
+        '[project.optional-dependencies]\na = ["special"]\nall = ["my-proj[a]>=1"]\n'
+        "never = [\"my-proj[a] ; sys_platform == 'win32'\"]\n"
+        '[dependency-groups]\ng = ["my-proj[all]"]\nnone = ["my-proj[never]"]\n'
+        f'[tool.uv]\nconstraint-dependencies = ["special<9"]\n'
+        f'[[tool.uv.index]]\nname = "extra"\nurl = "{indexes.extra.url}"\n'
+    )
+    everything = {"alpha": "1.0", "beta": "7.0", "special": "1.0"}
+    assert versions(lock("pyproject.toml[all]")) == everything
+    assert versions(lock("pyproject.toml:g")) == everything
+    assert versions(lock("pyproject.toml:none")) == {"alpha": "1.0", "beta": "7.0"}
