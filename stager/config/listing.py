@@ -10,16 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bundle.node.location import ROOT_VARIABLE
 from bundle.redaction.masking import masked, without_url_secrets
 
 from ..core.values import Target
 from .load import Config
-from .sources import user_file, variable_of
+from .sources import OVERRIDING, SITE_FILE, user_file, variable_of
 from .table import WrittenSetting
-
-OVERRIDING = {"environment.offline-root": "OFFLINE_ROOT", "cluster.node-root": ROOT_VARIABLE}
-"""Variables with names of their own, which win over every other place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +28,7 @@ class ListedSetting:
     """Its value as it was written, without secrets, else the default that is in force; null where
     that is decided later, by the nodes or Slurm, or there is none."""
     origin: str
-    """``variable``, ``project``, ``user`` or ``default``."""
+    """``variable``, ``project``, ``user``, ``site`` or ``default``."""
     place: str
     """The file or the variable; empty for a default."""
     variable: str
@@ -47,6 +43,8 @@ class ConfigResult:
     """The project's file; it need not exist."""
     user: Path
     """The user's own file; it need not exist."""
+    site: Path
+    """The site's file; it need not exist."""
     settings: tuple[ListedSetting, ...]
     """Every setting."""
 
@@ -72,6 +70,7 @@ def listed(config: Config, env: Mapping[str, str], offline_root: Path) -> Config
     return ConfigResult(
         project=config.source,
         user=user_file(env),
+        site=SITE_FILE,
         settings=tuple(_listed(_overridden(setting, env)) for setting in settings),
     )
 

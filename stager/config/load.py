@@ -20,7 +20,7 @@ from .cluster import ClusterConfig, cluster
 from .environment import PYPROJECT, EnvironmentConfig, environment
 from .launch import LaunchConfig, launch
 from .project import AssetsConfig, ProjectConfig, assets, project
-from .sources import SettingsSource, user_source
+from .sources import SettingsSource, default_sources
 from .table import Table, WrittenSetting, describe
 from .trust import TrustConfig, trust
 
@@ -126,7 +126,7 @@ def parse(
     *,
     root: Path,
     source: Path,
-    user: SettingsSource | None = None,
+    defaults: Sequence[SettingsSource] = (),
     env: Mapping[str, str] | None = None,
 ) -> Config:
     """Turn parsed documents into checked values; touches no file.
@@ -136,14 +136,13 @@ def parse(
         root: the folder that relative paths start from, wherever they are written.
         source: the file the document was read from; a ``pyproject.toml`` supplies its own
             dependencies as the default of ``environment.requirements``.
-        user: the user's own settings, for keys that the document does not have.
-        env: variables, which win over both.
+        defaults: the user's own settings and the site's, for keys that the document does not have.
+        env: variables, which win over all of them, but for what the site has fixed.
 
     Raises:
         ConfigError: values or keys that cannot be used; one context line for each.
     """
-    sources = [SettingsSource(name=str(source), origin="project", data=data)]
-    top = Table([*sources, user] if user is not None else sources, env)
+    top = Table([SettingsSource(name=str(source), origin="project", data=data), *defaults], env)
     installed = environment(top.table("environment"), root, source)
     name, own = project(top.table("project"), root)
     config = Config(
@@ -199,7 +198,9 @@ def _load_file(path: Path) -> Config:
     data: Mapping[str, Any] = toml.read(path)
     if path.name == PYPROJECT:
         data = _own_table(data, path)
-    return parse(data, root=path.parent, source=path, user=user_source(os.environ), env=os.environ)
+    return parse(
+        data, root=path.parent, source=path, defaults=default_sources(os.environ), env=os.environ
+    )
 
 
 def _own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

@@ -6,10 +6,13 @@ import contextlib
 import difflib
 import os
 import shlex
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bundle.node.location import ROOT_VARIABLE
 
 from ..core import toml
 from ..core.errors import ConfigError
@@ -28,6 +31,10 @@ _TAKEN = frozenset(
 rank or `stager exec` starts."""
 _TAKEN_PREFIXES = ("STAGER_PROGRAM_", "STAGER_TEST_", "STAGER_TORTURE_")
 _NEAR = 0.85
+SITE_FILE = Path("/etc/stager/config.toml")
+"""The site's settings: below all others, and above them for the keys that ``fixed`` lists."""
+OVERRIDING = {"environment.offline-root": "OFFLINE_ROOT", "cluster.node-root": ROOT_VARIABLE}
+"""Variables with names of their own, which win over every other place."""
 NO_HOME = "/nonexistent"
 """The home of users without one, as Debian has it in its password file."""
 
@@ -39,9 +46,15 @@ class SettingsSource:
     name: str
     """The file."""
     origin: str
-    """``project`` or ``user``."""
+    """``project``, ``user`` or ``site``."""
     data: Mapping[str, Any]
     """Its document, or the table of it that is read."""
+    fixed: tuple[str, ...] = ()
+    """Keys and tables of it that no other place may change: ``trust``, ``cluster.node-root``."""
+
+    def is_fixed(self, path: str) -> bool:
+        """Return whether no other place may change a setting."""
+        return any(path == key or path.startswith(f"{key}.") for key in self.fixed)
 
 
 def variable_of(path: str) -> str:
@@ -84,6 +97,39 @@ def user_source(env: Mapping[str, str]) -> SettingsSource:
     path = user_file(env)
     data = toml.read(path) if _exists(path) else {}
     return SettingsSource(name=str(path), origin="user", data=data)
+
+
+def default_sources(env: Mapping[str, str]) -> list[SettingsSource]:
+    """Return the settings of the user and of the site.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    return [user_source(env), site_source()]
+
+
+def site_source() -> SettingsSource:
+    """Return the site's settings, which may be none.
+
+    Raises:
+        ConfigError: the file cannot be read, others than its owner may write to it, or ``fixed`` is
+            no list of keys.
+    """
+    if not _exists(SITE_FILE):
+        return SettingsSource(name=str(SITE_FILE), origin="site", data={})
+    data = toml.read(SITE_FILE)
+    if SITE_FILE.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"{SITE_FILE}: others than its owner may write to it",
+            hint=f"ask your administrator to run `chmod go-w {SITE_FILE}`",
+        )
+    fixed = data.pop("fixed", [])
+    if not isinstance(fixed, list) or not all(isinstance(key, str) for key in fixed):
+        raise ConfigError(
+            f"{SITE_FILE}: fixed: allowed: a list of keys",
+            hint='for example fixed = ["cluster.node-root", "trust"]',
+        )
+    return SettingsSource(name=str(SITE_FILE), origin="site", data=data, fixed=tuple(fixed))
 
 
 def _exists(path: Path) -> bool:

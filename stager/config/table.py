@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from .sources import SettingsSource, misspelt, readings, variable_of
+from .sources import OVERRIDING, SettingsSource, misspelt, readings, variable_of
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -34,7 +34,7 @@ class WrittenSetting:
     value: object
     """The value as it was written; else the default."""
     origin: str
-    """``variable``, ``project``, ``user`` or ``default``."""
+    """``variable``, ``project``, ``user``, ``site`` or ``default``."""
     place: str
     """The file or the variable; empty for a default."""
 
@@ -100,8 +100,10 @@ class Table:
             place="",
         )
         variable = variable_of(path)
-        source = next((source for source in self._sources if key in source.data), None)
-        if variable in self._env:
+        source = self._source_of(key)
+        if source is not None and source.is_fixed(path):
+            self._note_overrides(key, source)
+        elif variable in self._env:
             text = self._env[variable]
             setting = replace(setting, value=text, origin="variable", place=variable)
             return self._of_text(setting, text, default, check)
@@ -119,6 +121,24 @@ class Table:
         except ValueError:
             self._note(key, source, f"found {describe(value)}, allowed: {allowed}")
             return default
+
+    def _source_of(self, key: str) -> SettingsSource | None:
+        """Return the document that decides a key: the one that has fixed it, else the first."""
+        having = [source for source in self._sources if key in source.data]
+        fixed = [source for source in having if source.is_fixed(self._full(key))]
+        return next(iter(fixed or having), None)
+
+    def _note_overrides(self, key: str, fixed: SettingsSource) -> None:
+        """Note each place that sets a fixed key to something else."""
+        path = self._full(key)
+        wrong = f"{fixed.name} has fixed it: remove it here"
+        for source in self._sources:
+            if source.data.get(key, fixed.data[key]) != fixed.data[key]:
+                self._note(key, source, wrong)
+        for variable in filter(None, (variable_of(path), OVERRIDING.get(path))):
+            text = self._env.get(variable)
+            if text is not None and fixed.data[key] not in readings(text):
+                self._note_variable(variable, wrong)
 
     def _of_text(
         self, setting: WrittenSetting, text: str, default: D, check: Callable[[object], T]
@@ -142,7 +162,7 @@ class Table:
 
     def problem(self, key: str, problem: str) -> None:
         """Note that a key's value cannot be used."""
-        source = next((source for source in self._sources if key in source.data), None)
+        source = self._source_of(key)
         variable = variable_of(self._full(key))
         if variable in self._env:
             self._note_variable(variable, problem)
@@ -152,7 +172,7 @@ class Table:
     def _note(self, key: str, source: SettingsSource | None, problem: str) -> None:
         """Note a problem of a key, and the file if it is not the project's."""
         source = source or self._sources[0]
-        place = f" in {source.name}" if source.origin == "user" else ""
+        place = "" if source.origin == "project" else f" in {source.name}"
         self.problems.append(f"{self._full(key)}{place}: {problem}")
         self.places[source.name] = None
 
@@ -183,9 +203,14 @@ class Table:
         """Return all problems, including keys that nothing read."""
         known = self._known_paths()
         for path, source in self._unknown_paths():
-            place = f" in {source.name}" if source.origin == "user" else ""
+            place = "" if source.origin == "project" else f" in {source.name}"
             self.problems.append(f"{path}{place}: unknown key; {_suggestion(path, known)}")
             self.places[source.name] = None
+        for source in self._sources:
+            for key in source.fixed:
+                if not any(path == key or path.startswith(f"{key}.") for path in known):
+                    self.problems.append(f"fixed in {source.name}: {key} is no setting")
+                    self.places[source.name] = None
         for variable, problem in misspelt(self._env, [setting.path for setting in self.settings]):
             self._note_variable(variable, problem)
         return self.problems

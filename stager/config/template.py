@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.errors import ConfigError, StagerError
 from . import foreign_files
 from .load import FILE_NAME, Config, parse, template
-from .sources import user_source
+from .sources import default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
 _READ = (
@@ -128,6 +128,6 @@ def default(folder: Path) -> Config:
         required,
         root=folder,
         source=folder / FILE_NAME,
-        user=user_source(os.environ),
+        defaults=default_sources(os.environ),
         env=os.environ,
     )

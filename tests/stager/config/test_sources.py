@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from stager.building.current_bundle import offline_root
+from stager.config import sources
 from stager.config.load import Config, load, parse
-from stager.config.sources import SettingsSource, variable_of
+from stager.config.sources import SettingsSource, site_source, variable_of
 from stager.core.errors import ConfigError
 from stager.hub.caches import user_caches
 from stager.logs.files import default_folder
@@ -25,7 +26,7 @@ USER = {"cluster": {"partition": "users", "account": "ml"}, "launch": {"backend"
 def parsed(env: dict[str, str], user: dict[str, Any] = USER) -> Config:
     source = SettingsSource(name="/home/u/config.toml", origin="user", data=user)
     folder = Path("/project")
-    return parse(PROJECT, root=folder, source=folder / "stager.toml", user=source, env=env)
+    return parse(PROJECT, root=folder, source=folder / "stager.toml", defaults=[source], env=env)
 
 
 def problems(env: dict[str, str], user: dict[str, Any] = USER) -> tuple[str, ...]:
@@ -161,3 +162,65 @@ def test_a_user_without_a_home_has_no_settings(
     assert "HOME" in caught.value.hint
     with pytest.raises(ConfigError, match="slurm_logs"):
         default_folder(None)
+
+
+def of_site(data: dict[str, Any], fixed: tuple[str, ...], env: dict[str, str]) -> Config:
+    account = {"cluster": {"account": "ml"}}
+    user = SettingsSource(name="/home/u/config.toml", origin="user", data=account)
+    site = SettingsSource(name="/etc/stager/config.toml", origin="site", data=data, fixed=fixed)
+    folder = Path("/project")
+    return parse(
+        PROJECT, root=folder, source=folder / "stager.toml", defaults=[user, site], env=env
+    )
+
+
+def test_a_site_gives_defaults_below_those_of_all_others() -> None:
+    config = of_site({"cluster": {"partition": "site", "account": "site", "qos": "site"}}, (), {})
+    cluster = config.cluster
+    assert (cluster.partition, cluster.account, cluster.qos) == ("own", "ml", "site")
+    came = {setting.path: (setting.origin, setting.place) for setting in config.settings}
+    assert came["cluster.qos"] == ("site", "/etc/stager/config.toml")
+
+
+@pytest.mark.parametrize(
+    ("env", "places"),
+    [
+        ({}, ["cluster.partition"]),
+        ({"STAGER_CLUSTER_NODE_ROOT": "/scratch"}, ["cluster.partition"]),  # the site's own value
+        ({"STAGER_CLUSTER_NODE_ROOT": "/tmp"}, ["STAGER_CLUSTER_NODE_ROOT", "cluster.partition"]),
+        ({"STAGER_NODE_ROOT": "/dev/shm"}, ["STAGER_NODE_ROOT", "cluster.partition"]),
+    ],
+)
+def test_what_a_site_has_fixed_cannot_be_set_elsewhere(
+    env: dict[str, str], places: list[str]
+) -> None:
+    site = {"cluster": {"node-root": "/scratch", "partition": "site"}}
+    with pytest.raises(ConfigError) as caught:
+        of_site(site, ("cluster",), env)
+    wrong = "/etc/stager/config.toml has fixed it: remove it here"
+    assert sorted(caught.value.context) == [f"{place}: {wrong}" for place in places]
+
+
+def test_a_fixed_setting_counts_where_nobody_else_sets_it() -> None:
+    config = of_site({"cluster": {"node-root": "/scratch"}}, ("cluster.node-root",), {})
+    assert config.cluster.node_root == "/scratch"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "wrong"),
+    [
+        ('fixed = ["trust"]', 0o664, "others than its owner may write to it"),
+        ("fixed = true", 0o644, "allowed: a list of keys"),
+        ("fixed = ", 0o644, "config.toml"),
+        ('fixed = ["cluster.noderoot"]', 0o644, "cluster.noderoot is no setting"),
+    ],
+)
+def test_a_site_file_that_cannot_be_trusted_or_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, mode: int, wrong: str
+) -> None:
+    monkeypatch.setattr(sources, "SITE_FILE", tmp_path / "config.toml")
+    (tmp_path / "config.toml").write_text(text)
+    (tmp_path / "config.toml").chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        parse(PROJECT, root=tmp_path, source=tmp_path / "stager.toml", defaults=[site_source()])
+    assert wrong in "\n".join([str(caught.value), *caught.value.context])
