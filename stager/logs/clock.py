@@ -8,60 +8,99 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ..core.regular_files import opened
 from .files import JobFiles, LogFile
 
-_STAMPS = (
-    # torch and glog: E1122 05:21:32.123456 4711 ..., [W1122 05:21:32.123456789 file.cpp:1] ...
-    re.compile(
-        rb"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)(?:\.(?P<part>\d+))?"
-    ),
+_CLOCK = re.compile(
+    rb"(?<!\d)(?P<hour>\d\d?):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d+))?"
+    rb"(?:(?P<zone>Z|[+-]\d\d:?\d\d)(?![\d:])|(?: (?P<utc>UTC))?(?: (?P<late_year>20\d\d))?)"
+)
+_MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_DATES = (
+    # torch and glog: E1122 05:21:32.123456 4711 ...; in C++ [W304 05:21:32.1 file.cpp:1] is March
+    re.compile(rb"\b[IWEFVC](?P<month>\d\d?)(?P<day>\d\d) $"),
     # ISO 8601, logging's default, torchrun's report (with an underscore)
-    re.compile(
-        rb"(?P<year>20\d\d)[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_](?P<clock>\d\d:\d\d:\d\d)"
-        rb"(?:[.,](?P<part>\d+))?"
-    ),
-    # transformers: 11/22/2026 05:21:32
-    re.compile(
-        rb"\b(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>20\d\d) (?P<clock>\d\d:\d\d:\d\d)"
-    ),
+    re.compile(rb"(?P<year>20\d\d)[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[ T_]$"),
+    # transformers: 11/22/2026 05:21:32; rich: 11/22/26; detectron2 and vLLM: 11/22, 11-22
+    re.compile(rb"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?:20)?(?P<short_year>\d\d),? $"),
+    re.compile(rb"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) $"),
+    # syslog, date, Open MPI: Nov 22 05:21:32, Sun Nov 22 05:21:32 UTC 2026
+    re.compile(rb"\b(?P<name>" + _MONTHS + rb") {1,2}(?P<day>\d\d?) $"),
 )  # fmt: skip
+_LONGEST_DATE = 16
+_EPOCH = re.compile(rb"\W{0,2}(?P<whole>1[5-9]\d{8})(?P<part>\.\d{1,9})?(?=[\s\]:,|]|$)")
+_EPOCH_IN_JSON = re.compile(rb'"(?:ts|time|timestamp)": ?(?P<whole>1[5-9]\d{8})(?P<part>\.\d+)?')
 _LATEST = 1e11
 """An upper limit for times, in seconds since the epoch."""
 _HEAD = 256
-"""A stamp stands near the beginning of its line."""
+"""A stamp stands near the beginning of its line; of a JSON object, near its end, too."""
 
 
 def stamp(line: bytes, year: int) -> float | None:
     """Return a line's time stamp, in seconds since the epoch; None where it has none.
 
-    Stamps have no time zone; this machine's is taken.
+    A stamp without a time zone is in this machine's.
 
     Args:
         line: without its end.
         year: the year of stamps that do not name one.
     """
-    for pattern in _STAMPS:
-        match = pattern.search(line, 0, _HEAD)
-        if match is not None:
-            return _seconds(match.groupdict(default=b""), year)
-    return None
+    if line.startswith(b"{"):
+        line = line[:_HEAD] + b" " + line[-_HEAD:]
+    for clock in _CLOCK.finditer(line, 0, 2 * _HEAD if line.startswith(b"{") else _HEAD):
+        head = line[max(0, clock.start() - _LONGEST_DATE) : clock.start()]
+        date = next(filter(None, (pattern.search(head) for pattern in _DATES)), None)
+        if date is not None:
+            return _seconds(date.groupdict(), clock.groupdict(), year)
+    epoch = _EPOCH_IN_JSON.search(line) if line.startswith(b"{") else _EPOCH.match(line)
+    return float(epoch["whole"] + (epoch["part"] or b"")) if epoch else None
 
 
-def _seconds(groups: Mapping[str, bytes], year: int) -> float | None:
+def _seconds(
+    date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None], year: int
+) -> float | None:
     """Return the time of a stamp's parts; None for one that cannot be."""
-    hour, minute, second = map(int, groups["clock"].split(b":"))
-    date = int(groups.get("year", year)), int(groups["month"]), int(groups["day"])
-    fraction = groups.get("part")
+    day, month = int(date["day"] or 0), _month(date)
     try:
-        # A stamp is in its machine's own zone, which it does not name.
-        whole = datetime(*date, hour, minute, second).timestamp()
+        whole = datetime(
+            _year(date, clock) or year,
+            month,
+            day,
+            int(clock["hour"] or 0),
+            int(clock["minute"] or 0),
+            int(clock["second"] or 0),
+            tzinfo=_zone(clock),
+        ).timestamp()
     except (OverflowError, ValueError):
         return None
-    return whole + float(b"0." + fraction) if fraction else whole
+    return whole + float(b"0." + (clock["part"] or b"0"))
+
+
+def _month(date: Mapping[str, bytes | None]) -> int:
+    if name := date.get("name"):
+        return _MONTHS.split(b"|").index(name) + 1
+    return int(date["month"] or 0)
+
+
+def _year(date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None]) -> int:
+    """Return the year of a stamp; 0 where it names none."""
+    if short := date.get("short_year"):
+        return 2000 + int(short)
+    return int(date.get("year") or clock["late_year"] or 0)
+
+
+def _zone(clock: Mapping[str, bytes | None]) -> timezone | None:
+    """Return the time zone of a stamp; None where it names none."""
+    zone = clock["zone"]
+    if clock["utc"] or zone == b"Z":
+        return timezone.utc
+    if zone is None:
+        return None
+    minutes = int(zone[1:3]) * 60 + int(zone[-2:])
+    return timezone(timedelta(minutes=-minutes if zone.startswith(b"-") else minutes))
 
 
 @dataclass(frozen=True)
