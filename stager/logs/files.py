@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol import log_names
@@ -21,12 +21,41 @@ _EVENTS = re.compile(r"events\.(.+)\.jsonl$")
 _NUMBER = re.compile(r"\d[\w.+-]*")
 """A job's number, also of an array or a heterogeneous job."""
 _BATCH = re.compile(r".+\.(\d+)\.batch\.out$")
-_FOREIGN = re.compile(
-    r"^(?:.*\.)?\d+(?:_\d+)?\.(?P<node>[A-Za-z][\w-]*)\.(?P<rank>\d+)\.(?:out|err|log|txt)$"
+_HOST = (
+    r"(?!(?:rank|task|attempt|step|try|restart|run|seed|fold|stage|epoch|part|array|retry|exp|trial|"
+    r"node-?rank|local|proc|process|version|v|log|err|out|lr|bs)[_-]?\d)[A-Za-z][A-Za-z-]*\d[\w-]*"
 )
-"""Slurm's ``%x.%j.%N.%t.out``."""
-_RANK = re.compile(r"rank[_.-]?(\d+)", re.I)
-_NODE = re.compile(r"(?:^|[._/-])((?!rank|task|attempt|slurm|job|log)[a-z]+[a-z-]*\d+)(?=[._/-]|$)")
+_NODE_AND_TASK = re.compile(
+    r"(?:.*\.)?\d+(?:_\d+)?\.(?P<node>[A-Za-z][\w-]*)\.(?P<task>\d+)\.(?:out|err|log|txt)"
+    rf"|(?:.*[._-])?\d+(?:_\d+)?[_-](?P<host>{_HOST})[_-](?P<number>\d+)\.(?:out|err|log|txt)"
+)
+"""Slurm's ``%x.%j.%N.%t.out`` and ``%x-%j-%N-%t.out``."""
+_BEHIND_JOB = re.compile(
+    rf"(?:.*[._-])?\d{{2,}}(?:_\d+)?[._-](?P<node>{_HOST})\.(?:out|err|log|txt)"
+)
+"""Slurm's ``slurm-%j-%N.out``."""
+_HOST_WORD = r"(?:node|nid|host|compute|cn|gpu|cpu|dgx|hgx|hpc|algo)"
+_KNOWN_HOST = re.compile(
+    rf"(?:^|[._/-])((?:(?:worker|{_HOST_WORD})-?)*{_HOST_WORD}(?:-?0\d+|\d+|-\d{{1,2}})|ip(?:-\d{{1,3}}){{4}})(?=[._/]|$)"
+)
+"""Words that only hosts are called by, with a number that no job has."""
+_RANK = re.compile(r"(?<![a-z])(?P<of>local|node)?[_.-]?rank[_.-]?(?P<number>\d+)", re.I)
+_OF_TORCHRUN = re.compile(
+    r"(?:^|/)attempt_(?P<attempt>\d+)/(?P<local>\d+)/(?:stdout|stderr|error)\.(?:log|json)$"
+)
+"""The folders of ``torchrun --log-dir``."""
+_JOB_NUMBERS = (
+    re.compile(r"slurm[_-](\d+)"),
+    re.compile(r"\.(?:o|e|po|pe)(\d+)(?:[.-]\d+)?$"),  # PBS, Grid Engine
+    re.compile(r"(\d+)_\d+_\d*_?log\.(?:out|err)$"),  # submitit
+    re.compile(r"\bjob[_.-]?(\d+)"),
+)
+_NAMED_BY_SCHEDULER = re.compile(r"\.(?:out|err|o|e)$")
+_LONG_NUMBER = re.compile(r"(?:^|[._-])(\d{3,})(?=[._-]|$)")
+_DATE = re.compile(
+    r"(?<!\d)20\d\d[-_.]?[01]\d[-_.]?[0-3]\d(?:[-_T.]\d{2}[-_.]?\d\d[-_.]?\d\d)?(?!\d)"
+)
+_JOB_FOLDER = re.compile(r"(?:job|slurm)?[_.-]?(\d{3,})(?:_\d+)?")
 _NO_LOGS = {
     ".pt", ".pth", ".bin", ".safetensors", ".npz", ".npy", ".ckpt", ".pkl", ".parquet", ".arrow",
     ".png", ".jpg", ".gz", ".zst", ".xz", ".zip", ".tar", ".whl", ".pyc", ".py", ".so", ".html",
@@ -46,6 +75,12 @@ class LogFile:
     """The node whose output it has; empty if its name does not tell."""
     rank: int | None = None
     """The rank, or Slurm's task; None if its name does not tell."""
+    local_rank: int | None = None
+    """The rank on its node, which torchrun's folders tell; None if its name does not tell."""
+    attempt: int | None = None
+    """The number of torchrun's restarts before it; None if its name does not tell."""
+    job: str = ""
+    """The number of somebody else's job; empty if its name does not tell."""
     own: bool = False
     """Whether only that rank (and torchrun) writes there."""
 
@@ -60,6 +95,8 @@ class JobFiles:
     """The job's number; empty for a directory of somebody else's logs."""
     logs: tuple[LogFile, ...]
     """The logs, sorted by rank and name."""
+    other_jobs: tuple[str, ...] = ()
+    """The numbers of somebody else's older jobs, whose logs in the same directory are left out."""
 
     @property
     def ours(self) -> bool:
@@ -197,7 +234,38 @@ def _in_folder(folder: Path) -> JobFiles:
         raise StagerError(
             f"there are no logs in {folder}", hint="give the directory that holds what ranks wrote"
         )
-    return JobFiles(folder=folder, job_id="", logs=tuple(logs))
+    others, newest = _of_newest_job(logs)
+    return JobFiles(
+        folder=folder, job_id="", logs=tuple(_with_ranks(newest)), other_jobs=tuple(others)
+    )
+
+
+def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
+    """Return the older jobs of somebody else's, and the logs that are not theirs.
+
+    Slurm's and PBS' numbers grow; the times of files do not survive every copy.
+    """
+    jobs = sorted({log.job for log in logs if log.job}, key=int)
+    if len(jobs) < 2:
+        return [], list(logs)
+    *others, newest = jobs
+    before = max(_changed(log.path) for log in logs if log.job in others)
+    kept = [
+        log for log in logs if log.job == newest or (not log.job and _changed(log.path) > before)
+    ]
+    return others, kept
+
+
+def _with_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
+    """Return the logs; local ranks are ranks where torchrun has left the folders of one node."""
+    runs = {
+        log.path.parents[2]
+        for log in logs
+        if log.local_rank is not None and log.attempt is not None
+    }
+    if len(runs) != 1:
+        return list(logs)
+    return [log if log.local_rank is None else replace(log, rank=log.local_rank) for log in logs]
 
 
 def _jobs(folder: Path) -> list[str]:
@@ -246,12 +314,51 @@ def of_job(folder: Path, job_id: str) -> JobFiles:
 
 
 def foreign(path: Path, folder: Path) -> LogFile:
-    """Return a log of somebody else's launcher; its name may tell node and rank."""
+    """Return a log of somebody else's launcher; its name may tell its job, node and rank.
+
+    A name may begin with anything, such as ``gpt2-4711.out``: a word with a number is a node only
+    behind the job's number, or if nothing but hosts is called so.
+    """
     shown = path.relative_to(folder).as_posix()
-    if named := _FOREIGN.match(path.name):
-        return LogFile(path=path, node=named["node"], rank=int(named["rank"]))
-    rank, node = _RANK.search(shown), _NODE.search(shown)
-    return LogFile(path=path, node=node[1] if node else "", rank=int(rank[1]) if rank else None)
+    log = LogFile(path=path, job=_job_number(shown))
+    if of_torchrun := _OF_TORCHRUN.search(path.as_posix()):
+        attempt, local_rank = map(int, of_torchrun.groups())
+        return replace(log, node=_host(shown, log.job), attempt=attempt, local_rank=local_rank)
+    if named := _NODE_AND_TASK.fullmatch(path.name):
+        node, task = named["node"] or named["host"], named["task"] or named["number"]
+        return replace(log, node=node, rank=int(task))
+    log = replace(log, node=_host(shown, log.job))
+    for rank in _RANK.finditer(shown):
+        if rank["of"] is None:
+            return replace(log, rank=int(rank["number"]))
+        if rank["of"].lower() == "local":
+            log = replace(log, local_rank=int(rank["number"]))
+    return log
+
+
+def _host(shown: str, job: str) -> str:
+    """Return the node that a path names; empty for none."""
+    name = shown.rpartition("/")[2]
+    if behind := _BEHIND_JOB.fullmatch(name):
+        return behind["node"]
+    # What stands before the number of a job is its name.
+    place = shown[: -len(name)] if job and job in name else shown
+    known = _KNOWN_HOST.search(place)
+    return known[1] if known else ""
+
+
+def _job_number(shown: str) -> str:
+    """Return the number of a job that a path names; empty for none."""
+    *folders, name = _OF_TORCHRUN.sub("/-", shown).split("/")
+    for pattern in _JOB_NUMBERS:
+        if named := pattern.search(name):
+            return named[1]
+    if _NAMED_BY_SCHEDULER.search(name):
+        numbers: list[str] = _LONG_NUMBER.findall(_DATE.sub("", name))
+        if numbers:
+            return max(reversed(numbers), key=len)
+    of_folders = (_JOB_FOLDER.fullmatch(folder) for folder in folders if not _DATE.search(folder))
+    return next((folder[1] for folder in of_folders if folder), "")
 
 
 def _is_log(path: Path) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.protocol.counts import counted
+
 from .values import path_option
 
 if TYPE_CHECKING:
@@ -48,4 +50,9 @@ def chosen_files(
     if job is None:
         summary = files.summary
         console.say(f"newest job: {summary if named else replace(summary, project='')}")
+    if files.other_jobs:
+        others = counted(len(files.other_jobs), "older job")
+        console.say(
+            f"newest job: {max(log.job for log in files.logs)}; {others} in {files.folder} left out"
+        )
     return files

@@ -337,11 +337,27 @@ def test_what_is_no_stamp(line: bytes) -> None:
     [
         ("train.77.node01.3.out", "node01", 3),
         ("train.77_4.gpu-a12.0.err", "gpu-a12", 0),
+        ("slurm-4711-n12-3.out", "n12", 3),
+        ("slurm-4711-node03.out", "node03", None),
+        ("slurm-4711-c05r2n11.out", "c05r2n11", None),
         ("rank_5.log", "", 5),
+        ("log_0_2.rank2.txt", "", 2),
         ("worker-node07.log", "worker-node07", None),
         ("logs/node07/rank2.txt", "node07", 2),
+        ("ip-10-0-0-12/train.log", "ip-10-0-0-12", None),
         ("slurm-4711.out", "", None),
-        ("attempt_0/1/stderr.log", "", None),
+        ("train-4711.out", "", None),
+        ("gpu-4711.out", "", None),
+        ("gpt2_ddp_4711.out", "", None),
+        ("gpu8_4711.out", "", None),
+        ("train.o4711", "", None),
+        ("resnet50-2026-11-22.log", "", None),
+        ("slurm-81234_7.out", "", None),
+        ("train_4711_seed1.out", "", None),
+        ("train_4711_fold_3.out", "", None),
+        ("71604_0_log.err", "", None),
+        ("local_rank1.log", "", None),
+        ("attempt_0/1/stderr.log", "", 1),
     ],
 )
 def test_names_tell_node_and_rank(tmp_path: Path, name: str, node: str, rank: int | None) -> None:
@@ -350,6 +366,50 @@ def test_names_tell_node_and_rank(tmp_path: Path, name: str, node: str, rank: in
     path.write_text("x\n")
     (log,) = find(str(tmp_path), tmp_path).logs
     assert (log.node, log.rank) == (node, rank)
+
+
+def test_the_folders_of_torchrun(tmp_path: Path) -> None:
+    for place in ("a_x/attempt_0/0", "a_x/attempt_1/1", "b_x/attempt_0/1"):
+        path = tmp_path / place / "stdout.log"
+        path.parent.mkdir(parents=True)
+        path.write_text("x\n")
+    logs = find(str(tmp_path), tmp_path).logs
+    assert [(log.attempt, log.local_rank, log.rank) for log in logs] == [
+        (0, 0, None),  # of two nodes: which ranks they have is not known
+        (1, 1, None),
+        (0, 1, None),
+    ]
+    (log,) = find(str(logs[1].path), tmp_path).logs
+    assert (log.attempt, log.local_rank) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("older", "newest"),
+    [
+        (["slurm-99.out"], ["slurm-100.out"]),
+        (
+            ["train-81233-0.out", "train-81233-128.out"],
+            ["train-81234-0.out", "train-81234-128.out"],
+        ),
+        (["gpt2_ddp_4711.out", "gpt2_ddp_4711.err"], ["gpt2_ddp_4712.out", "gpt2_ddp_4712.err"]),
+        (["train.o4711", "train.e4711"], ["train.o4720", "train.e4720"]),
+        (["71604_0_log.err"], ["71605_0_log.err", "71605_1_log.err"]),
+        (["4711/rank0.txt"], ["4712/rank0.txt", "4712/rank1.txt"]),
+        ([], ["slurm-81234_3.out", "slurm-81234_7.out"]),
+        ([], ["nccl.node01.4711.log", "nccl.node01.4712.log"]),
+        ([], ["rank0-20261121.out", "rank1-20261122.out"]),
+        ([], ["attempt_0/128/stdout.log", "attempt_0/129/stdout.log"]),
+    ],
+)
+def test_the_newest_of_somebody_else_s_jobs_counts(
+    tmp_path: Path, older: list[str], newest: list[str]
+) -> None:
+    for name in [*newest, *older]:  # a copy has other times
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    files = find(str(tmp_path), tmp_path)
+    assert sorted(log.path.relative_to(tmp_path).as_posix() for log in files.logs) == sorted(newest)
+    assert len(files.other_jobs) == bool(older)
 
 
 def test_files_that_are_no_logs_are_left_alone(foreign: Callable[..., Path]) -> None:
