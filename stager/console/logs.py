@@ -62,12 +62,11 @@ class JobLogs(Output):
         failure = diagnosis.first
         if failure is None:
             self.data(f"{_name(diagnosis)}: {_without_failure(diagnosis)}")
+            self._evidence("printed, but nothing shows that it ended anything:", diagnosis)
             return
         self.data(_headline(diagnosis, failure))
         self._cause(failure)
-        for evidence in diagnosis.evidence:
-            self.data(f"shown by {_place(evidence)}")
-            self.data(f"  {_short(_in_words(evidence, failure))}")
+        self._evidence("shown by", diagnosis)
         if len(failure.lines) > 1:
             self.data("its last lines:")
             for line in failure.lines:
@@ -75,6 +74,12 @@ class JobLogs(Output):
         self._ranks("missing from the collective:", diagnosis.missing)
         self._ranks("the same on", diagnosis.same_failure)
         self._ranks("consequences:", diagnosis.consequences)
+
+    def _evidence(self, title: str, diagnosis: Diagnosis) -> None:
+        """Show the lines of the logs that a verdict is from."""
+        for evidence in diagnosis.evidence:
+            self.data(f"{title} {_place(evidence)}")
+            self.data(f"  {_short(_in_words(evidence, diagnosis.first))}")
 
     def _cause(self, failure: FirstFailure) -> None:
         """Show the class and cause of a failure, and what to do."""
@@ -142,10 +147,11 @@ def _place(line: Evidence) -> str:
     return f"{line.path}:{line.number}"
 
 
-def _in_words(evidence: Evidence, failure: FirstFailure) -> str:
+def _in_words(evidence: Evidence, failure: FirstFailure | None) -> str:
     """Return the line that shows a failure; a problem, which an event has as JSON, in words."""
+    problem = None if failure is None else failure.problem
     is_json = evidence.text.startswith('"code": ')
-    return str(failure.problem) if is_json and failure.problem is not None else evidence.text
+    return str(problem) if is_json and problem is not None else evidence.text
 
 
 def _short(line: str) -> str:
@@ -165,4 +171,4 @@ def _without_failure(diagnosis: Diagnosis) -> str:
             "it was interrupted (Ctrl-C, a signal, or the command that followed it was ended); "
             "nothing had failed until then"
         )
-    return f"no failure was recognised in {counted(diagnosis.read, 'file')} there"
+    return f"nothing shows that the job failed, in {counted(diagnosis.read, 'file')}"

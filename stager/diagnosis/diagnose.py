@@ -24,7 +24,7 @@ from ..logs.result import JobResult, job_result
 from ..slurm import accounting
 from . import driver_verdict, problem_verdict, withheld_variables
 from .comparison import comparable
-from .evidence import evidence
+from .evidence import evidence, weak_evidence
 from .failure import Diagnosis, FirstFailure
 from .log_verdict import LogVerdict, log_verdict
 from .rank_verdict import waited_in_vain, weigh
@@ -72,7 +72,7 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
         result: the driver's last event; None takes it from the file of events.
     """
     case = _gather(files, result)
-    in_logs = log_verdict(case.seen.hits, case.seen.lengths, case.nodes)
+    in_logs = log_verdict(case.seen, case.nodes)
     ok, first = case.result.ok, driver_verdict.verdict(case.result, files.job_id)
     if first is not None:
         first, in_logs = _explained(case, first, in_logs)
@@ -88,7 +88,7 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
         before_launch=_failed_before_launch(case),
     )
     if first is None:
-        return diagnosis
+        return replace(diagnosis, evidence=() if ok else weak_evidence(in_logs))
     if files.ours:
         first = withheld_variables.explained(first, files.job)
     same_failure = _same_failure(first, case.result)

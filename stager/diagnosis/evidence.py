@@ -38,11 +38,20 @@ def evidence(
     """
     hits = _of_logs(first, verdict, seen)
     if hits:
-        return [Evidence(path=hit.log.path, number=hit.number, text=hit.text) for hit in hits]
+        return [_line(hit) for hit in hits]
     if not files.job_id:
         return []
     of_driver = _of_preflight(first, files) or _of_events(first, files)
     return [] if of_driver is None else [of_driver]
+
+
+def weak_evidence(verdict: LogVerdict) -> tuple[Evidence, ...]:
+    """Return errors that programs have printed and survived, where nothing shows a failure."""
+    return tuple(map(_line, verdict.weak))
+
+
+def _line(hit: Hit | Exit) -> Evidence:
+    return Evidence(path=hit.log.path, number=hit.number, text=hit.text)
 
 
 def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequence[Hit | Exit]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import LineTells
 from ..logs.clock import stamp, year_of
 from ..logs.files import LogFile
 from ..logs.lines import numbered
+from .rank_verdict import signal_of
 from .scan import Hit
 from .traceback import marked
 
@@ -29,6 +33,10 @@ _SIGNALS = {
     "Aborted": -6,
     "Illegal instruction": -4,
     "Bus error": -7,
+    "Terminated": -15,
+    "Hangup": -1,
+    "Interrupt": -2,
+    "Floating point exception": -8,
 }
 ENDED_BY_OTHERS = (-15, 143, -2, 130, -6, 134)
 """Statuses that another rank's failure leaves: SIGTERM, SIGINT, or a watchdog's abort."""
@@ -60,7 +68,7 @@ class Exit:
         """True if a signal ended it that no other process can have sent."""
         if self.followed or self.code in ENDED_BY_OTHERS:
             return False
-        return self.code < 0 or self.code > 128
+        return signal_of(self.code) > 0
 
 
 def exits(hits: Sequence[Hit]) -> list[Exit]:
@@ -71,7 +79,7 @@ def exits(hits: Sequence[Hit]) -> list[Exit]:
     of_srun = _of_srun(reports, bool(tables), _step_ends(hits))
     # srun's line is about a whole torchrun, whose own table says more.
     tasks = [task for task in of_srun if not _has_table(task, of_torchrun)]
-    return sorted([*of_torchrun, *tasks], key=_time)
+    return sorted([*of_torchrun, *tasks, *_of_others(reports)], key=_time)
 
 
 def _time(process: Exit) -> tuple[bool, float]:
@@ -91,8 +99,12 @@ def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
     """Return the processes of torchrun's tables in all logs that have one."""
     logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
     processes: list[Exit] = []
+    first: dict[Path, int] = {}
+    for hit in hits:  # those of an earlier attempt are no longer among the hits
+        if hit.entry.name in _TABLE_ENTRIES:
+            first[hit.log.path] = min(hit.number, first.get(hit.log.path, hit.number))
     for log in logs.values():
-        processes += _table(log)
+        processes += (row for row in _table(log) if row.number > first[log.path])
     return processes
 
 
@@ -152,17 +164,49 @@ def _of_srun(
         if "tasks" not in hit.groups:
             continue
         task = re.match(r"\d+", hit.groups["tasks"])
-        code = hit.groups.get("code")
         yield Exit(
             log=hit.log,
             number=hit.number,
             text=hit.text,
             node=hit.groups.get("node", ""),
             rank=None if has_torchrun or task is None else int(task[0]),
-            code=int(code) if code else _SIGNALS[hit.groups["signal"]],
+            code=_code_of(hit),
             time=hit.time,
             followed=hit.number > step_ends.get(hit.log.path, hit.number),
         )
+
+
+def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
+    """Yield the processes that other launchers report: of MPI, DeepSpeed, a shell."""
+    for hit in reports:
+        if "tasks" in hit.groups or "local" in hit.groups:
+            continue
+        rank = hit.groups.get("rank", "")
+        yield Exit(
+            log=hit.log,
+            number=hit.number,
+            text=hit.text,
+            node=hit.groups.get("node") or hit.log.node,
+            rank=int(rank) if rank.isdigit() else hit.rank,
+            code=_code_of(hit),
+            time=hit.time,
+        )
+
+
+def _code_of(hit: Hit) -> int:
+    """Return the exit status that a line tells, negative for a signal; 1 for an unknown one."""
+    code, name = hit.groups.get("code", ""), hit.groups.get("signal", "")
+    if code.lstrip("-").isdigit():
+        return int(code)
+    if name.isdigit():
+        return -int(name)
+    for known, number in _SIGNALS.items():
+        if name.lower().startswith(known.lower()):
+            return number
+    try:
+        return -signal.Signals[name]
+    except KeyError:
+        return -signal.SIGKILL if hit.entry.kind == FailureClass.KILLED else 1
 
 
 def _has_table(task: Exit, processes: Iterable[Exit]) -> bool:

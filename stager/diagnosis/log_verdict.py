@@ -6,7 +6,7 @@ The candidates are made here; :mod:`.verdict` has their order, and the reasons f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,15 @@ from typing import TypeVar
 from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import LineRole, LineTells
+from .aftermath import Aftermath, aftermath
+from .attempts import of_last_attempts
 from .exit_reports import Exit, exits
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_code
-from .scan import EXCEPTION, Hit
+from .scan import EXCEPTION, Hit, Scanned
 from .verdict import Candidate, Role, blamed
 from .waiting import absent, hang
 
-_SURVIVED_LINES = 500
-"""Lines after a hit from which on its writer is known to have survived it."""
 _SHOWN = 3
 """Lines that are shown of ranks that waited, or of consequences."""
 _ENDED_BY_SIGTERM = (-15, 143)
@@ -47,22 +47,23 @@ class LogVerdict:
     """All ranks that failed."""
     missing: tuple[int, ...] = ()
     """For a hang: ranks that did not reach the collective that the others waited in."""
+    weak: tuple[Hit, ...] = ()
+    """Where nothing shows an end: errors that programs have printed and survived."""
 
 
-def log_verdict(
-    hits: Sequence[Hit], lengths: Mapping[str, int], nodes: Mapping[int, str]
-) -> LogVerdict:
+def log_verdict(seen: Scanned, nodes: Mapping[int, str]) -> LogVerdict:
     """Return the first failure that logs show; its class may be unknown.
 
+    Two questions, in this order: does anything show that something ended badly? Then why?
+
     Args:
-        hits: the hits of all logs.
-        lengths: the number of lines of each log, by its path.
+        seen: the hits of all logs.
         nodes: the node of each rank, as far as it is known.
     """
-    logs = _Logs(hits, lengths, nodes)
-    first = blamed(logs.candidates())
+    logs = _Logs(of_last_attempts(seen.hits, seen.heads), nodes)
+    first = blamed(logs.candidates()) if logs.show_an_end() else None
     if first is None:
-        return LogVerdict(first=None)
+        return LogVerdict(first=None, weak=logs.weak())
     return LogVerdict(
         first=first.failure(), shown=first.shown, failed=logs.failed_ranks(), missing=first.missing
     )
@@ -71,29 +72,63 @@ def log_verdict(
 class _Logs:
     """The hits of all logs, and the candidates that they show."""
 
-    def __init__(
-        self, hits: Sequence[Hit], lengths: Mapping[str, int], nodes: Mapping[int, str]
-    ) -> None:
-        self._hits, self._lengths, self._nodes = hits, lengths, nodes
+    def __init__(self, hits: Sequence[Hit], nodes: Mapping[int, str]) -> None:
+        self._hits, self._nodes = hits, nodes
         self._ended = exits(hits)
+        self._explained = _explained_entries(hits)
+        self._after: dict[int, Aftermath] = {}
         ends = _in_place(_telling(hits, LineTells.END))
         self._ends = [self._hit(Role.SLURM_END, hit) for hit in ends]
 
+    def show_an_end(self) -> bool:
+        """Return whether anything shows that something ended badly.
+
+        That is a status, a signal, or Slurm's end of the job; an error after which its writer
+        printed nothing more; and no line that programs print and survive.
+        """
+        return bool(self._ended or self._ends) or any(map(self._is_end, self._hits))
+
+    def _is_end(self, hit: Hit) -> bool:
+        return not hit.is_weak and not self._is_survived(hit, shared=False)
+
+    def weak(self) -> tuple[Hit, ...]:
+        """Return the first errors that programs have survived."""
+        return tuple(_in_place(self._hits)[:_SHOWN])
+
+    def _is_survived(self, hit: Hit, *, shared: bool) -> bool:
+        """Return whether the writer of a hit went on after it."""
+        if id(hit) not in self._after:
+            self._after[id(hit)] = aftermath(hit)
+        return self._after[id(hit)].shows_survival(hit, shared=shared)
+
     def candidates(self) -> Iterator[Candidate]:
         """Yield all that may have failed first, but for what came after Slurm's end of the job."""
-        for hit in self._before_the_end(_in_place(_causes(self._hits))):
-            yield self._hit(Role.CAUSE, hit)
+        for hit in self._before_the_end(_in_place(self._causes())):
+            candidate = self._hit(Role.CAUSE, hit)
+            if not candidate.survived:
+                yield candidate
+            elif not hit.is_weak:
+                yield replace(candidate, role=Role.SURVIVED)
         for report in self._before_the_end(self._ended):
             if report.by_itself:
                 yield _exit(Role.KILLED, report)
         for hit in self._before_the_end(_in_place(_telling(self._hits, LineTells.SYMPTOM))):
-            yield self._hit(Role.SYMPTOM, hit)
+            if not self._is_explained(hit):
+                yield self._hit(Role.SYMPTOM, hit)
         yield from self._absent()
         yield from self._ends
         for report in self._ended:
             if report.code not in _ENDED_BY_SIGTERM and not report.followed:
                 yield _exit(Role.BARE_STATUS, report)
         yield from self._consequences()
+
+    def _causes(self) -> list[Hit]:
+        """Return the hits that tell a cause, and that no other one explains."""
+        return [hit for hit in _causes(self._hits) if not self._is_explained(hit)]
+
+    def _is_explained(self, hit: Hit) -> bool:
+        """Return whether another line of the same log says why this one came."""
+        return hit.entry.name in self._explained.get(hit.log.path, ())
 
     def failed_ranks(self) -> tuple[int, ...]:
         """Return the ranks that failed, whatever the reason."""
@@ -106,15 +141,28 @@ class _Logs:
     def _hit(self, role: Role, hit: Hit) -> Candidate:
         """Return a hit; for a cause without a rank, a rank's hit of its entry and file speaks."""
         silent = role is Role.CAUSE and hit.rank is None and hit.entry is not EXCEPTION
+        # Of a log without marks of ranks, other ranks may have written what follows.
+        shared = hit.log.rank is None and bool(self._ended)
         return Candidate(
             role=role,
-            failure=partial(_of_hit, hit, self._ended, self._nodes),
+            failure=partial(_of_hit, self._with_task(hit), self._ended, self._nodes),
             time=hit.time,
-            survived=self._lengths.get(str(hit.log.path), 0) - hit.number > _SURVIVED_LINES,
+            survived=self._is_survived(hit, shared=shared),
             silent=silent,
             same=(hit.log, hit.entry),
-            shown=(hit,),
+            shown=(self._with_task(hit),),
         )
+
+    def _with_task(self, hit: Hit) -> Hit:
+        """Return a line about memory that ran out, with the node and task that srun adds to it."""
+        if hit.entry.kind != FailureClass.OUT_OF_MEMORY or _names_writer(hit):
+            return hit
+        for other in self._hits:
+            same = other.entry.kind == hit.entry.kind and other.log == hit.log
+            if same and other.number > hit.number and "tasks" in other.groups:
+                groups = {**hit.groups, **other.groups}
+                return replace(hit, known=replace(hit.known, groups=groups))
+        return hit
 
     def _before_the_end(self, reports: Sequence[Report]) -> Iterator[Report]:
         """Yield the reports from before Slurm ended the job, as far as that is known."""
@@ -151,6 +199,19 @@ def _exit(role: Role, report: Exit) -> Candidate:
     return Candidate(
         role=role, failure=partial(_of_exit, report), time=report.time, shown=(report,)
     )
+
+
+def _names_writer(hit: Hit) -> bool:
+    """Return whether a hit tells on which node or rank it came."""
+    return hit.rank is not None or bool(hit.log.node or hit.groups.get("node"))
+
+
+def _explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
+    """Return, for each log, the entries whose lines follow from others in it."""
+    explained: dict[Path, set[str]] = {}
+    for hit in hits:
+        explained.setdefault(hit.log.path, set()).update(hit.entry.explains)
+    return explained
 
 
 def _in_place(hits: Sequence[Hit]) -> list[Hit]:

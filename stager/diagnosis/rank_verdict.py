@@ -13,6 +13,7 @@ from bundle.protocol.launch_answers import FailureRecord
 from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
 from .failure import FirstFailure
 
+_HIGHEST_SIGNAL = 64
 LINES = 20
 """Lines that are kept of a failure."""
 
@@ -92,13 +93,22 @@ def _summary(record: FailureRecord) -> str:
 
 def of_code(code: int) -> Cause:
     """Return the cause that the exit status of a silent process tells."""
-    number = -code if code < 0 else max(0, code - 128)
+    number = signal_of(code)
     if number == 0:
         text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
         return Cause(text=text, kind=FailureClass.UNKNOWN, hint=hint)
     name = _signal_name(number)
     hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
     return Cause(text=f"it was killed by {name}", kind=FailureClass.KILLED, hint=hint)
+
+
+def signal_of(code: int) -> int:
+    """Return the number of the signal that an exit status stands for; 0 for none.
+
+    A shell adds 128 to a signal's number; ssh, Apptainer and ``sys.exit(-1)`` end with 255.
+    """
+    number = -code if code < 0 else code - 128
+    return number if 0 < number <= _HIGHEST_SIGNAL else 0
 
 
 def _signal_name(number: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bundle.protocol.enumerations import FailureClass
 
@@ -42,6 +43,28 @@ _PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
 
+_IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b")
+"""The line above a traceback of a destructor, which Python prints and forgets."""
+_LEVEL = re.compile(r"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG)\b|\[?\bW\d{3,4} \d\d:|\[W ")
+"""The level of a line by which a program says that it goes on."""
+_LOGGED = re.compile(
+    r"\bWARN(?:ING)?\b.*(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)", re.I
+)
+"""A warning whose exception a logger prints below it."""
+_LEVEL_CHARACTERS = 160
+"""Characters at the beginning of a line in which its level is looked for."""
+_RECOVERED = re.compile(
+    r"(?<!max )(?<!maximum )\bre-?try(?:ing)?\b|\bwill (?:be )?(?:re)?tr(?:y|ied)\b|\btrying again\b"
+    r"|\bskip(?:ping|ped)\b|\bfall(?:ing|s)? ?back\b|\bcontinuing\b|\brecovered\b|\bignor(?:ing|ed)\b"
+    r"|\breconnect(?:ing|ed)\b|\bdecreasing batch size\b|\busing the default\b",
+    re.IGNORECASE,
+)
+"""Words of a program that goes on after an error."""
+
+_DATE_OR_NUMBER = re.compile(rb"\d|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b")
+_HEAD_BYTES, _HEADS = 6, 8
+"""The fewest bytes by which a first line is known again, and how often it may come to count."""
+
 EXCEPTION = CatalogueEntry(
     name="",
     needle="",
@@ -74,6 +97,14 @@ class Hit:
     """Its meaning; of ``EXCEPTION`` for a traceback that the catalogue does not know."""
     trace: tuple[str, ...] = ()
     """The traceback that it ends; empty for a single line."""
+    last: int
+    """The number of its last line."""
+    below: int
+    """The offset of the line below it in the file."""
+    marks: tuple[tuple[str, int], ...] = ()
+    """The marks of the process that wrote it, see :class:`~.traceback.Marked`."""
+    is_weak: bool = False
+    """True if programs print such a line and continue: alone, it does not show a failure."""
 
     @property
     def entry(self) -> CatalogueEntry:
@@ -99,16 +130,20 @@ class Scanned:
     """The hits, log after log."""
     lengths: dict[str, int]
     """The number of lines of each log, by its path."""
+    heads: dict[Path, tuple[int, ...]] = field(default_factory=dict)
+    """The numbers of the lines that begin as the first line of their log does, by its path."""
 
     @classmethod
     def joined(cls, parts: Iterable[Scanned]) -> Scanned:
         """Return several as one."""
         hits: list[Hit] = []
         lengths: dict[str, int] = {}
+        heads: dict[Path, tuple[int, ...]] = {}
         for part in parts:
             hits += part.hits
             lengths |= part.lengths
-        return cls(hits=tuple(hits), lengths=lengths)
+            heads |= part.heads
+        return cls(hits=tuple(hits), lengths=lengths, heads=heads)
 
     def waiting(self) -> list[Hit]:
         """Return the hits of ranks that waited for others in vain, the earliest first."""
@@ -157,7 +192,8 @@ def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
             scanner.look(rest, last=True)
     except OSError:
         pass
-    return Scanned(hits=scanner.result(), lengths={str(log.path): scanner.line})
+    heads = {log.path: tuple(scanner.heads)} if scanner.heads else {}
+    return Scanned(hits=scanner.result(), lengths={str(log.path): scanner.line}, heads=heads)
 
 
 class _Scanner:
@@ -165,10 +201,14 @@ class _Scanner:
 
     Attributes:
         line: the number of lines that are done.
+        heads: the numbers of the lines that begin as the first one does, below it.
     """
 
     def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
         self.line = 0
+        self.heads: list[int] = []
+        self._head = b""
+        self._above = b""
         self._log, self._pieces = log, clock.pieces(log)
         self._year = year_of(log.path)
         self._texts = texts
@@ -194,15 +234,30 @@ class _Scanner:
         shapes = shown_text.translate(None, _DIGITS).split(b"\n")
         matches = self._texts.among(shapes)
         lines = block.split(b"\n")
+        self._look_for_heads(lines, shown_text)
         done = self._lines(lines, shapes, matches, last=last) if matches.at else len(lines)
         self._stamped = self._last_stamp(lines, done) or self._stamped
         self.line += done
+        self._above = lines[done - 1] if done else self._above
         if done == len(lines):
             self._offset += len(block) + 1
             return b""
         rest = b"\n".join(lines[done:]) + b"\n"
         self._offset += len(block) + 1 - len(rest)
         return rest
+
+    def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
+        """Note the lines that begin as the first one does: a script that was started again."""
+        if self.line == 0 and not self._head:
+            self._head = _beginning(lines[0])
+        if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
+            return
+        if text.count(b"\n" + self._head) > _HEADS:
+            self._head = b""
+        elif b"\n" + self._head in text:
+            for at, line in enumerate(lines):
+                if line.startswith(self._head) and self.line + at:
+                    self.heads.append(self.line + at + 1)
 
     def _lines(
         self, lines: list[bytes], shapes: list[bytes], matches: PrefilterMatches, *, last: bool
@@ -232,7 +287,7 @@ class _Scanner:
             self._hits = [hit for hit in self._hits if not _takes_back(text, hit)]
         elif known.entry.role != LineRole.NOISE and not self._is_enough(known.entry.name):
             author = self._author(text, self.line + at + 1)
-            self._keep(lines, at, author, known, frame_above(lines, at, _LINE_CHARACTERS))
+            self._keep(lines, (at, at), author, known, frame_above(lines, at, _LINE_CHARACTERS))
 
     def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]) -> None:
         """Keep a traceback, with those that led to it, under the exception that tells most."""
@@ -241,21 +296,36 @@ class _Scanner:
         if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
             return
         line = trace.at[at]
+        line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
+        above = marked(shown(line_above, _LINE_CHARACTERS)).text
+        if _IGNORED.match(above):
+            return
         rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
         if any(LAUNCHER_FRAME.search(text) for text in trace.texts):
             rank = None
-        self._keep(lines, line, (rank, trace.texts[at]), known, trace.texts)
+        self._keep(lines, (line, trace.at[last]), (rank, trace.texts[at]), known, trace.texts)
+        if says_recovered(above) or _LOGGED.search(above):
+            self._hits[-1] = replace(self._hits[-1], is_weak=True)
 
     def _keep(
         self,
         lines: list[bytes],
-        at: int,
+        places: tuple[int, int],
         author: tuple[int | None, str],
         known: CatalogueMatch,
         trace: tuple[str, ...] = (),
     ) -> None:
-        """Keep a hit; ``author`` is its rank and its line without marks."""
-        rank, text = author
+        """Keep a hit.
+
+        Args:
+            lines: those of the block.
+            places: the place of its telling line, and of its last one.
+            author: its rank, and its line without marks.
+            known: its meaning.
+            trace: the lines of a traceback.
+        """
+        (at, last), (rank, text) = places, author
+        raw = shown(lines[at], _LINE_CHARACTERS)
         self._hits.append(
             Hit(
                 log=self._log,
@@ -265,6 +335,10 @@ class _Scanner:
                 time=self._time(lines, at),
                 known=known,
                 trace=trace,
+                last=self.line + last + 1,
+                below=self._offset_of(lines, last + 1),
+                marks=marked(raw).marks,
+                is_weak=known.entry.weak or (not trace and _is_weak(known.entry, raw)),
             )
         )
 
@@ -283,9 +357,11 @@ class _Scanner:
 
     def _time(self, lines: list[bytes], at: int) -> float | None:
         if self._pieces is not None:
-            offset = self._offset + sum(map(len, lines[:at])) + at
-            return self._pieces.at(offset)
+            return self._pieces.at(self._offset_of(lines, at))
         return self._last_stamp(lines, at + 1) or self._stamped
+
+    def _offset_of(self, lines: list[bytes], at: int) -> int:
+        return self._offset + sum(map(len, lines[:at])) + at
 
     def _last_stamp(self, lines: list[bytes], end: int) -> float | None:
         for line in reversed(lines[max(0, end - _STAMP_LINES) : end]):
@@ -318,6 +394,28 @@ def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
     return alone or (entry.role, entry.kind) != _PASSED_ON
 
 
+def _beginning(line: bytes) -> bytes:
+    """Return the beginning of a line up to what differs each time: a number, a date."""
+    return _DATE_OR_NUMBER.split(line, 1)[0].rstrip()
+
+
+def says_recovered(text: str) -> bool:
+    """Return whether a line says that its program goes on after an error."""
+    return bool(_RECOVERED.search(text))
+
+
+def says_survived(text: str) -> bool:
+    """Return whether a line says, by its level too, that its program survived what it tells."""
+    return bool(_LEVEL.search(text, 0, _LEVEL_CHARACTERS)) or says_recovered(text)
+
+
+def _is_weak(entry: CatalogueEntry, text: str) -> bool:
+    """Return whether a line, by its words, tells of an error that its program survived."""
+    if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
+        return False
+    return says_survived(text)
+
+
 def _takes_back(text: str, hit: Hit) -> bool:
     """Return whether a line takes back what an earlier one has told."""
     return bool(hit.entry.over) and hit.entry.over in text
@@ -326,5 +424,5 @@ def _takes_back(text: str, hit: Hit) -> bool:
 def _doubt(entry: CatalogueEntry) -> int:
     """Return how little an exception tells beside the others of its traceback."""
     if entry.role != LineRole.PRIMARY:
-        return 1
-    return 2 if entry.tells else 0
+        return 2
+    return 1 if entry.tells else 0

@@ -39,6 +39,8 @@ class Marked:
     """The rank, if a mark names it; torchrun's ``[default3]`` is the third of its node."""
     task: int | None
     """The task that ``srun --label`` names: a rank, unless each task is a torchrun."""
+    marks: tuple[tuple[str, int], ...] = ()
+    """The name and the number of each mark; lines of one process have the same."""
 
 
 def marked(text: str) -> Marked:
@@ -46,6 +48,7 @@ def marked(text: str) -> Marked:
     rank: int | None = None
     task: int | None = None
     local = False
+    marks: list[tuple[str, int]] = []
     for _ in range(3):
         mark = _MARK.match(text)
         if mark is None:
@@ -56,8 +59,9 @@ def marked(text: str) -> Marked:
             rank = int(mark["number"])
         else:
             local = True
+        marks.append((mark["name"] or "", int(mark["number"] or mark["task"])))
         text = text[mark.end() :]
-    return Marked(text=text, rank=rank, task=None if local else task)
+    return Marked(text=text, rank=rank, task=None if local else task, marks=tuple(marks))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,8 @@ class Role(IntEnum):
     """Ranks that did not come to where others waited."""
     SLURM_END = auto()
     """Slurm's end of the job."""
+    SURVIVED = auto()
+    """A line that tells a cause, though its writer went on after it."""
     BARE_STATUS = auto()
     """A process of which nothing but a bad exit status is known, such as a launcher's."""
     LOST_PEER = auto()

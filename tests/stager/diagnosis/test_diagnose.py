@@ -202,7 +202,7 @@ def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
     for before in range(5, 30):
         text = "".join(f"step {number} loss 0.5 and so on\n" for number in range(before))
         path = tmp_path / "t.9.node01.0.out"
-        path.write_text(text + trace("ValueError: bad", "/home/you/" + "x" * 300) + "after\n" * 60)
+        path.write_text(text + trace("ValueError: bad", "/home/you/" + "x" * 300) + "after\n" * 9)
         found = diagnose(find(str(tmp_path), tmp_path))
         assert found.first is not None
         assert found.first.cause == "ValueError: bad", before

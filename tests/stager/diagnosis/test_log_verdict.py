@@ -116,7 +116,7 @@ def test_a_lost_connection_is_a_consequence_by_its_long_name_too(judged: Judge) 
 def test_a_writer_that_went_on_was_not_the_first(judged: Judge) -> None:
     handled = "OSError: [Errno 28] No space left on device\n" + "step\n" * 600
     assert kind(judged(handled + trace("KeyError: 'cat'"))) == "python-error"
-    assert kind(judged(handled)) == "disk-full"
+    assert judged(handled) is None
 
 
 def test_a_line_that_is_taken_back_or_lacks_another(judged: Judge) -> None:

@@ -1,0 +1,68 @@
+"""Several attempts in one log: a job that was requeued, ranks that were started again.
+
+Only the last attempt is judged. It begins below the last line that tells the end of an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from ..catalogue.catalogue import LineTells
+from .aftermath import aftermath
+from .scan import Hit
+
+_ENDS = ("child-failed", "cancelled", "requeued", "task-failure", "step-ended", "task-terminated")
+"""Entries that tell the end of an attempt, besides those that tell an exit status or Slurm's end."""
+_BY_SLURM = ("cancelled", "requeued")
+_ORDINARY = 3
+"""Ordinary lines below Slurm's end of a job that only another attempt can have written."""
+_AFTER_REPORT = 5
+"""Ordinary lines below torchrun's report of a failed rank that a restarted one has written."""
+
+
+def of_last_attempts(hits: Sequence[Hit], heads: Mapping[Path, Sequence[int]]) -> list[Hit]:
+    """Return the hits of each log's last attempt.
+
+    Args:
+        hits: the hits of all logs, log after log.
+        heads: see :class:`~.scan.Scanned`.
+    """
+    kept: list[Hit] = []
+    for path, group in groupby(hits, key=lambda hit: hit.log.path):
+        of_log = sorted(group, key=lambda hit: hit.number)
+        start = _start_of_last(of_log, heads.get(path, ()))
+        kept += [hit for hit in of_log if hit.number > start]
+    return kept
+
+
+def _start_of_last(hits: Sequence[Hit], heads: Sequence[int]) -> int:
+    """Return the number of the line below which the last attempt begins; 0 for a single one."""
+    ends = [hit for hit in hits if _is_end(hit)]
+    start = 0
+    untils = [*(hit.number for hit in ends[1:]), None]
+    for end, until in zip(ends, untils, strict=False):
+        if until is not None and until - end.last <= 1:
+            continue
+        if _is_followed_by_another(end, until, heads):
+            start = end.last
+    return start
+
+
+def _is_end(hit: Hit) -> bool:
+    if hit.entry.tells in (LineTells.EXIT, LineTells.END):
+        return True
+    return hit.entry.name in _ENDS
+
+
+def _is_followed_by_another(end: Hit, until: int | None, heads: Sequence[int]) -> bool:
+    """Return whether another attempt begins between the end of one and the line ``until``."""
+    if any(end.last < head and (until is None or head < until) for head in heads):
+        return True
+    after = aftermath(end, until)
+    if after.restarted:
+        return True
+    if end.entry.tells == LineTells.END or end.entry.name in _BY_SLURM:
+        return after.ordinary >= _ORDINARY
+    return end.entry.name == "torchrun-report" and after.ordinary >= _AFTER_REPORT

@@ -1,0 +1,143 @@
+"""What shows that something ended badly: what its writer printed afterwards, and later attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.failure import Diagnosis
+from stager.logs.files import find
+
+STEPS = "".join(f"iter {number} | loss 2.{number}\n" for number in range(40))
+TRACE = 'Traceback (most recent call last):\n  File "/home/you/train.py", line 7, in f\n    go()\n'
+KEY_ERROR = TRACE + "KeyError: 'cat'\n"
+EXITED = "srun: error: n1: task 1: Exited with exit code 1\n"
+PREEMPTED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-03-04T01:00:00 DUE TO {} ***\n"
+REPORT = "E0304 10:22:31.101000 9 torch/distributed/x.py:1] failed (exitcode: 1) local_rank: 1\n"
+
+Judge = Callable[..., Diagnosis]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Judge:
+    """Diagnoses a directory with these files, or with one file of this text."""
+
+    def judge(text: str = "", **files: str) -> Diagnosis:
+        for name, content in {**files, **({"slurm-17": text} if text else {})}.items():
+            (tmp_path / f"{name}.out").write_text(content)
+        return diagnose(find(str(tmp_path), tmp_path))
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING:accelerate.utils.memory:CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "Decreasing batch size to: 32.\n",
+        "WARNING step 41: loss is nan, skipping this batch\n",
+        "node1:7:9 [0] NCCL INFO Call to connect returned Connection refused, retrying\n",
+        "[W304 10:09:01.1 TCPStore.cpp:106] [c10d] sendBytes failed: Broken pipe\n",
+        "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + KEY_ERROR,
+        "2026-03-04 10:00:00 [WARNING] data: cannot read the index, using the slow path\n"
+        + TRACE
+        + "FileNotFoundError: [Errno 2] No such file or directory: 'index.json'\n",
+        TRACE + "ConnectionError: reset by peer\nretrying in 5 s\n" + STEPS,
+        TRACE + "ModuleNotFoundError: No module named 'apex'\napex is optional\n" + STEPS,
+        "OSError: [Errno 28] No space left on device\nwriting to /scratch instead\n" + STEPS,
+    ],
+)
+def test_what_programs_print_and_survive_is_no_failure(judged: Judge, line: str) -> None:
+    found = judged(STEPS + line)
+    assert found.first is None
+    assert found.ok is None
+
+
+def test_what_was_survived_is_listed(judged: Judge) -> None:
+    found = judged(KEY_ERROR + STEPS)
+    assert found.first is None
+    assert [line.text for line in found.evidence] == ["KeyError: 'cat'"]
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "",
+        "wandb: Synced 5 files\nJob finished at Wed Mar  4\nreal\t0m3.1s\n",
+        "terminate called without an active exception\nframe #0: f + 0x1 (0x7 in l.so)\nAborted\n",
+        TRACE + "torch.distributed.DistBackendError: NCCL error: remote process exited\n",
+    ],
+)
+def test_what_is_printed_as_a_process_ends_is_not_survival(judged: Judge, below: str) -> None:
+    first = judged(STEPS + KEY_ERROR + below).first
+    assert first is not None
+    assert first.cause == "KeyError: 'cat'"
+
+
+def test_the_line_that_ended_the_job_counts_before_one_that_was_survived(judged: Judge) -> None:
+    retried = TRACE + "OSError: [Errno 28] No space left on device\ntrying again\n"
+    first = judged(retried + STEPS * 3 + KEY_ERROR + EXITED).first
+    assert first is not None
+    assert first.cause == "KeyError: 'cat'"
+    limit = judged(retried + STEPS * 3 + PREEMPTED.format("TIME LIMIT")).first
+    assert limit is not None
+    assert limit.kind == "time-limit"
+    alone = judged(retried + STEPS * 3 + EXITED).first  # a bare status says less than it
+    assert alone is not None
+    assert alone.kind == "disk-full"
+
+
+def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
+    """Where a log has marks, only the same process counts; without, a few lines do not."""
+    marked = "".join(f"[rank3]: {line}\n" for line in KEY_ERROR.splitlines())
+    first = judged(marked + STEPS).first
+    assert first is not None
+    assert (first.rank, first.cause) == (3, "KeyError: 'cat'")
+    others = "".join(f"[default0]:{line}\n" for line in STEPS.splitlines())
+    teed = "".join(f"[default2]:{line}\n" for line in KEY_ERROR.splitlines())
+    assert judged(teed + others).first is not None
+    assert judged(teed + others.replace("default0", "default2")).first is None
+    shared = judged(KEY_ERROR + STEPS + EXITED).first
+    assert shared is not None
+    assert shared.cause == "KeyError: 'cat'"
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        PREEMPTED.format("PREEMPTION") + "".join(STEPS.splitlines(keepends=True)[:5]),
+        EXITED + "=== attempt 2 ===\n",
+        REPORT.replace("exitcode: 1", "exitcode: -9") + STEPS,
+    ],
+)
+def test_the_last_attempt_of_a_log_is_judged(judged: Judge, earlier: str) -> None:
+    first = judged(STEPS + earlier + STEPS + KEY_ERROR + EXITED).first
+    assert first is not None
+    assert first.cause == "KeyError: 'cat'"
+    assert judged(STEPS + KEY_ERROR + earlier + STEPS).first is None
+
+
+def test_a_script_that_begins_again_is_another_attempt(judged: Judge) -> None:
+    begin = "jobstart Wed Mar  4 01:00:00 UTC 2026 on n1\n"
+    again = "jobstart Thu Mar  5 01:00:00 UTC 2026 on n1\n"
+    killed = "srun: error: n1: task 0: Killed\n"
+    first = judged(begin + STEPS + killed + again + KEY_ERROR + EXITED).first
+    assert first is not None
+    assert first.kind == "python-error"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
+def test_only_statuses_of_signals_are_signals(judged: Judge, code: int, kind: str) -> None:
+    first = judged(f"srun: error: n1: task 1: Exited with exit code {code}\n").first
+    assert first is not None
+    assert (first.kind, first.exit_code) == (kind, code)
+
+
+def test_srun_adds_the_node_to_a_line_about_memory(judged: Judge) -> None:
+    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks\n"
+    first = judged(line + "srun: error: n7: task 2: Out Of Memory\n").first
+    assert first is not None
+    assert (first.kind, first.node, first.rank) == ("out-of-memory", "n7", 2)
