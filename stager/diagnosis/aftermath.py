@@ -28,7 +28,7 @@ _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
 counts where several processes may have written them."""
 
 _RESTARTED = re.compile(
-    r"\b(?:re-?start(?:s|ed|ing)?|resum(?:e[ds]?|ing)|re-?launch(?:ed|ing)?|requeue[ds]?|"
+    r"(?<!not )\b(?:re-?start(?:s|ed|ing)?|resum(?:e[ds]?|ing)|re-?launch(?:ed|ing)?|requeue[ds]?|"
     r"(?:attempt|try|retry)\W{0,3}\d+|restart_count)\b",
     re.IGNORECASE,
 )
@@ -79,6 +79,8 @@ class Aftermath:
             hit: the hit.
             shared: whether other processes may have written these lines.
         """
+        if hit.trace and "rank" in dict(hit.marks):  # torch marks what nothing has caught
+            return False
         enough = _OF_TRACE if hit.trace else _OF_LINE
         if shared and not hit.marks:
             enough = _OF_OTHERS

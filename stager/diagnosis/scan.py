@@ -45,23 +45,26 @@ _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 
 _IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b")
 """The line above a traceback of a destructor, which Python prints and forgets."""
-_LEVEL = re.compile(r"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG)\b|\[?\bW\d{3,4} \d\d:|\[W ")
+_LEVEL = re.compile(
+    r"^\W*(?:WARNING|WARN|INFO|DEBUG)\b|^\[?W\d{3,4} \d\d:|^\[W |\bNCCL INFO\b"
+    r"|^.{0,40}\d\d:\d\d.{0,40}\b(?:WARNING|WARN|INFO|DEBUG)\b"
+)
 """The level of a line by which a program says that it goes on."""
 _LOGGED = re.compile(
-    r"\bWARN(?:ING)?\b.*(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)", re.I
+    r"(?<!NCCL )\bWARN(?:ING)?\b.*(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)", re.I
 )
 """A warning whose exception a logger prints below it."""
-_LEVEL_CHARACTERS = 160
-"""Characters at the beginning of a line in which its level is looked for."""
 _RECOVERED = re.compile(
-    r"(?<!max )(?<!maximum )\bre-?try(?:ing)?\b|\bwill (?:be )?(?:re)?tr(?:y|ied)\b|\btrying again\b"
+    r"(?<!max )(?<!maximum )(?<!fork: )\bre-?try(?:ing)?\b|\bwill (?:be )?(?:re)?tr(?:y|ied)\b|\btrying again\b"
     r"|\bskip(?:ping|ped)\b|\bfall(?:ing|s)? ?back\b|\bcontinuing\b|\brecovered\b|\bignor(?:ing|ed)\b"
     r"|\breconnect(?:ing|ed)\b|\bdecreasing batch size\b|\busing the default\b",
     re.IGNORECASE,
 )
 """Words of a program that goes on after an error."""
 
-_DATE_OR_NUMBER = re.compile(rb"\d|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b")
+_DATE_OR_NUMBER = re.compile(
+    rb"\d+|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b *"
+)
 _HEAD_BYTES, _HEADS = 6, 8
 """The fewest bytes by which a first line is known again, and how often it may come to count."""
 
@@ -207,7 +210,7 @@ class _Scanner:
     def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
         self.line = 0
         self.heads: list[int] = []
-        self._head = b""
+        self._head, self._first = b"", b""
         self._above = b""
         self._log, self._pieces = log, clock.pieces(log)
         self._year = year_of(log.path)
@@ -249,14 +252,15 @@ class _Scanner:
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
         """Note the lines that begin as the first one does: a script that was started again."""
         if self.line == 0 and not self._head:
-            self._head = _beginning(lines[0])
+            self._head, self._first = _beginning(lines[0]), _without_date(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
             return
         if text.count(b"\n" + self._head) > _HEADS:
             self._head = b""
         elif b"\n" + self._head in text:
             for at, line in enumerate(lines):
-                if line.startswith(self._head) and self.line + at:
+                same = line.startswith(self._head) and _without_date(line) == self._first
+                if same and self.line + at:
                     self.heads.append(self.line + at + 1)
 
     def _lines(
@@ -338,7 +342,7 @@ class _Scanner:
                 last=self.line + last + 1,
                 below=self._offset_of(lines, last + 1),
                 marks=marked(raw).marks,
-                is_weak=known.entry.weak or (not trace and _is_weak(known.entry, raw)),
+                is_weak=known.entry.weak or (not trace and _is_weak(known.entry, marked(raw).text)),
             )
         )
 
@@ -396,7 +400,11 @@ def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
 
 def _beginning(line: bytes) -> bytes:
     """Return the beginning of a line up to what differs each time: a number, a date."""
-    return _DATE_OR_NUMBER.split(line, 1)[0].rstrip()
+    return _DATE_OR_NUMBER.split(line, maxsplit=1)[0].rstrip()
+
+
+def _without_date(line: bytes) -> bytes:
+    return _DATE_OR_NUMBER.sub(b"", line).rstrip()
 
 
 def says_recovered(text: str) -> bool:
@@ -406,7 +414,7 @@ def says_recovered(text: str) -> bool:
 
 def says_survived(text: str) -> bool:
     """Return whether a line says, by its level too, that its program survived what it tells."""
-    return bool(_LEVEL.search(text, 0, _LEVEL_CHARACTERS)) or says_recovered(text)
+    return bool(_LEVEL.search(text)) or says_recovered(text)
 
 
 def _is_weak(entry: CatalogueEntry, text: str) -> bool:
