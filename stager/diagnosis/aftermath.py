@@ -7,13 +7,13 @@ optional import. Only what follows such a line tells it from the one that ended 
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..catalogue.catalogue import match
-from .scan import Hit, says_recovered
+from .scan import Hit
 from .traceback import Marked, marked, shown
+from .wording import is_of_an_end, says_ended_well, says_recovered, says_restarted
 
 _BYTES = 1 << 16
 """Bytes below a hit that are read."""
@@ -21,42 +21,13 @@ _ENOUGH = 200
 """Ordinary lines after which nothing more is counted."""
 _NEAR = 3
 """Ordinary lines below a hit that may tell what its program did about it."""
+_FIRST = 20
+"""Ordinary lines below an end in which another attempt says that it begins."""
 _CHARACTERS = 500
 """Characters of a line that are looked at."""
 _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
 """Ordinary lines from which on the writer of a traceback, or of a line, has survived it; the last
 counts where several processes may have written them."""
-
-_RESTARTED = re.compile(
-    r"(?<!not )\b(?:re-?start(?:s|ed|ing)?|resum(?:e[ds]?|ing)|re-?launch(?:ed|ing)?|requeue[ds]?|"
-    r"(?:attempt|try|retry)\W{0,3}\d+|restart_count)\b",
-    re.IGNORECASE,
-)
-"""Words at the beginning of another attempt."""
-_ENDED_WELL = re.compile(
-    r"\b(?:finished|completed?|done|success(?:ful(?:ly)?)?|succeeded|ended well)\b"
-    r"|\bexit(?:ed)?\b.{0,12}\b(?:code|status)\W{0,3}0\b",
-    re.IGNORECASE,
-)
-_ENDED_BADLY = re.compile(
-    r"error|fail|abort|unsuccess|\bnot\b|\b(?:code|status|rc)\W{0,3}-?[1-9]", re.IGNORECASE
-)
-_OF_THE_END = re.compile(
-    # launchers, schedulers, shells, and what a batch script says at its end
-    r"\s|\W*$|[-=*#+~_]{4,}"
-    r"|(?:srun|sbatch|slurmstepd|slurmd|salloc|mpirun|mpiexec|prterun|orterun|torchrun|accelerate|bash|sh)\b"
-    r"|\S+: line \d+:|\+ |(?:real|user|sys)\s+\d|usage: |wandb:|(?:job|exit|end(?:ed)?|finish\w*) ?\w*\W"
-    # crashes: frames and stacks of C++, of Python's faulthandler, and of MPI
-    r"|frame #|#\d+ |\*\*\* |\[[\w.-]+:\d+\] |terminate called|Fatal Python error|Current thread|Thread 0x"
-    r"|Extension modules|Aborted|Killed|Segmentation fault|Bus error|Traceback|File \"|> File \""
-    # exceptions and what hangs on them, torch's own stamps and its table
-    r"|[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b|Exception ignored|During handling|The above"
-    r"|\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d|Failures:|Root Cause|.*\bFAILED$|.*\bNCCL (?:INFO|WARN|ERROR)\b"
-    r"|.*\b(?:kill|terminat|abort|shut(?:ting)? ?down|clos(?:e|ing)|clean(?:ing)? ?up|exit(?:s|ed|ing)?\b"
-    r"|errors?\b|fail)",
-    re.IGNORECASE,
-)
-"""Lines, by their beginning or by a word in them, that a process may print as it comes to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +76,13 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
         if not mark.text.strip() or (hit.marks and not _is_same_process(hit, mark)):
             continue
         last.append(mark.text)
-        if not _OF_THE_END.match(mark.text) and match(mark.text) is None:
+        if not is_of_an_end(mark.text) and match(mark.text) is None:
             ordinary.append(mark.text)
     return Aftermath(
         ordinary=len(ordinary),
         recovered=any(map(says_recovered, ordinary[:_NEAR])),
-        restarted=any(map(_RESTARTED.search, ordinary[:20])),
-        ended_well=any(_ENDED_WELL.search(text) and not _ENDED_BADLY.search(text) for text in last),
+        restarted=any(map(says_restarted, ordinary[:_FIRST])),
+        ended_well=any(map(says_ended_well, last)),
     )
 
 

@@ -14,7 +14,7 @@ from .aftermath import aftermath
 from .scan import Hit
 
 _ENDS = ("child-failed", "cancelled", "requeued", "task-failure", "step-ended", "task-terminated")
-"""Entries that tell the end of an attempt, besides those that tell an exit status or Slurm's end."""
+"""Entries that tell the end of an attempt, besides exit statuses and Slurm's end of a job."""
 _BY_SLURM = ("cancelled", "requeued")
 _ORDINARY = 3
 """Ordinary lines below Slurm's end of a job that only another attempt can have written."""

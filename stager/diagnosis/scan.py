@@ -21,6 +21,7 @@ from ..catalogue.prefilter import Prefilter, PrefilterMatches
 from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
 from .traceback import TRACEBACK, Trace, frame_above, marked, shown, trace_at
+from .wording import introduces_ignored, introduces_survived, says_survived
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
@@ -42,25 +43,6 @@ _PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
-
-_IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b")
-"""The line above a traceback of a destructor, which Python prints and forgets."""
-_LEVEL = re.compile(
-    r"^\W*(?:WARNING|WARN|INFO|DEBUG)\b|^\[?W\d{3,4} \d\d:|^\[W |\bNCCL INFO\b"
-    r"|^.{0,40}\d\d:\d\d.{0,40}\b(?:WARNING|WARN|INFO|DEBUG)\b"
-)
-"""The level of a line by which a program says that it goes on."""
-_LOGGED = re.compile(
-    r"(?<!NCCL )\bWARN(?:ING)?\b.*(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)", re.I
-)
-"""A warning whose exception a logger prints below it."""
-_RECOVERED = re.compile(
-    r"(?<!max )(?<!maximum )(?<!fork: )\bre-?try(?:ing)?\b|\bwill (?:be )?(?:re)?tr(?:y|ied)\b|\btrying again\b"
-    r"|\bskip(?:ping|ped)\b|\bfall(?:ing|s)? ?back\b|\bcontinuing\b|\brecovered\b|\bignor(?:ing|ed)\b"
-    r"|\breconnect(?:ing|ed)\b|\bdecreasing batch size\b|\busing the default\b",
-    re.IGNORECASE,
-)
-"""Words of a program that goes on after an error."""
 
 _DATE_OR_NUMBER = re.compile(
     rb"\d+|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b *"
@@ -302,13 +284,13 @@ class _Scanner:
         line = trace.at[at]
         line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
         above = marked(shown(line_above, _LINE_CHARACTERS)).text
-        if _IGNORED.match(above):
+        if introduces_ignored(above):
             return
         rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
         if any(LAUNCHER_FRAME.search(text) for text in trace.texts):
             rank = None
         self._keep(lines, (line, trace.at[last]), (rank, trace.texts[at]), known, trace.texts)
-        if says_recovered(above) or _LOGGED.search(above):
+        if introduces_survived(above):
             self._hits[-1] = replace(self._hits[-1], is_weak=True)
 
     def _keep(
@@ -405,16 +387,6 @@ def _beginning(line: bytes) -> bytes:
 
 def _without_date(line: bytes) -> bytes:
     return _DATE_OR_NUMBER.sub(b"", line).rstrip()
-
-
-def says_recovered(text: str) -> bool:
-    """Return whether a line says that its program goes on after an error."""
-    return bool(_RECOVERED.search(text))
-
-
-def says_survived(text: str) -> bool:
-    """Return whether a line says, by its level too, that its program survived what it tells."""
-    return bool(_LEVEL.search(text)) or says_recovered(text)
 
 
 def _is_weak(entry: CatalogueEntry, text: str) -> bool:
