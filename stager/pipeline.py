@@ -198,12 +198,9 @@ def _with_failed_nodes(
 def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
     """Give the job its number and rates, and report what is about to happen."""
     from .jobs.log_dir import numbered
-    from .jobs.scripts import refuse_absent
 
     for note in prepared.notes:
         listener.note(note)
-    if prepared.job.action is Action.RUN:
-        refuse_absent(prepared.job.launch.command[0], prepared.bundle)
     job = numbered(prepared.job)
     if basis.jobs:
         job = replace(job, rates=basis.rates)

@@ -16,13 +16,12 @@ from bundle.protocol.enumerations import Backend
 
 from ..config import checks
 from ..core.errors import ConfigError
-from . import launcher_options
-from .option_scan import Given, notes_on, scan
+from . import launchers
+from .launchers import EXAMPLE, is_unexpanded, notes_on, read_options
 
-_PYTHON = re.compile(r"python(w|\d(\.\d+)?t?)?$")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _OLD_TORCHRUN = "torch.distributed.launch"
-_ACCELERATE = "accelerate launch"
+_ACCELERATE = launchers.ACCELERATE_LAUNCH
 _MOST_DIGITS = len(str(checks.MOST))
 _ACCELERATE_VARIABLES = {
     "mixed-precision": "ACCELERATE_MIXED_PRECISION",
@@ -34,18 +33,6 @@ _MODULES = {
     "accelerate.commands.launch": "accelerate-launch",
 }
 """Modules that are launchers, each with its program."""
-_OTHERS = {
-    "srun": "Slurm starts the ranks; name what srun would start",
-    "mpirun": "name the script alone",
-    "mpiexec": "name the script alone",
-    "sbatch": "stager writes the batch script itself; name what it would start",
-    "deepspeed": "name the script alone; it can call deepspeed.initialize under torchrun",
-    "bash": "name the script that the shell would start",
-    "sh": "name the script that the shell would start",
-    "conda": "name what `conda run` would start; the environment comes from the bundle",
-    "poetry": "name what `poetry run` would start; the environment comes from the bundle",
-    "uvx": "name the script; the environment comes from the bundle",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +63,22 @@ def convert(command: Sequence[str]) -> Converted:
         ConfigError: nothing to run, an option that is not known, or a launcher that cannot be
             converted; the message names it.
     """
+    if any(word.endswith("\r") for word in command):
+        raise ConfigError(
+            "the command ends in a carriage return: its file has the line ends of Windows",
+            hint="remove them: sed -i 's/\\r$//' FILE",
+        )
     words, notes = _without_variables(command)
-    program = PurePath(words[0]).name if words else ""
-    if program == "uv":
+    if words and PurePath(words[0]).name == "uv":
         words, more = _without_uv(words[1:])
         notes += more
-        program = PurePath(words[0]).name if words else ""
-        if not words:
-            raise ConfigError("uv run: there is nothing to run", hint=_hint())
-    if not words:
-        raise ConfigError("there is nothing to run", hint=_hint())
-    if program in _OTHERS:
-        raise ConfigError(f"{program} cannot be converted: {_OTHERS[program]}", hint=_hint())
-    if _PYTHON.match(program):
+    if words and launchers.is_python(PurePath(words[0]).name):
         words, more = _without_python(words)
         notes += more
+    if not words:
+        raise ConfigError("there is nothing to run", hint=EXAMPLE)
     converted = _launched(words)
+    launchers.refuse_program(converted.command)
     return replace(converted, notes=(*notes, *converted.notes))
 
 
@@ -100,28 +87,30 @@ def _launched(words: list[str]) -> Converted:
     program, arguments = PurePath(words[0]).name, words[1:]
     if program == "-m":
         if not arguments:
-            raise ConfigError("-m: the name of the module is missing", hint=_hint())
+            raise ConfigError("-m: the name of the module is missing", hint=EXAMPLE)
         program, arguments = _MODULES.get(arguments[0], program), arguments[1:]
     if program == "accelerate":
         if arguments[:1] != ["launch"]:
-            raise ConfigError("accelerate: only `accelerate launch` starts ranks", hint=_hint())
+            raise ConfigError("accelerate: only `accelerate launch` starts ranks", hint=EXAMPLE)
         program, arguments = "accelerate-launch", arguments[1:]
     if program in ("torchrun", _OLD_TORCHRUN):
         return _torchrun(program, arguments)
     if program == "accelerate-launch":
         return _accelerate(arguments)
     if program.startswith("-") and program != "-m":
-        raise ConfigError(f"{program} is not a script", hint=_hint())
+        raise ConfigError(
+            f"{program} is not a script; what follows the two dashes replaces project.command",
+            hint=EXAMPLE,
+        )
     return Converted(command=tuple(words))
 
 
 def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
     """Convert ``torchrun``, or its older name ``torch.distributed.launch``."""
     old = program == _OLD_TORCHRUN
-    table = launcher_options.LAUNCH if old else launcher_options.TORCHRUN
-    options, rest = scan(program, table, arguments)
-    notes = notes_on(program, table, options)
-    given = {option.name: option.value for option in options}
+    table = launchers.LAUNCH if old else launchers.TORCHRUN
+    given, rest = read_options(program, table, arguments)
+    notes = notes_on(program, table, given)
     if old and "use-env" not in given:
         notes.append(
             f"{program} would add --local-rank=N to the script's arguments; here a rank reads "
@@ -130,7 +119,7 @@ def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
     nproc, backend, more = _nproc(program, given.get("nproc-per-node"))
     nnodes, about_nodes = _nnodes(program, "nnodes", given.get("nnodes", "1"))
     return Converted(
-        command=_script(program, options, rest),
+        command=_script(given, rest),
         nproc_per_node=nproc,
         nnodes=nnodes,
         max_restarts=_number(program, "max-restarts", given),
@@ -142,9 +131,8 @@ def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
 def _accelerate(arguments: Sequence[str]) -> Converted:
     """Convert ``accelerate launch``, which counts its processes over all machines."""
     program = _ACCELERATE
-    options, rest = scan(program, launcher_options.ACCELERATE, arguments)
-    notes = notes_on(program, launcher_options.ACCELERATE, options)
-    given = {option.name: option.value for option in options}
+    given, rest = read_options(program, launchers.ACCELERATE, arguments)
+    notes = notes_on(program, launchers.ACCELERATE, given)
     _refuse_accelerate_variables(given)
     backend = Backend.NCCL if "multi-gpu" in given else None
     if "cpu" in given or "use-cpu" in given:
@@ -152,7 +140,7 @@ def _accelerate(arguments: Sequence[str]) -> Converted:
         notes.append(f"{program} --cpu: on nodes with GPUs set ACCELERATE_USE_CPU=true, too")
     nnodes, about_nodes = _nnodes(program, "num-machines", given.get("num-machines", "1"))
     return Converted(
-        command=_script(program, options, rest),
+        command=_script(given, rest),
         nproc_per_node=_processes_per_machine(given, nnodes[1] if nnodes else 1),
         nnodes=nnodes,
         max_restarts=_number(program, "max-restarts", given),
@@ -187,15 +175,9 @@ def _processes_per_machine(given: Mapping[str, str], machines: int) -> int | Non
     return total // machines
 
 
-def _script(program: str, options: Sequence[Given], rest: Sequence[str]) -> tuple[str, ...]:
-    """Return the script that a launcher starts, with its arguments."""
-    if not rest:
-        raise ConfigError(f"{program}: the script is missing", hint=_hint())
-    return ("-m", *rest) if _is_module(options) else tuple(rest)
-
-
-def _is_module(options: Sequence[Given]) -> bool:
-    return any(option.name == "module" for option in options)
+def _script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ...]:
+    """Return the script or module that a launcher starts, with its arguments."""
+    return ("-m", *rest) if "module" in given else tuple(rest)
 
 
 def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, list[str]]:
@@ -209,7 +191,7 @@ def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, 
     if text in ("cpu", "xpu"):
         why = f"{program} --nproc-per-node {text} is left out; say how many with --nproc-per-node N"
         return None, Backend.GLOO if text == "cpu" else None, [f"{why} (default: {one_a_gpu})"]
-    if _variable(text):
+    if is_unexpanded(text):
         why = f"{program} --nproc-per-node {text} is left out: the shell has not expanded it"
         return None, None, [f"{why} (default: {one_a_gpu})"]
     return _positive(program, "nproc-per-node", text), None, []
@@ -217,7 +199,7 @@ def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, 
 
 def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
     """Return the fewest and most nodes, ``N`` or ``MIN:MAX``, and notes; None for one node."""
-    if _variable(text):
+    if is_unexpanded(text):
         return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it"]
     first, colon, second = text.partition(":")
     fewest = _positive(program, name, first)
@@ -245,15 +227,12 @@ def _whole(program: str, name: str, text: str, least: int) -> int:
     """Return a number that the same key of the settings may have."""
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not (digits and least <= int(text) <= checks.MOST):
+        empty = is_unexpanded(text) or "$" in text
         raise ConfigError(
-            f"{program} --{name} {text}: not a whole number from {least} to {checks.MOST}"
+            f"{program} --{name} {text}: not a whole number from {least} to {checks.MOST}",
+            hint="a variable is empty here, or the shell has not expanded it" if empty else "",
         )
     return int(text)
-
-
-def _variable(text: str) -> bool:
-    """Return whether a shell within a job was to fill it in: ``$SLURM_NNODES``, or nothing."""
-    return not text or text.startswith("$")
 
 
 def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -262,7 +241,7 @@ def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
     if words[:1] == ["env"]:
         words.pop(0)
         if words and words[0].startswith("-"):
-            raise ConfigError(f"env {words[0]}: cannot be converted", hint=_hint())
+            raise ConfigError(f"env {words[0]}: cannot be converted", hint=EXAMPLE)
     while words and (match := _ASSIGNMENT.match(words[0])):
         names.append(match.group(1))
         words.pop(0)
@@ -275,14 +254,12 @@ def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _without_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the script, module or program that ``uv run`` runs, and notes."""
-    before, rest = scan("uv", launcher_options.UV_RUN, arguments)
-    if rest[:1] != ["run"]:
-        raise ConfigError("uv: only `uv run` starts a program", hint=_hint())
-    options, words = scan("uv run", launcher_options.UV_RUN, rest[1:])
-    notes = notes_on("uv run", launcher_options.UV_RUN, [*before, *options])
-    if words and _is_module(options):
-        words = ["-m", *words]
-    return words, notes
+    before, rest = read_options("uv", launchers.UV_RUN, arguments)
+    if rest[0] != "run":
+        raise ConfigError("uv: only `uv run` starts a program", hint=EXAMPLE)
+    given, words = read_options("uv run", launchers.UV_RUN, rest[1:])
+    notes = notes_on("uv run", launchers.UV_RUN, {**before, **given})
+    return list(_script(given, words)), notes
 
 
 def _without_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -301,7 +278,7 @@ def _without_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if rest[:1] == ["--"]:
         rest.pop(0)
     if not rest:
-        raise ConfigError(f"{program}: the script is missing", hint=_hint())
+        raise ConfigError(f"{program}: the script is missing", hint=EXAMPLE)
     return rest, _python_notes(program, dropped)
 
 
@@ -317,12 +294,12 @@ def _python_options(program: str, word: str) -> tuple[list[str], str, str]:
         if letter == "m":
             return flags, letter, word[at + 1 :]
         flags.append(f"-{letter}")
-        if letter in launcher_options.PYTHON_VALUES:
+        if letter in launchers.PYTHON_VALUES:
             return flags, letter, word[at + 1 :]
-        if letter not in launcher_options.PYTHON_FLAGS:
+        if letter not in launchers.PYTHON_FLAGS:
             raise ConfigError(
                 f"{program} {word}: only a script or a module can be run by several ranks",
-                hint=_hint(),
+                hint=EXAMPLE,
             )
     return flags, "", ""
 
@@ -334,7 +311,3 @@ def _python_notes(program: str, dropped: Sequence[str]) -> list[str]:
         f"{program} {' '.join(dict.fromkeys(dropped))}: left out; ranks run under the environment's"
         " own Python, isolated from the node's packages"
     ]
-
-
-def _hint() -> str:
-    return "name a script or a module: stager run -- train.py --epochs 3, or -- -m package.train"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 from bundle.format.manifest import Manifest, room_for
 from bundle.protocol.enumerations import Action, Allocation, Launcher, Stage, TransferWay
 from bundle.protocol.job import Job, Launch
-from bundle.redaction.masking import masked
 
 from ..config.cluster import ClusterConfig
 from ..config.load import Config
@@ -23,7 +21,6 @@ from .log_dir import make_log_dir
 
 _SENDING = (TransferWay.RELAY, TransferWay.SBCAST)
 """The ways that send the bundle from one machine to another."""
-INTERPRETERS = ("python", "python3", "torchrun")
 
 
 def make_job(
@@ -198,7 +195,11 @@ def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) 
             hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
         )
     if action is Action.RUN:
-        _refuse_command(config.project.command)
+        if not config.project.command:
+            raise ConfigError(
+                "there is nothing to run: project.command is not set and no command was given",
+                hint="give one after two dashes, as in: -- train.py --epochs 3",
+            )
         refuse_launcher(settings.launcher, manifest, slurm=slurm)
     interface = settings.interface
     return Launch(
@@ -215,25 +216,6 @@ def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) 
         container_image=config.cluster.container_image,
         container_mounts=config.cluster.container_mounts,
     )
-
-
-def _refuse_command(command: tuple[str, ...]) -> None:
-    """Refuse a command that would fail on every node."""
-    if not command:
-        raise ConfigError(
-            "there is nothing to run: project.command is not set and no command was given",
-            hint="give one after two dashes, as in: -- train.py --epochs 3",
-        )
-    if command[0] in INTERPRETERS:
-        raise ConfigError(
-            f"{command[0]} is not a script: ranks are started by the environment's own Python",
-            hint=f"leave it out: stager run -- {shlex.join(masked(command[1:])) or 'train.py'}",
-        )
-    if command[0].startswith("-") and command[0] != "-m":
-        raise ConfigError(
-            f"{command[0]} is not a script; what follows the two dashes replaces project.command",
-            hint="name the script too: stager run -- train.py " + shlex.join(masked(command)),
-        )
 
 
 def refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> None:

@@ -38,7 +38,7 @@ from .driver import DriverStart
 from .hosts import hosts_of
 from .job import make_job, refuse_launcher
 from .job_options import JobOptions, settle
-from .scripts import in_project
+from .scripts import in_project, refuse_absent
 from .standing_allocation import without_effect
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ def prepare(
         source: the source of the nodes.
 
     Raises:
-        ConfigError: there is nothing to run, or a value that cannot be used.
+        ConfigError: there is nothing to run, or nothing of that name, or a value that cannot be
+            used.
         BundleError: it has not the signature that the settings require.
         StagerError: the log directory cannot be written.
     """
@@ -202,6 +203,8 @@ def prepare(
         options = _with_hosts(config, options)
         options = _with_staged_script(config, options)
     job = make_job(config, replace(options, allocation=where), *bundle, action)
+    if action is Action.RUN:
+        refuse_absent(job.launch.command, bundle[0])
     ours = made_here(store, bundle[0], job.bundle_id)
     job = replace(job, trusted_bundle=ours, trust=trust)
     return Prepared(

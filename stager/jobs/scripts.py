@@ -1,43 +1,92 @@
-"""The check that the script of a job exists: here, or in the project that a bundle holds."""
+"""The check that a job can be started: its script or module is here, or in the bundle."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import posixpath
+import re
 import shutil
-from collections.abc import Collection, Iterator
+import sys
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+
+from bundle.format.archive import BundleFile
 
 from ..core.errors import ConfigError
 from ..pack.existing import opened
 
 _MAX_SHOWN = 200
 """Characters of a name that are shown."""
-_FOLDER = "project/"
+_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
+_PROJECT = "project/"
 """The folder of the project in an environment."""
+_PACKAGES = re.compile(r"lib/python3\.\d+t?/site-packages/")
+_EXEC = "run starts Python scripts and modules; for other programs: stager exec --"
 
 
-def refuse_absent(name: str, bundle: Path) -> None:
-    """Refuse a script that does not exist, before the bundle is sent to any node.
+def refuse_absent(command: Sequence[str], bundle: Path) -> None:
+    """Refuse what Python cannot start, before the bundle is sent to any node.
 
     Args:
-        name: a script as the command line has it; ``-m`` is none.
-        bundle: the bundle whose project is searched. An absolute path is left to the nodes.
+        command: a script, or ``-m`` and a module, and its arguments. An absolute path that is not
+            here is left to the nodes.
+        bundle: the bundle, which is searched for what is not here.
 
     Raises:
-        ConfigError: there is no such script.
+        ConfigError: there is no such script or module, or the file is none.
         BundleError: the bundle cannot be read.
     """
-    if name == "-m" or name.startswith("/") or _is_here(name):
+    if command[0] == "-m":
+        _refuse_absent_module(command[1], bundle)
+    elif not _is_here(command[0]):
+        _refuse_absent_script(command[0], bundle)
+    elif not _is_python(Path(command[0])):
+        raise ConfigError(
+            f"{_shown(command[0])} is not a Python script", hint=f"{_EXEC} {command[0]}"
+        )
+
+
+def _refuse_absent_script(name: str, bundle: Path) -> None:
+    if name.startswith("/") and name.endswith(_SUFFIXES):
         return
     path = posixpath.normpath(name)
-    staged = set(_staged(bundle))
-    if name and not staged.isdisjoint((path, f"{path}/__main__.py")):
+    with opened(bundle) as held:
+        staged = {file.removeprefix(_PROJECT) for file in _paths(held, "project")}
+    is_named_so = path.endswith(_SUFFIXES) or not posixpath.splitext(path)[1]
+    if name and (f"{path}/__main__.py" in staged or (path in staged and is_named_so)):
         return
     scripts = {file for file in staged if file.endswith(".py")} | _scripts_here()
     raise ConfigError(
         f"there is no script {_shown(name)}: neither here nor in the project in the bundle",
         hint=_hint(path, scripts),
+    )
+
+
+def _refuse_absent_module(name: str, bundle: Path) -> None:
+    top, place = name.partition(".")[0], name.replace(".", "/")
+    if top in sys.stdlib_module_names or top == "trainer":  # every bundle brings the latter
+        return
+    wanted = (f"{place}.py", f"{place}/__main__.py")
+    with opened(bundle) as held:
+        staged = set(_paths(held, "project"))
+        if not staged and any(map(_is_here, wanted)):
+            return
+        folders = (_PROJECT, f"{_PROJECT}src/")
+        if not staged.isdisjoint(folder + file for folder in folders for file in wanted):
+            return
+        if any(_PACKAGES.sub("", path, count=1) in wanted for path in _paths(held, "wheel")):
+            return
+    files = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
+    modules = [file[:-3].replace("/", ".") for file in sorted(files) if file.endswith(".py")]
+    similar = difflib.get_close_matches(name[:_MAX_SHOWN], modules, n=1)
+    raise ConfigError(
+        f"there is no module {_shown(name)} to start: neither in the project nor in the packages "
+        "of the bundle",
+        hint=f"did you mean {similar[0]}?"
+        if similar
+        else "check the name; a package that can be started has a __main__.py",
     )
 
 
@@ -71,7 +120,7 @@ def _hint(path: str, scripts: Collection[str]) -> str:
     if similar:
         return f"did you mean {similar[0]}?"
     if path and shutil.which(path) is not None:
-        return f"run starts Python scripts and modules; for other programs: stager exec -- {path}"
+        return f"{_EXEC} {path}"
     return "check the name; project.exclude and .gitignore keep files out of the bundle"
 
 
@@ -84,6 +133,20 @@ def _is_here(name: str) -> bool:
         return False
 
 
+def _is_python(path: Path) -> bool:
+    """Return whether Python can run a file or folder that is here."""
+    if path.suffix in _SUFFIXES or path.is_dir():
+        return True
+    try:
+        content = path.read_bytes()
+        first = content[:_MAX_SHOWN].partition(b"\n")[0]
+        if first.startswith(b"#!"):
+            return b"python" in first or b"uv run" in first
+        return zipfile.is_zipfile(path) or (not path.suffix and ast.parse(content) is not None)
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
 def _scripts_here() -> set[str]:
     try:
         return {path.name for path in Path.cwd().glob("*.py")}
@@ -91,14 +154,12 @@ def _scripts_here() -> set[str]:
         return set()
 
 
-def _staged(bundle: Path) -> Iterator[str]:
-    """Yield the project's files in a bundle, by their paths below the project's folder."""
+def _paths(held: BundleFile, kind: str) -> Iterator[str]:
+    """Yield the files of the layers of a kind, by their paths in the environment."""
     from ..layers.layer_file import decompress_index
 
-    with opened(bundle) as held:
-        for layer in held.manifest.layers:
-            if layer.kind == "project":
-                index = held.index(layer, held.head(layer), decompress_index)
-                paths = [file.path for file in index.files] + [link.path for link in index.links]
-                for path in paths:
-                    yield path.removeprefix(_FOLDER)
+    for layer in held.manifest.layers:
+        if layer.kind == kind:
+            index = held.index(layer, held.head(layer), decompress_index)
+            yield from (file.path for file in index.files)
+            yield from (link.path for link in index.links)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.jobs import launcher_options
+from stager.jobs import launchers
 from stager.jobs.convert import Converted, convert
 
 
@@ -115,7 +115,7 @@ def test_values_of_variables_are_not_told() -> None:
     [
         ("", "nothing to run"),
         ("A=1", "nothing to run"),
-        ("uv run", "nothing to run"),
+        ("uv run", "the script is missing"),
         ("uv sync", "only `uv run`"),
         ("uv run --directory x t.py", "--directory"),
         ("torchrun", "the script is missing"),
@@ -139,6 +139,27 @@ def test_values_of_variables_are_not_told() -> None:
         ("env -i torchrun t.py", "env -i"),
         ("srun -N 2 python t.py", "srun cannot be converted"),
         ("bash run.sh", "bash cannot be converted"),
+        (
+            "torchrun --rdzv_id $ID --rdzv_backend c10d t.py c.yaml",
+            "--rdzv-id: its value is missing",
+        ),
+        ("torchrun --rdzv_id t.py c.yaml", "--rdzv-id: t.py is not a value"),
+        ("torchrun --node_rank t other.py", "--node-rank: t is not a value"),
+        ("torchrun --nproc-per-node t.py other.py", "--nproc-per-node: t.py is not a value"),
+        ("torchrun --tee 4 t.py", "--tee: 4 is not a value"),
+        ("torchrun --start-method thread t.py", "--start-method: thread is not a value"),
+        ("torchrun --nproc-per-node 2 python t.py", "python cannot be converted"),
+        ("python -m torch.distributed.launch --master_port t.py a", "t.py is not a value"),
+        ("accelerate launch --machine_rank t.py a", "--machine-rank: t.py is not a value"),
+        ("accelerate launch --num_processes=$((4)) t.py", "--num-processes $((4)): not a whole"),
+        ("accelerate launch --num_proc 2 t.py", "--num_proc: not an option"),
+        ("numactl -N 0 python t.py", "numactl cannot be converted: name the script or module"),
+        ("/usr/bin/apptainer exec i.sif python t.py", "--container-image IMAGE"),
+        ("pixi run python t.py", "the environment comes from the bundle"),
+        ("nohup torchrun t.py", "start stager itself by it"),
+        ("torchrun nohup t.py", "nohup cannot be converted"),
+        ("python -m ezpz.launch -m pkg.train", "-m ezpz.launch cannot be converted"),
+        ("torchrun 't.py\r'", "carriage return"),
         ("accelerate config", "only `accelerate launch`"),
         ("accelerate launch --mixed_precision bf16 t.py", "--mixed-precision bf16"),
         ("accelerate launch --use_deepspeed t.py", "--use_deepspeed: not an option"),
@@ -148,8 +169,9 @@ def test_values_of_variables_are_not_told() -> None:
 )
 def test_what_cannot_be_converted(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        made(line)
+        made(line.replace("$ID ", ""))
     assert message in str(caught.value)
+    assert "$ID" not in line or "a variable is probably empty" in str(caught.value.hint)
 
 
 def test_words_stay_words() -> None:
@@ -181,17 +203,17 @@ def test_the_table_is_that_of_the_installed_torchrun() -> None:
             name = spelling.lstrip("-").replace("_", "-")
             fits = [
                 option
-                for key, option in launcher_options.TORCHRUN.items()
+                for key, option in launchers.TORCHRUN.items()
                 if (key == name if long else option.short == name)
             ]
             assert len(fits) == 1, spelling
-            assert fits[0].takes is not flag, spelling
+            assert (fits[0].takes is None) is flag, spelling
 
 
 def test_the_reading_of_options_is_that_of_argparse() -> None:
     """The same words, the same split into options and program, as torchrun's own parser makes."""
     parser = argparse.ArgumentParser()
-    for name, option in launcher_options.TORCHRUN.items():
+    for name, option in launchers.TORCHRUN.items():
         spellings = [f"--{name}", f"--{name.replace('-', '_')}"]
         spellings += [f"-{option.short}"] if option.short else []
         parser.add_argument(

@@ -23,6 +23,13 @@ from stager.jobs.prepare import (
 from tests.support.demo_project import config, manifest
 
 
+@pytest.fixture(autouse=True)
+def _project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script is in the working directory, so no test needs a real bundle."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+
+
 def make(root: Path, *command: str, source: Any = "salloc", **more: Any) -> Prepared:
     tables = more.pop("tables", {})
     options = JobOptions(command=command, log_dir=root / "logs", **more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (project.root / "train.py").write_text("")
     (project.root / "tools").mkdir()
     (project.root / "tools" / "convert.py").write_text("")
+    (project.root / "src" / "own").mkdir(parents=True)
+    (project.root / "src" / "own" / "train.py").write_text("")
     (project.root / "app").mkdir()
     (project.root / "app" / "__main__.py").write_text("")
     (project.root / "latest.py").symlink_to("train.py")
@@ -26,13 +30,15 @@ def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "evaluate.py").write_text("")
+    (elsewhere / "launch").write_text("#!/usr/bin/env python\n")
+    (elsewhere / "run.sh").write_text("torchrun\n")
+    (elsewhere / "program").write_bytes(b"\x7fELF\0")
     monkeypatch.chdir(elsewhere)
     return made
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_what_is_there_or_cannot_be_known(bundle: Path) -> None:
+    for command in (
         "train.py",
         "./train.py",
         "tools/convert.py",
@@ -40,17 +46,35 @@ def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "app",
         "latest.py",
         "evaluate.py",
-        "-m",
+        "-m tools.convert",
+        "-m app",
+        "-m own.train",
+        "-m alpha.__init__",
+        "-m trainer",
+        "-m timeit",
+        "launch",
         "/opt/of/the/nodes/train.py",
-    ],
-)
-def test_what_is_there_or_cannot_be_known(bundle: Path, name: str) -> None:
-    refuse_absent(name, bundle)
+    ):
+        refuse_absent(shlex.split(command), bundle)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
+def test_what_python_cannot_start(bundle: Path) -> None:
+    for command, message, hint in (
+        ("run.sh", "run.sh is not a Python script", "stager exec -- run.sh"),
+        ("program", "program is not a Python script", "stager exec -- program"),
+        ("/usr/bin/absent", "there is no script /usr/bin/absent", "check the name"),
+        ("-m own.trian", "there is no module own.trian", "did you mean own.train?"),
+        ("-m own", "there is no module own", "has a __main__.py"),
+        ("-m alpha.absent", "there is no module alpha.absent", "has a __main__.py"),
+        ("-m evaluate", "there is no module evaluate", "has a __main__.py"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            refuse_absent(shlex.split(command), bundle)
+        assert hint in str(caught.value.hint)
+
+
+def test_what_is_not_there(bundle: Path) -> None:
+    for name, hint in (
         ("trian.py", "did you mean train.py?"),
         ("convert.py", "did you mean tools/convert.py?"),
         ("evalute.py", "did you mean evaluate.py?"),
@@ -62,25 +86,22 @@ def test_what_is_there_or_cannot_be_known(bundle: Path, name: str) -> None:
         ("a\nb", CHECK),
         ("a\0b", CHECK),
         ("x" * 5000, CHECK),
-    ],
-)
-def test_what_is_not_there(bundle: Path, name: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match="there is no script") as caught:
-        refuse_absent(name, bundle)
-    assert caught.value.hint == hint
-    shown = str(caught.value)
-    assert shown.isprintable()
-    assert len(shown) < 400
-    if name.endswith(".py"):
-        assert f"there is no script {name}: neither here nor in the project" in shown
+    ):
+        with pytest.raises(ConfigError, match="there is no script") as caught:
+            refuse_absent([name], bundle)
+        assert caught.value.hint == hint
+        shown = str(caught.value)
+        assert shown.isprintable()
+        assert len(shown) < 400
+        if name.endswith(".py"):
+            assert f"there is no script {name}: neither here nor in the project" in shown
 
 
 def test_a_directory_that_is_gone_holds_nothing(bundle: Path) -> None:
-    Path.cwd().joinpath("evaluate.py").unlink()
-    Path.cwd().rmdir()
-    refuse_absent("train.py", bundle)
+    shutil.rmtree(Path.cwd())
+    refuse_absent(["train.py"], bundle)
     with pytest.raises(ConfigError, match=r"there is no script evaluate\.py"):
-        refuse_absent("evaluate.py", bundle)
+        refuse_absent(["evaluate.py"], bundle)
 
 
 def test_a_script_here_needs_no_look_into_the_bundle(
@@ -88,7 +109,7 @@ def test_a_script_here_needs_no_look_into_the_bundle(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    refuse_absent("train.py", tmp_path / "absent.pkgs.tar")
+    refuse_absent(["train.py"], tmp_path / "absent.pkgs.tar")
 
 
 def test_a_script_of_the_project_is_named_by_its_place_there(
