@@ -70,6 +70,11 @@ class Exit:
             return False
         return signal_of(self.code) > 0
 
+    @property
+    def raised(self) -> bool:
+        """True if it is a rank that ended by itself, with an exception."""
+        return self.rank is not None and self.code > 0 and signal_of(self.code) == 0
+
 
 def exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
@@ -80,6 +85,16 @@ def exits(hits: Sequence[Hit]) -> list[Exit]:
     # srun's line is about a whole torchrun, whose own table says more.
     tasks = [task for task in of_srun if not _has_table(task, of_torchrun)]
     return sorted([*of_torchrun, *tasks, *_of_others(reports)], key=_time)
+
+
+def root_cause(ended: Sequence[Exit]) -> Exit | None:
+    """Return the rank that its launcher saw failing first, by an exception; None if unknown.
+
+    Args:
+        ended: in order of time, see :func:`exits`.
+    """
+    first = next((process for process in ended if not process.followed), None)
+    return first if first is not None and first.raised else None
 
 
 def _time(process: Exit) -> tuple[bool, float]:

@@ -17,13 +17,15 @@ from bundle.protocol.enumerations import FailureClass
 from ..catalogue.catalogue import LineRole, LineTells
 from .aftermath import Aftermath, aftermath
 from .attempts import of_last_attempts
-from .exit_reports import Exit, exits
+from .exit_reports import Exit, exits, root_cause
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_code
 from .scan import EXCEPTION, Hit, Scanned
 from .verdict import Candidate, Role, blamed
 from .waiting import absent, hang
 
+_NEAR_LINES = 40
+"""Lines below a library's own line within which the traceback that follows from it ends."""
 _SHOWN = 3
 """Lines that are shown of ranks that waited, or of consequences."""
 _ENDED_BY_SIGTERM = (-15, 143)
@@ -75,6 +77,7 @@ class _Logs:
     def __init__(self, hits: Sequence[Hit], nodes: Mapping[int, str]) -> None:
         self._hits, self._nodes = hits, nodes
         self._ended = exits(hits)
+        self._root = root_cause(self._ended)
         self._explained = _explained_entries(hits)
         self._after: dict[int, Aftermath] = {}
         ends = _in_place(_telling(hits, LineTells.END))
@@ -145,13 +148,29 @@ class _Logs:
         shared = hit.log.rank is None and bool(self._ended)
         return Candidate(
             role=role,
-            failure=partial(_of_hit, self._with_task(hit), self._ended, self._nodes),
+            failure=partial(_of_hit, self._placed(hit), self._ended, self._nodes),
             time=hit.time,
             survived=self._is_survived(hit, shared=shared),
             silent=silent,
             same=(hit.log, hit.entry),
-            shown=(self._with_task(hit),),
+            passed_over=self._root is not None and hit.rank not in (None, self._root.rank),
+            shown=(self._placed(hit),),
         )
+
+    def _placed(self, hit: Hit) -> Hit:
+        """Return a hit with the rank or node that other lines of its log tell."""
+        if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
+            table = [report for report in self._ended if report.log == hit.log and report.raised]
+            ranks = {report.rank for report in table}
+            return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
+        return self._with_task(hit if _names_writer(hit) else self._with_rank_below(hit))
+
+    def _with_rank_below(self, hit: Hit) -> Hit:
+        """Return a line with the rank whose traceback follows it, if there is only one."""
+        below = (other for other in self._hits if other.log == hit.log and other.trace)
+        near = (other for other in below if 0 < other.last - hit.number <= _NEAR_LINES)
+        ranks = {other.rank for other in near}
+        return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
 
     def _with_task(self, hit: Hit) -> Hit:
         """Return a line about memory that ran out, with the node and task that srun adds to it."""

@@ -44,6 +44,8 @@ _PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
 """Entries that only a torchrun writes."""
 
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b|\[E(?:\d{3,4})? ")
+"""An exception whose traceback is not there, or an error of torch's C++."""
 _DATE_OR_NUMBER = re.compile(
     rb"\d+|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b *"
 )
@@ -324,7 +326,7 @@ class _Scanner:
                 last=self.line + last + 1,
                 below=self._offset_of(lines, last + 1),
                 marks=marked(raw).marks,
-                is_weak=known.entry.weak or (not trace and _is_weak(known.entry, marked(raw).text)),
+                is_weak=not trace and _is_weak(known.entry, marked(raw).text),
             )
         )
 
@@ -390,10 +392,10 @@ def _without_date(line: bytes) -> bytes:
 
 
 def _is_weak(entry: CatalogueEntry, text: str) -> bool:
-    """Return whether a line, by its words, tells of an error that its program survived."""
+    """Return whether a line alone may tell of an error that its program survived."""
     if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
-        return False
-    return says_survived(text)
+        return entry.weak
+    return says_survived(text) or (entry.weak and not _EXCEPTION.match(text))
 
 
 def _takes_back(text: str, hit: Hit) -> bool:

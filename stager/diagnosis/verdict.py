@@ -2,7 +2,8 @@
 
 Two front ends make the candidates: :mod:`.driver_verdict` from the driver's typed result, and
 :mod:`.log_verdict` from lines of logs, whoever's launcher wrote them. Both are ranked here, by one
-rule: the :class:`Role` counts first, then whether a writer went on after its line, then the time.
+rule: the :class:`Role` counts first, then whether a writer went on after its line, then whether its
+launcher saw another rank fail first, then the time.
 Of two that are still equal, the one that its front end gives first counts. Then, if a cause has no
 words of its own, the next candidate of the same failure that has some speaks for it.
 
@@ -17,6 +18,7 @@ The order of the roles goes from what needs nobody else to what needs an explana
 5. Ranks that somebody missed come next: one whose launcher ended the others because of it, one that
    left early, one that never came. Nothing is wrong with them but their absence.
 6. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
+   A cause that its writer survived comes after it.
 7. A bare exit status of a launcher or process says that it failed, but not why. It counts only
    after Slurm's end, which leaves such statuses behind.
 8. Consequences count where there is nothing else: better a rank that lost its peers than none. One
@@ -98,6 +100,8 @@ class Candidate:
     """The time, in seconds since the epoch; one without a time comes after those that have one."""
     survived: bool = False
     """Whether its writer went on for long after it."""
+    passed_over: bool = False
+    """Whether its launcher saw another rank fail first."""
     silent: bool = False
     """Whether another candidate of the same failure may speak for it."""
     same: object = None
@@ -120,6 +124,6 @@ def blamed(candidates: Iterable[Candidate]) -> Candidate | None:
     return next((other for other in same if not other.silent), first)
 
 
-def _order(candidate: Candidate) -> tuple[Role, bool, float]:
+def _order(candidate: Candidate) -> tuple[Role, bool, bool, float]:
     time = float("inf") if candidate.time is None else candidate.time
-    return candidate.role, candidate.survived, time
+    return candidate.role, candidate.survived, candidate.passed_over, time

@@ -123,7 +123,8 @@ def test_a_line_that_is_taken_back_or_lacks_another(judged: Judge) -> None:
     blocked = (
         "srun: Job 17 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
     )
-    assert kind(judged(blocked)) == "environment"
+    ended = "srun: error: n1: task 1: Exited with exit code 1\n"
+    assert kind(judged(blocked + ended)) == "environment"
     assert judged(blocked + "srun: Step created for StepId=17.1\n") is None
     name = "[W socket.cpp:601] [c10d] The IPv6 network addresses of (node01, 29500) cannot be "
     name += "retrieved (gai error: -2 - Name or service not known).\n"
