@@ -10,22 +10,43 @@ that name in :mod:`.patches`. It therefore stands alone: standard library only.
 # ruff: noqa: ANN401 - the values of a library that is not imported here have no types
 
 import contextlib
+import glob
 import hashlib
+import inspect
 import os
 import re
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 PART = ".stager-part"
-"""A directory beside ``snapshots``: a file for each commit of which only some files are there."""
+"""A directory beside ``snapshots``: a file for each commit of which only some files are there, with
+the paths of the others, one on each line."""
+_KEYWORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Words that mean a split in the names of files and folders (``datasets``: ``data_files.py``)."""
+_SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+"""Names that say a split of any name (``SPLIT_PATTERN_SHARDED`` there)."""
+_BETWEEN = "[-._ 0-9]"
+"""Characters that part such a word from others (``NON_WORDS_CHARS`` there)."""
+_NO_DATA = (
+    *("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip"),
+    "dataset_dict.json",
+)
+"""Files that are never data unless a pattern names them (``FILES_TO_IGNORE`` there)."""
+_SHOWN = 5
+"""Missing files that a message names."""
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARK = "reads_snapshots_for_stager"
 _reading = threading.local()
-"""``root``: the snapshot that this thread reads at the moment, where only a part is there."""
+"""``part``: the :class:`_Part` that this thread reads at the moment; None for a whole data set."""
 
 
 def is_needed(load: types.ModuleType) -> bool:
@@ -53,30 +74,241 @@ def snapshot_of(name: str, revision: Optional[str]) -> Optional[Path]:
     return snapshot if snapshot.is_dir() else None
 
 
+def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the files of each split of a configuration, as ``datasets`` finds them.
+
+    Args:
+        config: the configuration, as a data set's card has it; empty where a card has none.
+        names: the paths of all files of the repository.
+    """
+    inner = _inner(config, names)
+    return {
+        split: [inner[name] for name in inner if any(_fits(name, one) for one in patterns)]
+        for split, patterns in split_patterns(config, names).items()
+    }
+
+
+def split_patterns(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the patterns of each split, below the folder of the configuration."""
+    return _split_patterns(config.get("data_files"), list(_inner(config, names)))
+
+
+def _inner(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Return the paths in the repository by those below the folder of a configuration."""
+    folder = str(config.get("data_dir") or "").strip("/")
+    start = f"{folder}/" if folder else ""
+    return {name[len(start) :]: name for name in names if name.startswith(start)}
+
+
+def _split_patterns(data_files: Any, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the patterns of each split, with those that names of files imply if there are none."""
+    if data_files is None:
+        return _implied_splits(names)
+    if isinstance(data_files, Mapping):
+        pairs = list(data_files.items())
+    else:
+        listed = data_files if isinstance(data_files, (list, tuple)) else [data_files]
+        pairs = [
+            (entry.get("split", "train"), entry.get("path", "")) if isinstance(entry, Mapping)
+            else ("train", entry)
+            for entry in listed
+        ]  # fmt: skip
+    patterns: dict[str, list[str]] = {}
+    for split, path in pairs:
+        several = path if isinstance(path, (list, tuple)) else [path]
+        patterns.setdefault(str(split), []).extend(map(str, several))
+    return patterns
+
+
+def _implied_splits(names: Sequence[str]) -> dict[str, list[str]]:
+    data = [name for name in names if _fits(name, "**")]
+    shards: dict[str, list[str]] = {}
+    for name in data:
+        match = _SHARD.fullmatch(name)
+        if match:
+            shards.setdefault(match["split"], []).append(glob.escape(name))
+    if shards:
+        return shards
+    for in_folder in (True, False):
+        found: dict[str, list[str]] = {}
+        for split, words in _KEYWORDS.items():
+            end = "($|" if in_folder else "("
+            word = re.compile(f"(.*{_BETWEEN})?({'|'.join(words)}){end}{_BETWEEN}.*)")
+            for name in data:
+                *folders, file = name.split("/")
+                if any(map(word.fullmatch, folders if in_folder else [file])):
+                    found.setdefault(split, []).append(glob.escape(name))
+        if found:
+            return found
+    return {"train": list(map(glob.escape, data))} if data else {}
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Return True if a pattern names a file: one that is hidden, or no data, only by its name."""
+    pattern = pattern[2:] if pattern.startswith("./") else pattern.lstrip("/")
+    for mark in (".", "__"):
+        counts = [
+            sum(part.startswith(mark) for part in text.split("/")[: None if mark == "." else -1])
+            for text in (name, pattern)
+        ]
+        if counts[0] != counts[1]:
+            return False
+    file = name.rpartition("/")[2]
+    if file in _NO_DATA and file != pattern.rpartition("/")[2]:
+        return False
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@lru_cache(maxsize=None)
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    """Return a glob pattern as a regular expression: ``*`` stays in one directory."""
+    meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    text = ""
+    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[!^]?\]?[^]/]*\])", pattern):
+        if part[:1] == "[" and part[-1:] == "]":
+            inner = re.sub(r"([\\\[])", r"\\\1", part[1:-1])
+            text += f"[^{inner[1:]}]" if inner[:1] in ("!", "^") else f"[{inner}]"
+        else:
+            text += meanings.get(part, re.escape(part))
+    return re.compile(text)
+
+
 def read_snapshots(load: Any) -> None:
     """Make ``datasets.load`` look into the hub's cache when it is offline."""
-    original = load.dataset_module_factory
+    make_module, load_all = load.dataset_module_factory, load.load_dataset
 
     def dataset_module_factory(path: str, *args: Any, **kwargs: Any) -> Any:
         """Return the module of a data set, from its snapshot where one is there."""
         revision = kwargs.get("revision", args[0] if args else None)
         snapshot = snapshot_of(path, revision) if _is_offline() else None
         if snapshot is None:
-            return original(path, *args, **kwargs)
+            return make_module(path, *args, **kwargs)
         # What follows the path is by name in every call of the library; a local one takes no
         # revision.
-        with _part_of(snapshot):
-            module = original(str(snapshot), **{**kwargs, "revision": None})
+        part = _Part(path, snapshot)
+        part.refuse_script()
+        part.refuse_missing(kwargs.get("data_files"), kwargs.get("data_dir"))
+        _reading.part = part if part.is_part else None
+        try:
+            module = make_module(str(snapshot), **{**kwargs, "revision": None})
+        finally:
+            _reading.part = None
         module.builder_kwargs["dataset_name"] = _snake_case(path.rpartition("/")[2])
         if not kwargs.get("data_files") and not kwargs.get("data_dir"):
             # A new environment has the snapshot at a new path; what was prepared stays as good.
-            module.hash = _content_name(snapshot)
+            module.hash = part.content_name
         return module
+
+    @wraps(load_all)
+    def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
+        """Return a data set; refuse one that would lack splits that it has online."""
+        found = load_all(path, *args, **kwargs)
+        given = inspect.signature(load_all).bind_partial(path, *args, **kwargs).arguments
+        if isinstance(found, dict) and not given.get("data_files") and not given.get("data_dir"):
+            config = next((one.config_name for one in found.values()), None)
+            _refuse_lost_splits(path, given.get("revision"), config, list(found))
+        return found
 
     setattr(dataset_module_factory, _MARK, True)
     load.dataset_module_factory = dataset_module_factory
-    _filter(load.MetadataConfigs, _present_only)
+    load.load_dataset = load_dataset
+    _filter(load.MetadataConfigs, _whole_only)
     _filter(load.DatasetInfosDict, _without_splits)
+
+
+class _Part:
+    """A snapshot, of which some files may be missing."""
+
+    def __init__(self, path: str, snapshot: Path) -> None:
+        """Read which files are there, and which are not."""
+        self.path = path
+        self.snapshot = snapshot
+        mark = snapshot.parent.parent / PART / snapshot.name
+        self.is_part = mark.exists()
+        self.missing = mark.read_text(encoding="utf-8").splitlines() if self.is_part else []
+        self.is_explicit = False
+        self.present = (
+            sorted(str(one.relative_to(snapshot)) for one in snapshot.rglob("*") if one.is_file())
+            if self.is_part
+            else []
+        )
+
+    @property
+    def content_name(self) -> str:
+        """The commit, with a digest of the names of its files if only some are there."""
+        if not self.is_part:
+            return self.snapshot.name
+        digest = hashlib.sha256("\n".join(self.present).encode()).hexdigest()
+        return f"{self.snapshot.name}-{digest[:12]}"
+
+    def refuse_script(self) -> None:
+        """Refuse a data set that is a program, as newer versions of the library do.
+
+        Its data files by themselves would be other data.
+        """
+        script = f"{self.path.rpartition('/')[2]}.py"
+        if (self.snapshot / script).is_file() or script in self.missing:
+            raise RuntimeError(f"Dataset scripts are not supported offline, but found {script}")
+
+    def refuse_missing(self, data_files: Any, data_dir: Any) -> None:
+        """Refuse files that the caller names, and that are not in the bundle."""
+        self.is_explicit = bool(data_files or data_dir)
+        if not self.is_explicit:
+            return
+        config = {"data_files": data_files or None, "data_dir": data_dir}
+        lost = [name for files in self._lost(config).values() for name in files]
+        if lost:
+            raise FileNotFoundError(self.explain(lost))
+
+    def sorted_splits(
+        self, config: Mapping[str, Any]
+    ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """Return the patterns of the splits that are whole, and what is missing of the others."""
+        lost = self._lost(config)
+        patterns = split_patterns(config, [*self.present, *self.missing])
+        return {split: of for split, of in patterns.items() if split not in lost}, lost
+
+    def _lost(self, config: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return the missing files of each split that is not whole, below the config's folder."""
+        found = split_files(config, [*self.present, *self.missing])
+        present, missing = set(self.present), set(self.missing)
+        kinds = {Path(name).suffix for files in found.values() for name in files if name in present}
+        lost = {}
+        for split, files in found.items():
+            # Of a folder the library takes the files of one kind: a licence left out is none.
+            names = [name for name in files
+                     if name in missing and (not kinds or Path(name).suffix in kinds)]  # fmt: skip
+            if names or not files:
+                lost[split] = names or [f"its split {split}"]
+        return lost
+
+    def explain(self, lost: Sequence[str]) -> str:
+        """Return a message about files that are missing."""
+        shown = ", ".join(lost[:_SHOWN])
+        if len(lost) > _SHOWN:
+            shown += f" and {len(lost) - _SHOWN} more"
+        return (
+            f"data set {self.path}: the bundle does not have {shown}; take more of it in "
+            "assets.datasets, or ask for a configuration and a split that it has"
+        )
+
+
+def _refuse_lost_splits(
+    path: str, revision: Optional[str], config: Optional[str], splits: Sequence[str]
+) -> None:
+    """Refuse a data set without a split that it has online: only a part was taken."""
+    snapshot = snapshot_of(path, revision) if _is_offline() else None
+    part = _Part(path, snapshot) if snapshot else None
+    if part is None or not part.is_part:
+        return
+    lost = _lost_splits.get((str(snapshot), str(config)), {})
+    names = [name for split, files in lost.items() if split not in splits for name in files]
+    if names:
+        raise FileNotFoundError(part.explain(names))
+
+
+_lost_splits: dict[tuple[str, str], dict[str, list[str]]] = {}
+"""Splits that are not whole, with their missing files, by snapshot and configuration."""
 
 
 def _is_offline() -> bool:
@@ -89,40 +321,37 @@ def _snake_case(name: str) -> str:
     return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
 
 
-def _is_part(snapshot: Path) -> bool:
-    """Return True if a snapshot has only some of its data set's files."""
-    return (snapshot.parent.parent / PART / snapshot.name).exists()
+def _whole_only(configs: Any) -> Any:
+    """Leave to each configuration of a card its splits of which all files are there.
 
-
-def _content_name(snapshot: Path) -> str:
-    """Return the commit of a snapshot, with a digest of the names of its files if it is a part."""
-    if not _is_part(snapshot):
-        return snapshot.name
-    names = sorted(str(path.relative_to(snapshot)) for path in snapshot.rglob("*"))
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
-    return f"{snapshot.name}-{digest[:12]}"
-
-
-@contextlib.contextmanager
-def _part_of(snapshot: Path) -> Iterator[None]:
-    """Note meanwhile that a snapshot has only some of its data set's files, where that is so."""
-    _reading.root = snapshot if _is_part(snapshot) else None
-    try:
-        yield
-    finally:
-        _reading.root = None
-
-
-def _present_only(configs: Any) -> Any:
-    """Remove those configurations of a card whose files are not there."""
-    root = getattr(_reading, "root", None)
-    if root is not None:
-        for name in list(configs):
-            kept = _present(root, configs[name])
-            if kept is None:
-                del configs[name]
-            else:
-                configs[name] = kept
+    One without any names a file that is missing, so that the default, and what can be chosen, stay
+    what they are. It comes last: the library looks at the files of the first one.
+    """
+    part = getattr(_reading, "part", None)
+    if part is None:
+        return configs
+    whole: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, config in (dict(configs) or {"default": {}}).items():
+        splits, lost = part.sorted_splits(config)
+        _lost_splits[str(part.snapshot), name] = lost
+        folder = str(config.get("data_dir") or "").strip("/")
+        chosen = splits or {
+            split: [glob.escape(os.path.relpath(files[0], folder or "."))]
+            for split, files in lost.items()
+        }
+        entries = [{"split": split, "path": paths} for split, paths in chosen.items()]
+        changed = {**config, "data_files": entries} if lost else config
+        (whole if splits else others)[name] = changed
+    if not any(_lost_splits[str(part.snapshot), name] for name in (*whole, *others)):
+        return configs
+    if not whole and not part.is_explicit:
+        lost_files = [name for other in others
+                      for files in _lost_splits[str(part.snapshot), other].values()
+                      for name in files]  # fmt: skip
+        raise FileNotFoundError(part.explain(lost_files))
+    configs.clear()
+    configs.update({**whole, **others})
     return configs
 
 
@@ -131,7 +360,7 @@ def _without_splits(infos: Any) -> Any:
 
     The library compares what it has prepared with them, and misses those that were left out.
     """
-    if getattr(_reading, "root", None) is not None:
+    if getattr(_reading, "part", None) is not None:
         for info in infos.values():
             info.splits = info.download_size = info.dataset_size = None
     return infos
@@ -145,21 +374,3 @@ def _filter(kind: Any, change: Callable[[Any], Any]) -> None:
         return change(original(cls, card))
 
     kind.from_dataset_card_data = classmethod(from_dataset_card_data)
-
-
-def _present(root: Path, config: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """Return a configuration with the data files that are there; None if there are none."""
-    base = root / str(config.get("data_dir") or "")
-    files = config.get("data_files")
-    if files is None:
-        return dict(config) if base.is_dir() else None
-    if isinstance(files, list) and all(isinstance(entry, dict) for entry in files):
-        kept = [entry for entry in files if _any_file(base, entry.get("path"))]
-        return {**config, "data_files": kept} if kept else None
-    return dict(config) if _any_file(base, files) else None
-
-
-def _any_file(base: Path, patterns: object) -> bool:
-    """Return True if a pattern, or one of a list of them, names a file."""
-    listed = patterns if isinstance(patterns, list) else [patterns]
-    return any(True for pattern in listed for _ in base.glob(str(pattern).lstrip("/")))

@@ -27,6 +27,22 @@ from ..layers.build import is_stored
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import Tree, TreeFile, digest_of
 
+_ASKED = (
+    *("config.json", "generation_config.json", "modelcard.json", "adapter_config.json"),
+    *("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "spm.model", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("added_tokens.json", "special_tokens_map.json", "chat_template.json", "chat_template.jinja"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+    *("feature_extractor_config.json", "audio_tokenizer_config.json", "image_processor.json"),
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
+    *("pytorch_model.bin.index.json", "adapter_model.safetensors", "adapter_model.bin"),
+    *("custom_generate/generate.py", "modules.json", "config_sentence_transformers.json"),
+)
+"""Files that libraries ask for in each model. A cache notes which of them a repository does not
+have; without the note a library fails offline where it would go on (``_CACHED_NO_EXIST`` in
+``huggingface_hub/file_download.py``, ``cached_files`` in ``transformers/utils/hub.py``)."""
+_LISTED = 20
+"""Files that were left out which the origin of a layer names; it has a limit."""
 _NOWHERE = Path("/nonexistent")
 """The source of a file that need not be read: its layer exists."""
 
@@ -103,8 +119,13 @@ def _content(repository: LockedRepository, blobs: dict[Digest, str]) -> _Content
         else:
             content.link(blob, stored)
         content.link(path, blob)
-    if request.config or request.split:
-        content.own(f"{request.folder}/{PART}/{repository.commit}", "")
+    if repository.left_out:
+        listed = "".join(f"{path}\n" for path in repository.left_out)
+        content.own(f"{request.folder}/{PART}/{repository.commit}", listed)
+    if request.kind == "model":
+        there = {*(file.path for file in repository.files), *repository.left_out}
+        for name in sorted(set(_ASKED) - there):
+            content.own(f"{request.folder}/.no_exist/{repository.commit}/{name}", "")
     return content
 
 
@@ -147,8 +168,17 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
             "name": request.name,
             "commit": repository.commit,
             "licence": repository.licence,
+            **_left_out(repository),
         },
     )
+
+
+def _left_out(repository: LockedRepository) -> dict[str, object]:
+    """Return what the origin says about files that were left out: their number, and some names."""
+    if not repository.left_out:
+        return {}
+    some = list(repository.left_out[:_LISTED])
+    return {"left-out": len(repository.left_out), "left-out-files": some}
 
 
 def _with_files(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -42,6 +43,8 @@ class LockResult:
     """Number of data sets of the hub in it."""
     asset_bytes: int = 0
     """The size of their files in bytes."""
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Files of each of them that are not taken, by its type and name."""
 
 
 def lock_project(config: Config, options: ResolveOptions, listener: Listener) -> LockResult:
@@ -68,6 +71,9 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
         asset_bytes=sum(repository.size for repository in lock.assets),
         first=earlier is None,
         changes=changes(earlier, lock),
+        left_out={
+            f"{r.request.kind} {r.request.label}": r.left_out for r in lock.assets if r.left_out
+        },
     )
 
 

@@ -42,6 +42,8 @@ _WAYS: Mapping[TransferWay, str] = {
     TransferWay.SHARED: "each node would read the bundle where it lies",
 }
 """What a dry run says of the way in which nodes get the bundle."""
+_SOME = 10
+"""Files that were left out which a line names."""
 
 
 class Reports(Output):
@@ -101,6 +103,8 @@ class Reports(Output):
         if result.datasets:
             parts.append(counted(result.datasets, "data set"))
         self.say(f"locked {', '.join(parts)} in {result.lock}", "good")
+        for name, files in result.left_out.items():
+            self.say(f"  {visible(name)} without {_some(files, len(files))}")
         if result.first:
             self.say(f"  {sized(result.changes.bytes)} to send to a node that has none of it")
             return
@@ -134,6 +138,8 @@ class Reports(Output):
             licence = visible(found.licence) or "no licence named"
             size = sized(found.unpacked_bytes)
             self.data(f"{found.type} {visible(found.name)} {found.commit[:12]}, {size}, {licence}")
+            if found.left_out:
+                self.data(f"  without {_some(found.left_out_files, found.left_out)}")
         for layer in sorted(result.layers, key=lambda layer: -layer.bytes):
             name = f"{layer.name} {layer.version}".strip()
             row = f"{sized(layer.bytes):>9}  {sized(layer.unpacked_bytes):>9}"
@@ -333,6 +339,13 @@ def _signed(made: InspectedSignature | None) -> str:
     if made.accepted:
         return f"signed by {visible(made.signer)} ({made.key})"
     return f"signed with {made.key}: {made.why}" if made.key else f"signature: {made.why}"
+
+
+def _some(names: Sequence[str], count: int) -> str:
+    """Return the first of so many names."""
+    shown = [visible(name) for name in names[:_SOME]]
+    rest = [f"{count - len(shown)} more"] if count > len(shown) else []
+    return ", ".join([*shown, *rest])
 
 
 def _left_out(pruned: Pruned) -> list[str]:

@@ -38,8 +38,8 @@ class LockedRepository:
     """The licence that its card names; empty if it names none."""
     files: tuple[HubFile, ...]
     """The files that are taken, sorted by path."""
-    left_out: int
-    """Number of other files in the repository."""
+    left_out: tuple[str, ...]
+    """The other files in the repository, sorted by path."""
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class LockedRepository:
             **self.request.to_dict(),
             "commit": self.commit,
             "licence": self.licence,
-            "left-out": self.left_out,
+            "left-out": list(self.left_out),
             "content": [
                 {"path": file.path, "size": file.size, "sha256": str(file.sha256)}
                 for file in self.files
@@ -70,19 +70,21 @@ def locked_from(data: object) -> LockedRepository:
         raise ValueError("not a table")
     fields = dict(data)
     commit, licence = fields.pop("commit", None), fields.pop("licence", "")
-    left_out, content = fields.pop("left-out", 0), fields.pop("content", None)
+    left_out, content = fields.pop("left-out", []), fields.pop("content", None)
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ValueError("commit: not 40 hexadecimal digits")
     if not isinstance(licence, str) or not licence.isprintable():
         raise ValueError("licence: not a text")
-    if not isinstance(content, list) or not content or type(left_out) is not int:
+    if not isinstance(content, list) or not content or not isinstance(left_out, list):
         raise ValueError("content or left-out: not what a lock has there")
+    if not all(isinstance(path, str) and is_safe(path) for path in left_out):
+        raise ValueError("left-out: not a list of paths in a repository")
     return LockedRepository(
         request=request_from(fields),
         commit=commit,
         licence=licence,
         files=tuple(map(_file, content)),
-        left_out=left_out,
+        left_out=tuple(left_out),
     )
 
 

@@ -10,7 +10,7 @@ from bundle.protocol.counts import counted
 from ..core.errors import StagerError
 from .caches import HubFiles
 from .client import HubAnswer
-from .locked import HubFile, LockedRepository
+from .locked import HubFile, LockedRepository, is_safe
 from .names import HubRequest
 from .selection import selected
 
@@ -63,8 +63,13 @@ def _resolved(request: HubRequest, files: HubFiles) -> LockedRepository:
         commit=answer.commit,
         licence=answer.licence,
         files=tuple(_locked_files(request, answer, set(paths), files)),
-        left_out=len(answer.entries) - len(paths),
+        left_out=_left_out(answer, set(paths)),
     )
+
+
+def _left_out(answer: HubAnswer, paths: set[str]) -> tuple[str, ...]:
+    others = {entry.path for entry in answer.entries} - paths
+    return tuple(sorted(filter(is_safe, others)))
 
 
 def _locked_files(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
+
+from bundle.environment import hub_datasets
 
 from ..core.errors import StagerError
 from .names import HubRequest
@@ -15,14 +17,18 @@ _OTHER_FRAMEWORKS = (
     *("*.onnx_data", "onnx/*", "openvino/*", "coreml/*", "tf_model*", "flax_model*"),
 )
 """Weights that PyTorch does not read."""
-_PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
-"""Weights that ``from_pretrained`` reads only where there are no safetensors."""
-_KEYWORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-"""Words that mean a split in the names of data files (``datasets``: ``data_files.py``)."""
+_PICKLED = re.compile(
+    r"pytorch_model(\.(?P<variant>\w+))?(-\d+-of-\d+)?\.bin"
+    r"|pytorch_model\.bin\.index(\.(?P<indexed>\w+))?\.json"
+)
+"""Weights that ``from_pretrained`` reads only where no safetensors of their name are."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+"""Suffixes of weights that PyTorch reads."""
+_NO_WEIGHTS = (
+    *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*"),
+    "openvino_*",
+)
+"""Files with such a suffix that are no weights of PyTorch: the Trainer's own, and OpenVINO's."""
 _ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 """Files of a data set's repository that say what the others are."""
 
@@ -62,17 +68,34 @@ def _model_files(paths: Sequence[str]) -> list[str]:
 
     A repository without any weights that PyTorch reads is taken as it is.
     """
-    safe = {str(PurePosixPath(p).parent) for p in paths if p.endswith(".safetensors")}
-    ours = bool(safe) or any(path.endswith((".bin", ".pt", ".pth")) for path in paths)
-    if not ours:
+    if not any(map(_is_weights, paths)):
         return list(paths)
-    kept = []
-    for path in paths:
-        folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-        pickled = folder in safe and _matches(name, _PICKLED)
-        if not pickled and not _matches(path, _OTHER_FRAMEWORKS):
-            kept.append(path)
-    return kept
+    there = frozenset(paths)
+    return [
+        path
+        for path in paths
+        if not _matches(path, _OTHER_FRAMEWORKS) and not _is_replaced(path, there)
+    ]
+
+
+def _is_weights(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name.endswith(_WEIGHTS) and not _matches(name, _NO_WEIGHTS)
+
+
+def _is_replaced(path: str, there: Collection[str]) -> bool:
+    """Return True for pickled weights that the same folder has as safetensors, by their name.
+
+    Those of another name, such as an adapter's, do not stand for them.
+    """
+    folder, _, name = path.rpartition("/")
+    match = _PICKLED.fullmatch(name)
+    if match is None:
+        return False
+    variant = match["variant"] or match["indexed"]
+    dotted = f".{variant}" if variant else ""
+    names = (f"model{dotted}.safetensors", f"model.safetensors.index{dotted}.json")
+    return any((f"{folder}/{name}" if folder else name) in there for name in names)
 
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:
@@ -85,25 +108,24 @@ def _data_files(
     """Return the files of one configuration or split, with the card."""
     card = [path for path in paths if path in _ALWAYS]
     data: list[str] = []
-    for folder, patterns in _patterns_of(request, configs):
-        found = [path for path in paths if _in_pattern(path, folder, patterns)]
-        if request.split and not patterns:
-            found = [path for path in found if _has_keyword(path, request.split)]
-        data += found
+    for config in _configs(request, configs):
+        for split, files in hub_datasets.split_files(config, paths).items():
+            if request.split in ("", split):
+                data += files
     return list(dict.fromkeys([*card, *data])) if data else []
 
 
-def _patterns_of(
+def _configs(
     request: HubRequest, configs: Sequence[Mapping[str, object]]
-) -> list[tuple[str, list[str]]]:
-    """Return folder and patterns of the data files; no pattern stands for all files of the folder.
+) -> Sequence[Mapping[str, object]]:
+    """Return the configurations that are asked for; an empty one where a card lists none.
 
     Raises:
         StagerError: the card lists no such configuration.
     """
-    if not configs and not request.config:
-        return [("", [])]
-    wanted = [c for c in configs if request.config in ("", c.get("config_name"))]
+    if not configs and request.config in ("", "default"):
+        return [{}]
+    wanted = [c for c in configs if request.config in ("", c.get("config_name", "default"))]
     if not wanted:
         raise StagerError(
             f"data set {request.label} has no configuration {request.config!r}",
@@ -111,38 +133,4 @@ def _patterns_of(
             context=[f"it has {config.get('config_name')}" for config in configs]
             or ["its card lists no configurations"],
         )
-    return [_of_config(config, request) for config in wanted]
-
-
-def _of_config(config: Mapping[str, object], request: HubRequest) -> tuple[str, list[str]]:
-    folder = str(config.get("data_dir") or "").strip("/")
-    files = config.get("data_files")
-    if files is None:
-        return folder, []
-    patterns: list[str] = []
-    for entry in files if isinstance(files, list) else [files]:
-        split, path = "train", entry
-        if isinstance(entry, Mapping):
-            split, path = str(entry.get("split", "train")), entry.get("path", "")
-        if request.split in ("", split):
-            patterns += map(str, path if isinstance(path, list) else [path])
-    return folder, patterns or ["/no such split/"]
-
-
-def _in_pattern(path: str, folder: str, patterns: Sequence[str]) -> bool:
-    if folder and not path.startswith(f"{folder}/"):
-        return False
-    inner = path[len(folder) + 1 :] if folder else path
-    return not patterns or any(_glob(pattern).fullmatch(inner) for pattern in patterns)
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    """Return a glob pattern as a regular expression: ``*`` stays in one directory."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./").lstrip("/"))
-    meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(meanings.get(part, re.escape(part)) for part in parts))
-
-
-def _has_keyword(path: str, split: str) -> bool:
-    words = re.split(r"[^a-z]+", path.lower())
-    return any(word in words for word in _KEYWORDS.get(split, (split.lower(),)))
+    return wanted

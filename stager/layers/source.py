@@ -55,8 +55,9 @@ class LayerSource:
     """Rough amount of work in bytes: large ones are started first."""
     prune: tuple[str, ...] = ()
     """What is left out: words of :data:`stager.config.environment.PRUNABLE`, and patterns."""
-    hub: Mapping[str, str] = field(default_factory=dict)
-    """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``."""
+    hub: Mapping[str, object] = field(default_factory=dict)
+    """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``,
+    and the files that were left out."""
     interpreter: Interpreter | None = None
     """How the files of a Python are changed and compiled."""
     compiler: Compiler | None = None

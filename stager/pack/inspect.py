@@ -47,6 +47,10 @@ class InspectedRepository:
     """The commit it was taken at."""
     licence: str
     """The licence that its card names; empty if it names none."""
+    left_out: int
+    """Number of its files that were not taken."""
+    left_out_files: tuple[str, ...]
+    """The first of them."""
     bytes: int
     """Its size in the bundle."""
     unpacked_bytes: int
@@ -181,6 +185,8 @@ def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
         if isinstance(said, dict):
             yield InspectedRepository(
                 **{key: str(said.get(key, "")) for key in ("type", "name", "commit", "licence")},
+                left_out=int(str(said.get("left-out", 0))),
+                left_out_files=tuple(map(str, said.get("left-out-files", ()))),
                 bytes=layer.size,
                 unpacked_bytes=layer.unpacked_size,
             )

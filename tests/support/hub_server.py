@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 PATIENT = {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}
 """Ten seconds each else, in which a busy machine need not let the hub of a test answer."""
@@ -112,9 +112,26 @@ def _tree(one: Repository) -> list[dict[str, Any]]:
     return entries
 
 
-_TREE = re.compile(r"/api/(model|dataset)s/(.+?)/tree/([^/]+)$")
-_API = re.compile(r"/api/(model|dataset)s/(.+?)(?:/revision/([^/]+))?$")
-_RESOLVE = re.compile(r"/(datasets/)?((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)$")
+def _below(one: Repository, folder: str, *, deep: bool) -> list[dict[str, Any]]:
+    """The entries of a folder, or of all folders in it: files, and the folders themselves."""
+    start = f"{folder}/" if folder else ""
+    entries: dict[str, dict[str, Any]] = {}
+    for entry in _tree(one):
+        parts = entry["path"].removeprefix(start).split("/")
+        if not entry["path"].startswith(start):
+            continue
+        for depth in range(1, len(parts) if deep else min(len(parts), 2)):
+            path = start + "/".join(parts[:depth])
+            entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+        if deep or len(parts) == 1:
+            entries[entry["path"]] = entry
+    return list(entries.values())
+
+
+_TREE = re.compile(r"/api/(model|dataset|space)s/(.+?)/tree/([^/]+)(?:/(.*))?$")
+_PATHS = re.compile(r"/api/(model|dataset|space)s/(.+?)/paths-info/([^/]+)$")
+_API = re.compile(r"/api/(model|dataset|space)s/(.+?)(?:/revision/([^/]+))?$")
+_RESOLVE = re.compile(r"/(datasets/|spaces/)?((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)$")
 
 
 class Server(ThreadingHTTPServer):
@@ -151,13 +168,29 @@ def serve_hub(hub: HubServer) -> Iterator[HubServer]:
             if one is not None:
                 self.answer(200, json.dumps(_info(one)).encode())
 
-        def tree(self, kind: str, name: str, revision: str) -> None:
+        def tree(self, kind: str, name: str, revision: str, folder: str | None) -> None:
             one = self.found(kind, name, revision, open_to_all=True)
             if one is not None:
-                self.answer(200, json.dumps(_tree(one)).encode())
+                deep = "recursive=true" in self.path.lower()
+                self.answer(200, json.dumps(_below(one, folder or "", deep=deep)).encode())
 
-        def resolve(self, data_set: str | None, name: str, revision: str, path: str) -> None:
-            one = self.found("dataset" if data_set else "model", name, revision)
+        def do_POST(self) -> None:
+            hub.asked.append(f"POST {self.path}")
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+            match = _PATHS.match(unquote(self.path))
+            one = self.found(*match.groups(), open_to_all=True) if match else None
+            if match is None:
+                self.answer(404, b"{}")
+            if one is not None:
+                wanted = (
+                    json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
+                )
+                entries = [e for e in _below(one, "", deep=True) if e["path"] in wanted]
+                self.answer(200, json.dumps(entries).encode())
+
+        def resolve(self, kinds: str | None, name: str, revision: str, path: str) -> None:
+            kind = (kinds or "models/").removesuffix("s/")
+            one = self.found(kind, name, revision)
             if one is None:
                 return
             data = one.files.get(path)

@@ -24,6 +24,15 @@ DATA = ["README.md", "en/train.csv", "en/valid.csv", "de/train-0.parquet", "de/t
          ["config.json", "model.safetensors"]),
         (["a/pytorch_model.bin", "b.safetensors"], ["a/pytorch_model.bin", "b.safetensors"]),
         (["pytorch_model.bin", "flax_model.msgpack"], ["pytorch_model.bin"]),
+        (["pytorch_model.bin", "adapter_model.safetensors"],
+         ["adapter_model.safetensors", "pytorch_model.bin"]),
+        (["pytorch_model.fp16.bin", "pytorch_model.bin", "model.fp16.safetensors"],
+         ["model.fp16.safetensors", "pytorch_model.bin"]),
+        (["a/pytorch_model-00001-of-00002.bin", "a/pytorch_model.bin.index.json",
+          "a/model.safetensors.index.json", "a/model-00001-of-00001.safetensors"],
+         ["a/model-00001-of-00001.safetensors", "a/model.safetensors.index.json"]),
+        (["training_args.bin", "optimizer.pt", "model.onnx"],
+         ["model.onnx", "optimizer.pt", "training_args.bin"]),
         (["model.onnx", "config.json"], ["config.json", "model.onnx"]),
     ],
 )  # fmt: skip
@@ -46,11 +55,20 @@ def test_a_part_of_a_data_set(config: str, split: str, expected: list[str]) -> N
     assert selected(request, DATA, CONFIGS) == expected
 
 
-def test_without_a_card_the_names_of_files_say_the_split() -> None:
-    request = HubRequest(kind="dataset", name="d", split="train")
-    assert selected(request, ["train-00.csv", "constrained.csv", "test.csv"], []) == [
-        "train-00.csv"
-    ]
+@pytest.mark.parametrize(
+    ("split", "paths", "expected"),
+    [
+        ("train", ["train-00.csv", "constrained.csv", "test.csv"], ["train-00.csv"]),
+        ("train", ["data.csv", "more.csv"], ["data.csv", "more.csv"]),
+        ("tiny", [f"data/{one}-00000-of-00001.parquet" for one in ("big", "tiny")],
+         ["data/tiny-00000-of-00001.parquet"]),
+        ("test", ["my-eval/a.csv", "train/b.csv"], ["my-eval/a.csv"]),
+    ],
+)  # fmt: skip
+def test_without_a_card_the_names_of_files_say_the_split(
+    split: str, paths: list[str], expected: list[str]
+) -> None:
+    assert selected(HubRequest(kind="dataset", name="d", split=split), paths, []) == expected
 
 
 def test_a_configuration_that_is_not_there_is_named_with_those_that_are() -> None:
