@@ -1,11 +1,12 @@
 """Several layers merged into one tree: which of them writes which file.
 
-Of equal files in several layers the first one is written. Two layers that disagree about a path are
+Of equal files in several layers the first one is written, as of documents at the top. Two layers that disagree about a path are
 refused, and so is a path that belongs to the environment itself.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,13 @@ OWN_PYTHON = "python"
 """The directory of an environment for the Python that a bundle brings."""
 KEPT = ("layers", "decompressor")
 """Directories in it: the heads of the layers, and the wheel that they were unpacked with."""
+
+_DOCUMENT = re.compile(
+    r"(lib/python[0-9.]+/site-packages/)?"
+    r"(authors|changelog|changes|contributing|copying|history|licen[cs]e|notice|readme)"
+    r"([-_.][\w.-]*)?(?<!\.py)(?<!\.so)",
+    re.IGNORECASE,
+)
 
 HOOK = "_stager_"
 """Prefix of the modules that an environment's interpreters run at start; no wheel has such."""
@@ -107,6 +115,15 @@ def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Mer
     return Merged(tuple(entries), links, tuple(sorted(folders)))
 
 
+def is_document(path: str) -> bool:
+    """Return whether a file is a text beside the packages that many wheels have by mistake.
+
+    Such a ``LICENSE`` or ``README.md`` at the top, of which installers keep any one, is no reason
+    to refuse two packages together.
+    """
+    return bool(_DOCUMENT.fullmatch(path))
+
+
 def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Entry, ...]:
     """Add the files of a layer to those of the layers before it; return the new ones.
 
@@ -118,7 +135,7 @@ def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Ent
         first = files.setdefault(entry.path, entry)
         if first is entry:
             new.append(entry)
-        elif first.sha256 != entry.sha256:
+        elif first.sha256 != entry.sha256 and not is_document(entry.path):
             raise _clash(entry.path, f"differs in {layer.name} {layer.version}".rstrip())
     return tuple(new)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import io
 import multiprocessing
+import os
 import signal
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,6 +37,7 @@ from .wheel import add_wheel
 _THREADS = 4
 """Frames of one layer that are compressed at a time: the largest wheel must neither keep a build
 waiting nor fill the memory."""
+_LONGEST_FOLDER = 107 - 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +103,34 @@ def _setting_up() -> Iterator[None]:
 
     The main module is replaced by an empty one, because multiprocessing runs it again in every
     child: here it is the command line, as much work as a small layer, elsewhere a user's script.
+
+    The server's socket lies where its path is short enough.
     """
     resource_tracker.ensure_running()  # starting it lets those signals through again
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     )
-    main = sys.modules["__main__"]
+    main, temporary = sys.modules["__main__"], tempfile.tempdir
     sys.modules["__main__"] = types.ModuleType("__main__")
+    tempfile.tempdir = _folder_for_socket()
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        tempfile.tempdir = temporary
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _folder_for_socket() -> str | None:
+    """Return the temporary directory for the server's socket: the usual one if its path is short.
+
+    A socket's path has at most 107 bytes (unix(7)), of which ``multiprocessing`` needs 32 itself.
+    """
+    others = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - multiprocessing makes a private one
+    for folder in (tempfile.gettempdir(), *others):
+        if len(os.fsencode(folder)) <= _LONGEST_FOLDER and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return tempfile.tempdir
 
 
 def _outcome(

@@ -38,7 +38,7 @@ NEVER_SHIPPED = (
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     # The project comes first on sys.path: what an editable install left behind would hide the
     # bundle's own metadata from importlib.metadata and from plug-in discovery.
-    "*.egg-info/",
+    *("*.egg-info", "*.egg-link"),
 )
 """Patterns for files that tools leave behind, of no use elsewhere; no setting takes them back."""
 ENVIRONMENT_MARKS = {"pyvenv.cfg": "a virtual environment", "conda-meta": "a conda environment"}

@@ -26,6 +26,9 @@ from .prune import RULES, concerned
 from .prune_patterns import of_package
 from .tree import Tree, tree_digest
 
+_WHEEL_RULES = 2
+"""Counted up when :mod:`stager.layers.wheel` makes other files of the same wheel than before."""
+
 _OUTPUT_SUFFIXES = (".[0-9]*", ".partial", ".partial.[0-9]*")
 """Suffixes of outputs that were brought back to a place where a file was already."""
 LARGE_PROJECT = 200 << 20
@@ -109,6 +112,8 @@ def origin(source: LayerSource, target: Target) -> Origin:
         options |= {"python": target.python_tag, "bytecode": compiled}
     if source.kind != "wheel":
         options["prefix"] = source.prefix
+    else:
+        options["files"] = _WHEEL_RULES
     if source.prune:  # and nothing otherwise: layers made without it keep their names
         options["prune"] = {"rules": RULES, "words": list(source.prune)}
     if source.hub:

@@ -15,6 +15,7 @@ import importlib.util
 import io
 import os
 import posixpath
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -40,32 +41,22 @@ from .large_member import LARGE, METHODS, ChangedMemberError, LargeMember
 from .layer_file import LayerWriter, Unread
 from .prune import NOTE, left_out, note
 from .wheel_members import DAMAGED, refuse_members
+from .wheel_programs import entry_point_names, relocate_script, write_entry_point
 
-RESERVED = (
-    "pyvenv.cfg",
-    "pkgs",
-    "project",
-    "assets",
-    ".stager",
-    "lib64",
-    OWN_PYTHON,
-)
+RESERVED = ("pyvenv.cfg", ".stager")
 """Names in an environment that no wheel may provide."""
+SHARED = ("project", "assets", OWN_PYTHON)
+"""Directories of an environment to which a wheel may add files, but cannot be a file itself."""
+_PROGRAMS = re.compile(r"bin/python(\d+(\.\d+)*)?")
+"""The environment's own programs."""
+_SCRIPTS = "libexec"
+"""The directory of scripts that cannot begin with lines for a shell."""
 
-_LAUNCHER = """\
-#!/bin/sh
-'''exec' "$(dirname -- "$(realpath -- "$0")")/{python}" "$0" "$@"
-' '''
-"""
-"""Finds Python relative to the script, so the environment can lie anywhere; sh runs line two,
-Python reads lines two and three as a string."""
-
-_ENTRY_POINT = """\
-import sys
-from {module} import {first}
-if __name__ == "__main__":
-    sys.exit({attr}())
-"""
+_WRITE_RECORD = (
+    "ask its publisher for a correct one; or, if you trust this one, let `wheel unpack` and `wheel "
+    "pack` write its RECORD anew, and name the new file in environment.requirements"
+)
+"""What helps where pip and uv, which do not compare a wheel with its RECORD, would install it."""
 
 _HASHES = ("sha256", "sha384", "sha512")
 """Algorithms that RECORD may use: "sha256 or better", says the binary distribution format."""
@@ -75,7 +66,6 @@ _INVALID = (
     InvalidRecordEntry,
     configparser.Error,
     csv.Error,
-    AssertionError,  # installer, for an entry point that names no function
     ValueError,
     KeyError,
 )
@@ -109,6 +99,7 @@ def add_wheel(
         metadata = {"INSTALLER": b"stager\n"}
         if source.left_out:
             metadata[NOTE] = note(archive, source.left_out, prune)
+        source.left_out |= source.scripts_of_entry_points()
         destination = _LayerDestination(writer, source, target, modules)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
@@ -176,7 +167,20 @@ class _CheckedWheel(WheelFile):
             issues = getattr(exc, "issues", [str(exc)])
             faults += [issue.removeprefix(f"In {self._zipfile.filename}, ") for issue in issues]
         if faults:
-            raise WheelError("RECORD does not describe the wheel", context=faults)
+            raise WheelError(
+                "RECORD does not describe the wheel", hint=_WRITE_RECORD, context=faults
+            )
+
+    def scripts_of_entry_points(self) -> frozenset[str]:
+        """Return the scripts whose names entry points have, too: these win, as with pip and uv.
+
+        Raises:
+            WheelError: an entry point names no function.
+        """
+        if "entry_points.txt" not in self.dist_info_filenames:
+            return frozenset()
+        names = entry_point_names(self.read_dist_info("entry_points.txt"))
+        return frozenset(f"{self.data_dir}/scripts/{name}" for name in names)
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         for element in super().get_contents():
@@ -238,18 +242,20 @@ class _LayerDestination(WheelDestination):
         Raises:
             WheelError: contents that differ from RECORD, or places no wheel may write to.
         """
+        hint = _WRITE_RECORD if all(map(wheel_record.is_mismatch, self._faults)) else ""
         if len(self._faults) == 1:
-            raise WheelError(self._faults[0])
+            raise WheelError(self._faults[0], hint=hint)
         if self._faults:
-            raise WheelError(f"{len(self._faults)} members cannot be trusted", context=self._faults)
+            raise WheelError(
+                f"{len(self._faults)} members cannot be trusted", hint=hint, context=self._faults
+            )
 
     def write_script(self, name: str, module: str, attr: str, section: str) -> RecordEntry:
         """Write the program of one entry point (``console`` or ``gui``: the same on Linux)."""
         if "/" in name:
             self._faults.append(f"the entry point {name!r} has a slash in its name")
             return RecordEntry(name, None, None)
-        code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
-        data = (_LAUNCHER.format(python=self._python) + code).encode()
+        data = write_entry_point(self._python, module, attr)
         return self._add(Scheme("scripts"), name, io.BytesIO(data), executable=True)
 
     def write_file(
@@ -274,7 +280,7 @@ class _LayerDestination(WheelDestination):
         if record is not None and not record.validate(data):
             self._faults.append(wheel_record.mismatch(record))
         if scheme == "scripts":
-            return self._add(scheme, path, io.BytesIO(self._relocate(data)), executable=True)
+            return self._add_script(path, data)
         return self._write_whole(scheme, path, data, executable=is_executable)
 
     def _write_whole(
@@ -354,20 +360,25 @@ class _LayerDestination(WheelDestination):
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)
-        hooks = posixpath.join(self._places["purelib"], HOOK)
-        for name in RESERVED:
-            if full == name or full.startswith(f"{name}/"):
-                raise WheelError(f"it would overwrite {name} of the environment with {path}")
-        if full.startswith(("bin/python", hooks)):
+        site = self._places["purelib"]
+        for link, target in (("lib64/", "lib/"), ("pkgs/", f"{site}/")):
+            if full.startswith(link):
+                full = target + full.removeprefix(link)
+        top = full.partition("/")[0]
+        if top in RESERVED or full in (*SHARED, "lib64", "pkgs"):
+            raise WheelError(f"it would overwrite {top} of the environment with {path}")
+        if _PROGRAMS.fullmatch(full) or full.startswith(posixpath.join(site, HOOK)):
             raise WheelError(f"{path} would overwrite a part of the environment itself")
         return full
 
-    def _relocate(self, data: bytes) -> bytes:
-        """Replace a script's ``#!python`` line by one that finds the script's environment."""
-        first, _, rest = data.partition(b"\n")
-        if not first.startswith(b"#!python"):  # ``#!pythonw`` too
-            return data
-        return _LAUNCHER.format(python=self._python).encode() + rest
+    def _add_script(self, path: str, data: bytes) -> RecordEntry:
+        """Add a script; one of Python's is started with the Python of its environment."""
+        elsewhere = posixpath.join(_SCRIPTS, path)
+        program, is_elsewhere = relocate_script(self._python, data, elsewhere)
+        if is_elsewhere:
+            entry = self._add(Scheme("data"), elsewhere, io.BytesIO(data), executable=False)
+            self._compiled.append((Scheme("data"), entry))
+        return self._add(Scheme("scripts"), path, io.BytesIO(program), executable=True)
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
         if not worth_compiling(path):

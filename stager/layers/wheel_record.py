@@ -7,6 +7,8 @@ import binascii
 
 from installer.records import Hash, RecordEntry
 
+_MISMATCH = "does not have the size and hash that RECORD gives"
+
 
 def algorithm(record: RecordEntry | None) -> str:
     """Return the name of the hash in a line of RECORD; empty for none."""
@@ -27,7 +29,12 @@ def digest(record: RecordEntry) -> bytes | None:
 
 def mismatch(record: RecordEntry) -> str:
     """Return the fault of a member that is not what its line says."""
-    return f"{record.path} does not have the size and hash that RECORD gives"
+    return f"{record.path} {_MISMATCH}"
+
+
+def is_mismatch(fault: str) -> bool:
+    """Return whether a fault is that of a member that is not what its line says."""
+    return fault.endswith(_MISMATCH)
 
 
 def record_hash(sha256: bytes) -> Hash:

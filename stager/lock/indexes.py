@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..core.processes import Runner, run
+from .requirement_line import expanded
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 
@@ -163,6 +164,10 @@ class PipSettings:
     """The places pip looks in."""
     environment: Mapping[str, str]
     """Variables that pass pip's certificate, proxy, time limit and key ring to uv."""
+    constraints: tuple[str, ...] = ()
+    """Constraint files of it and of ``UV_CONSTRAINT``: absolute paths, and URLs."""
+    require_hashes: bool = False
+    """True if every file must have a hash in the requirements."""
 
 
 def pip_settings(run: Runner = run) -> PipSettings:
@@ -184,6 +189,8 @@ def pip_settings(run: Runner = run) -> PipSettings:
             pre=is_true(values.get("pre", "")),
         ),
         environment=_uv_environment(values),
+        constraints=_places(values.get("constraint", ""), os.environ.get("UV_CONSTRAINT", "")),
+        require_hashes=is_true(values.get("require-hashes", "")),
     )
 
 
@@ -257,6 +264,20 @@ def _uv_environment(values: Mapping[str, str]) -> dict[str, str]:
     if values.get("keyring-provider") == "subprocess":
         variables["UV_KEYRING_PROVIDER"] = "subprocess"
     return {name: value for name, value in variables.items() if value and name not in os.environ}
+
+
+def place_variables() -> dict[str, str]:
+    """Return the variables of pip and uv that name files, for a process in another directory."""
+    names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "UV_BUILD_CONSTRAINT")
+    values = {name: os.environ.get(name, "") for name in names}
+    return {name: " ".join(_places(value)) for name, value in values.items() if value}
+
+
+def _places(*values: str) -> tuple[str, ...]:
+    """Return the files that settings name, each once; paths start at the working directory."""
+    words = [word for value in values for word in value.split()]
+    places = [word if "://" in word else str(expanded(word).absolute()) for word in words]
+    return tuple(dict.fromkeys(places))
 
 
 def _names(value: str) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class SourceReader:
         scheme = place.partition("://")[0] if "://" in place else ""
         if scheme not in ("", "file") or place.startswith("file://$"):
             return self._read_url(requirement, hashes)
-        path = _local_path(place, (requirement.line.base, self.root))
+        path = _local_path(place, self._bases(requirement.line))
         problem = _unusable(path, place) or _unlike(path, place, hashes)
         if problem:
             self.problems.append(f"{origin}: {problem}")
@@ -125,6 +125,14 @@ class SourceReader:
         else:
             self._add_local_source(requirement, path)
         return None
+
+    def _bases(self, line: RequirementLine) -> tuple[Path, ...]:
+        """Return the folders that a path may start from, the first one first.
+
+        pip and uv start at the working directory, which is the project's folder; in the metadata
+        of a project, at that project.
+        """
+        return (line.base, self.root) if line.metadata else (self.root, line.base)
 
     def _add_local_source(self, requirement: LocatedRequirement, path: Path) -> None:
         shown = relative(path / "pyproject.toml", self.root)
@@ -286,10 +294,7 @@ def _public_fragment(fragment: str, hashes: Sequence[str]) -> str:
 
 
 def _local_path(place: str, folders: Iterable[Path]) -> Path:
-    """Return the path that a line means: the first that exists, else that in the first folder.
-
-    pip starts at the current folder; here a path starts at the file's, then at the project's.
-    """
+    """Return the path that a line means: the first that exists, else that in the first folder."""
     text = unquote(urlsplit(place).path) if place.startswith("file://") else place
     paths = [Path(os.path.normpath(folder / expanded(text))) for folder in folders]
     for path in paths:

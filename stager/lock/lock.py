@@ -19,7 +19,7 @@ from . import refusals, sources, torch_backend
 from .build_environment import resolve_all
 from .built_sources import SourceBuilder
 from .file_digests import index_answers, measure
-from .indexes import TORCH_INDEX, Indexes
+from .indexes import TORCH_INDEX, Indexes, pip_settings
 from .kept import kept
 from .lock_file import digest_of, earlier_lock, no_file, parsed, publish, render
 from .pylock import Lock, select
@@ -59,11 +59,14 @@ def make_lock(
     automatic = spec.torch_backend == torch_backend.AUTO
     spec = torch_backend.settled(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
+    settings = None if supplied else pip_settings(run)
+    if settings and settings.require_hashes and not spec.require_hashes:
+        spec = replace(spec, require_hashes="pip's configuration")
     keep = kept(options, None if supplied else earlier_lock(path, spec.target))
     with store.scratch("lock") as scratch:
         request, built = _resolve_request(spec, store, scratch, options, run)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
-        request = replace(keep.added_to(request), build=builder.file)
+        request = replace(keep.added_to(request), build=builder.file, settings=settings)
         request, resolved = _answer(spec, request, options, reachable or index_answers)
         if automatic:
             torch_backend.refuse_newer_cuda(resolved, spec.torch_backend)

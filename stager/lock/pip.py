@@ -22,7 +22,7 @@ from ..core.deletion import remove
 from ..core.errors import ResolveError, StagerError
 from ..core.processes import Runner, run
 from ..core.values import Target
-from .indexes import Indexes
+from .indexes import Indexes, place_variables
 from .source_builds import BuildSettings, beside, build_requires
 
 HOUR = 3600.0
@@ -92,7 +92,7 @@ class Pip:
 
     def environment(self) -> dict[str, str]:
         """Return variables for pip; offline, they disable its configuration."""
-        plain = {"PIP_NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+        plain = {"PIP_NO_COLOR": "1", "PYTHONWARNINGS": "ignore", **place_variables()}
         if not self.offline:
             return plain
         alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}

@@ -146,11 +146,12 @@ def _resolved_file(file: ChosenFile) -> ResolvedFile:
 
 
 def _constraints(request: ResolveRequest) -> list[str]:
-    if not request.constraints:
-        return []
-    path = request.scratch / "constraints.txt"
-    _write(path, request.constraints)
-    return ["--constraint", str(path)]
+    places = list(request.settings.constraints) if request.settings else []
+    if request.constraints:
+        path = request.scratch / "constraints.txt"
+        _write(path, request.constraints)
+        places.append(str(path))
+    return [word for place in places for word in ("--constraint", place)]
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

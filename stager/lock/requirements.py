@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,7 @@ class RequirementReader:
             self.problems.append(f"{origin}: -e {value} is refused: {EDITABLE}")
         elif name in _INDEX_OPTIONS:
             if name == "--find-links":
-                value = _find_links(value, file.folder)
+                value = _find_links(value, (file.folder, self.root))
             self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
         elif name == "--require-hashes":
             self.require_hashes = self.require_hashes or origin
@@ -292,11 +292,15 @@ def _with_variables(text: str) -> str:
     return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), text)
 
 
-def _find_links(value: str, base: Path) -> str:
-    """Return a ``--find-links`` place; a relative folder is made absolute for every reader."""
+def _find_links(value: str, bases: Sequence[Path]) -> str:
+    """Return a ``--find-links`` place; a relative folder is made absolute for every reader.
+
+    As in pip, it starts at the file's folder, or where there is none at the working directory.
+    """
     if "://" in value or "${" in value:
         return value
-    return os.path.normpath(base / expanded(value))
+    places = [Path(os.path.normpath(base / expanded(value))) for base in bases]
+    return str(next((place for place in places if place.exists()), places[0]))
 
 
 def _near(path: Path) -> str:

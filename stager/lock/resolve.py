@@ -9,7 +9,7 @@ from bundle.protocol.counts import counted
 
 from ..core.errors import ResolveError
 from .cutoff import NONE
-from .indexes import pip_settings
+from .indexes import Indexes
 from .pip_tools import PipTools
 from .resolver import (
     NoSolution,
@@ -99,7 +99,8 @@ def _misplaced(request: ResolveRequest) -> list[str]:
     """Return lines about folders that were to be searched, and cannot have been."""
     if request.offline:
         return []
-    return pip_settings(request.run).indexes.plus(request.indexes).misplaced()
+    configured = request.settings.indexes if request.settings else Indexes()
+    return configured.plus(request.indexes).misplaced()
 
 
 def _remedy(failures: list[NoSolution], *, offline: bool) -> str:

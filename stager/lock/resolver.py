@@ -23,7 +23,7 @@ from ..core.processes import Runner, run
 from ..core.values import Target
 from . import tool_settings
 from .git_pin import GitPin
-from .indexes import Indexes
+from .indexes import Indexes, PipSettings
 from .pip import Pip
 from .source_builds import BuildSettings
 from .uv_project import UvProject
@@ -57,6 +57,8 @@ class ResolveRequest:
     """The project whose settings only uv honours; its requirements are not in the others."""
     hashes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The sha256 of each file that may be installed, for each package that has hashes."""
+    settings: PipSettings | None = None
+    """pip's configuration; None where nothing is resolved."""
     index_strategy: str | None = None
     """uv's rule for packages that several indexes have; None for its own choice."""
     torch_backend: str | None = None

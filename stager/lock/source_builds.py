@@ -40,6 +40,14 @@ NEED_NVCC = frozenset(
     )
 )
 """Packages whose build from source calls NVIDIA's compiler, and takes long."""
+BUILT_AGAINST = frozenset(
+    canonicalize_name(name)
+    for name in (
+        *("torch", "torchvision", "torchaudio", "triton", "jax", "jaxlib", "tensorflow", "numpy"),
+        *("scipy", "pyarrow", "cython", "pybind11", "nanobind", "cffi", "mpi4py", "setuptools"),
+    )
+)
+"""Packages that a build without isolation may take headers or code from."""
 TAIL_LINES = 12
 """Lines of a failed build that a message shows."""
 _CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
@@ -59,18 +67,18 @@ class BuildSettings:
     launcher: tuple[str, ...] = ()
     """The command that runs another one on a node; empty to build on this machine."""
 
-    def key(self, name: NormalizedName, source: Digest, torch: str) -> str:
+    def key(self, name: NormalizedName, source: Digest, against: Sequence[str]) -> str:
         """Return the name of the folder in which a built wheel is kept.
 
         Args:
             name: the package.
             source: digest of its source.
-            torch: the torch that it may be built against; empty for none.
+            against: the files of the environment that it may be built against.
         """
-        against = torch if name in self.in_environment else ""
-        if not self.variables and not against:
+        used = list(against) if name in self.in_environment else []
+        if not self.variables and not used:
             return source
-        made_with = Digest.of(canonical_json([dict(self.variables), against]))
+        made_with = Digest.of(canonical_json([dict(self.variables), used]))
         return f"{source}.{made_with[:12]}"
 
 

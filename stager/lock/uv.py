@@ -30,7 +30,7 @@ from ..core import toml
 from ..core.errors import ResolveError
 from ..core.values import Target
 from .git_pin import GitPin, git_pin
-from .indexes import TORCH_INDEX, Indexes, pip_settings
+from .indexes import TORCH_INDEX, Indexes, pip_settings, place_variables
 from .pip import HOUR, index_unreachable, unreachable
 from .pylock import drop_other_files, select
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
@@ -42,7 +42,7 @@ _NO_WHEEL = re.compile(
     r"([\w.-]+?)(?:==[^\s,]+)? ha(?:s|ve) no (?:usable )?wheels|wheels for `([\w.-]+)`"
 )
 _REDIRECTING = (
-    *("UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE", "UV_PRERELEASE", "UV_PROJECT"),
+    *("UV_EXCLUDE", "UV_OVERRIDE", "UV_PRERELEASE", "UV_PROJECT"),
     *("UV_RESOLUTION", "UV_TORCH_BACKEND", "UV_WORKING_DIR"),
 )
 """Variables that make uv lock something else than what the project asks for."""
@@ -112,7 +112,7 @@ class Uv:
 
     def _compile(self, request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
         _refuse_redirection()
-        settings = pip_settings(request.run)
+        settings = request.settings or pip_settings(request.run)
         indexes = request.indexes
         if not request.offline:
             indexes = _without_torch(_pips(settings.indexes, request).plus(indexes), request)
@@ -121,7 +121,8 @@ class Uv:
         _write_pins(request.scratch / ANSWER, request.pins)
         # uv looks for a project's settings in this folder and upwards, and stops at the first file.
         _write(request.scratch / "uv.toml", [])
-        env = {**settings.environment, "UV_PYTHON_DOWNLOADS": "never", **request.builds.variables}
+        env = {**settings.environment, **place_variables(), "UV_CONSTRAINT": ""}
+        env |= {"UV_PYTHON_DOWNLOADS": "never", **request.builds.variables}
         if request.packages is not None:
             env |= beside(request.packages)
         if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
@@ -131,6 +132,7 @@ class Uv:
                 *required_command(),
                 *_arguments(request, indexes),
                 *options,
+                *(word for place in settings.constraints for word in ("--constraints", place)),
                 "-o",
                 ANSWER,
                 str(requirements),

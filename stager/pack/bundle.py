@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from bundle.environment.merge import is_document
 from bundle.format.layer import Index
 from bundle.format.manifest import (
     BLOCK,
@@ -176,7 +177,7 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
     for layer, index in zip(layers, indexes, strict=True):
         for entry in index.files:
             owner, digest = owners.setdefault(entry.path, (layer, entry.sha256))
-            if digest != entry.sha256:
+            if digest != entry.sha256 and not is_document(entry.path):
                 faults.append(f"{entry.path}: in {named(owner)} and {named(layer)}")
     for layer, index in zip(layers, indexes, strict=True):
         for path in sorted(folders_of(entry.path for entry in index.files) & owners.keys()):

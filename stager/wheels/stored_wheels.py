@@ -17,7 +17,7 @@ from ..core.store import Store, sha256_of
 from ..core.values import Digest, LockedFile, Wheel
 from ..lock import sources
 from ..lock.pylock import Lock
-from ..lock.source_builds import BuildSettings
+from ..lock.source_builds import BUILT_AGAINST, BuildSettings
 
 FindElsewhere = Callable[[LockedFile], Wheel | None]
 """Returns the wheel of a locked file that is here in another form; None if it is not."""
@@ -44,8 +44,7 @@ class StoredWheels:
         self._lock, self.store, self._builds = lock, store, builds
         self._elsewhere = elsewhere
         self._cache = DigestCache(store)
-        torch = [file.sha256 for file in lock.files if file.name == "torch"]
-        self._torch = str(torch[0]) if torch else ""
+        self._against = [str(file.sha256) for file in lock.files if file.name in BUILT_AGAINST]
 
     def read_ahead(self) -> None:
         """Take the digests of the lock's wheels that are here, one on each CPU; they are kept.
@@ -79,7 +78,7 @@ class StoredWheels:
 
     def folder_of(self, file: LockedFile) -> Path:
         """Return the folder for the wheel of an sdist."""
-        return self.store.built / self._builds.key(file.name, file.sha256, self._torch)
+        return self.store.built / self._builds.key(file.name, file.sha256, self._against)
 
     def _built(self, file: LockedFile) -> Path | None:
         """Return the wheel of an sdist that was built here; None if there is none."""

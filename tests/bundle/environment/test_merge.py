@@ -2,7 +2,7 @@
 
 import pytest
 
-from bundle.environment.merge import merge, own_directories, own_files
+from bundle.environment.merge import is_document, merge, own_directories, own_files
 from bundle.format.layer import Entry, Index, LayerError, Link
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
@@ -43,6 +43,15 @@ def test_of_equal_files_the_first_layer_writes() -> None:
         ["lib/a", "lib/b"],
         ["lib/c"],
     ]
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "README.md", "license.txt", "CHANGES-1.rst"])
+@pytest.mark.parametrize("folder", ["", f"{SITE}/"])
+def test_of_documents_at_the_top_the_first_layer_writes(name: str, folder: str) -> None:
+    found = merged(index(folder + name), index(folder + name, digest=OTHER))
+    assert [[entry.path for entry in entries] for entries in found.entries] == [[folder + name], []]
+    assert not is_document(f"{folder}license.py")
+    assert not is_document(f"{folder}pkg/{name}")
 
 
 def test_every_directory_comes_after_those_it_lies_in() -> None:

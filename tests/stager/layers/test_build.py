@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -295,3 +297,26 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path, store: Store) -> None:
     helper.join()
     assert layer_processes() == []
     assert left_in_tmp(store) == []
+
+
+def test_a_long_temporary_directory(tmp_path: Path) -> None:
+    """The socket of multiprocessing, which lies there, cannot have so long a path (unix(7))."""
+    folder = tmp_path / ("t" * 120)
+    folder.mkdir()
+    make_wheel(tmp_path, "alpha")
+    code = (
+        "import pathlib, sys\n"
+        "from stager.core.store import Store\n"
+        "from tests.stager.layers.test_build import make, source_of\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "print(len(make([source_of(one) for one in here.glob('*.whl')], Store(here / 'store'))))\n"
+    )
+    env = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")

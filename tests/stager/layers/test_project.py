@@ -66,6 +66,7 @@ def test_what_tools_leave_behind_is_never_shipped(tmp_path):
         ".ruff_cache/x",
         "js/node_modules/m/x",
         "my.egg-info/PKG-INFO",
+        "src/of_distutils-1.0-py3.11.egg-info",
         "stager-support-7.tar.gz",
     )
     write(tmp_path, "p/.DS_Store", "gitlike/x", "a.pyc.txt")

@@ -207,7 +207,9 @@ def test_all_members_that_do_not_fit_record_are_named_at_once(tmp_path: Path) ->
     rows[0][1] = rows[2][1] = rows[3][1]  # a and c get d's hash
     assert story(refusal(tmp_path, base.write(tmp_path, rows))).count("does not have the size") == 2
     rows = [["bad/ghost1", "sha256=x", "1"], ["bad/ghost2", "sha256=x", "1"], *base.record()[2:]]
-    text = story(refusal(tmp_path, base.write(tmp_path, rows)))
+    error = refusal(tmp_path, base.write(tmp_path, rows))
+    text = story(error)
+    assert "`wheel pack` write its RECORD anew" in error.hint
     for name in ("bad/ghost1", "bad/ghost2", "bad/a", "bad/b"):
         assert name in text
 
@@ -221,16 +223,49 @@ def test_all_hostile_members_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["pyvenv.cfg", "bin/python", f"bin/python{HOST.python}", "pkgs", "pkgs/x", "project/train.py",
-     "assets/a", ".stager/manifest.json", "lib64/x", f"{SITE}/_stager_patches.pth",
-     f"{SITE}/_stager_imports.py"],
+    ["pyvenv.cfg", "bin/python", f"bin/python{HOST.python}", "pkgs", "project", "assets", "lib64",
+     ".stager/manifest.json", f"{SITE}/_stager_patches.pth", "pkgs/_stager_imports.py"],
 )  # fmt: skip
 def test_parts_of_the_environment_itself_are_not_overwritten(place: str, tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, "bad", data={f"data/{place}": "mine", "data/project/too": ""})
+    wheel = make_wheel(tmp_path, "bad", data={f"data/{place}": "mine", "data/.stager/too": ""})
     text = story(refusal(tmp_path, wheel))
     assert "would overwrite" in text
     assert place.split("/", maxsplit=1)[0] in text
-    assert "project/too" in text, "the second one is not reported"
+    assert ".stager/too" in text, "the second one is not reported"
+
+
+def test_data_may_lie_where_the_environment_has_directories(tmp_path: Path) -> None:
+    names = ("assets/a", "project/conf.yaml", "python/x", "lib64/y", "pkgs/z")
+    wheel = make_wheel(tmp_path, "good", data={f"data/{name}": "" for name in names})
+    found = contents(layer_of(tmp_path, wheel))
+    assert {"assets/a", "project/conf.yaml", "python/x", "lib/y", f"{SITE}/z"} <= set(found)
+
+
+def test_scripts_mean_what_they_mean_without_lines_for_a_shell(tmp_path: Path) -> None:
+    """The names ``python-*`` are not the environment's own; an entry point wins over a script."""
+    scripts = {
+        "python-doc": '#!python\n"""What it does."""\nprint(__doc__)\n',
+        "python3-future": '#!python\n"""Doc."""\nfrom __future__ import annotations\n'
+        "print(__import__('sys').argv)\n",
+        "latin": "#!python\n# -*- coding: latin-1 -*-\nprint(ascii('caf\u00e9'))\n".encode(
+            "latin-1"
+        ),
+        "both": "#!python\nprint('the script')\n",
+    }
+    points = "[console_scripts]\nboth = t:main\n"
+    files = {"t/__init__.py": "def main():\n    print('the entry point')\n"}
+    wheel = make_wheel(tmp_path, "t", files=files, scripts=scripts, entry_points=points)
+    env = tmp_path / "env"
+    fake_installation([layer_of(tmp_path, wheel)], env)
+    said = {}
+    for name in scripts:
+        done = subprocess.run([env / "bin" / name, "x"], capture_output=True, text=True, check=True)
+        said[name] = done.stdout.strip()
+    assert said["python-doc"] == "What it does."
+    assert said["python3-future"].endswith("python3-future', 'x']")
+    assert said["latin"] == r"'caf\xe9'"
+    assert said["both"] == "the entry point"
+    assert "../../../libexec/latin,sha256=" in (env / SITE / "t-1.0.dist-info/RECORD").read_text()
 
 
 def test_scripts_and_entry_points_cannot_take_the_interpreters_place(tmp_path: Path) -> None:
@@ -243,12 +278,19 @@ def test_scripts_and_entry_points_cannot_take_the_interpreters_place(tmp_path: P
 
 @pytest.mark.parametrize(
     "points",
-    ["[console_scripts]\nx = no_function\n", "[console_scripts]\nx = a:%(b\n", "no section\n",
+    ["[console_scripts]\nx = a:%(b\n", "no section\n",
      "[console_scripts]\nx = a:b\nx = c:d\n"],
 )  # fmt: skip
 def test_entry_points_that_make_no_sense(points: str, tmp_path: Path) -> None:
     text = story(refusal(tmp_path, make_wheel(tmp_path, "bad", entry_points=points)))
     assert "not a valid wheel" in text
+
+
+def test_an_entry_point_without_a_function_is_named(tmp_path: Path) -> None:
+    points = "[console_scripts]\ngood = a:b\nx = no_function\n"
+    error = refusal(tmp_path, make_wheel(tmp_path, "bad", entry_points=points))
+    assert "an entry point names no function" in error.message
+    assert error.context == ("x = no_function",)
 
 
 def test_a_file_that_is_also_a_directory(tmp_path: Path) -> None:

@@ -807,6 +807,40 @@ def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
     assert texts[0] == texts[1]
 
 
+# --- settings of pip and uv ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resolver", "variable"),
+    [("uv", "PIP_CONSTRAINT"), ("uv", "UV_CONSTRAINT"), ("pip-tools", "PIP_CONSTRAINT")],
+)
+def test_constraints_of_the_configuration_count(
+    lock: Callable[..., Lock],
+    index_env: object,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: str,
+    variable: str,
+) -> None:
+    """Whatever directory the resolver works in: their paths start at the user's."""
+    (root / "limits.txt").write_text("beta<2\n")
+    (root / "more.txt").write_text("gamma<9\n")
+    monkeypatch.chdir(root)
+    monkeypatch.setenv(variable, f"limits.txt {root / 'more.txt'}")
+    assert versions(lock(resolver, "beta")) == {"beta": "1.1"}
+
+
+def test_hashes_that_the_configuration_requires(
+    lock: Callable[..., Lock],
+    index_env: object,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (root / "pip.conf").write_text("[install]\nrequire-hashes = true\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(root / "pip.conf"))
+    assert "pip's configuration requires a hash" in fails(lock, "uv", "beta").message
+
+
 # --- hashes in requirement files -----------------------------------------------------------------
 
 

@@ -102,10 +102,11 @@ def test_a_wheel_is_kept_for_what_it_was_built_with() -> None:
     source = Digest.of(b"source")
     plain, with_jobs = BuildSettings(), BuildSettings(variables={"MAX_JOBS": "4"})
     inside = BuildSettings(in_environment=frozenset([FLASH]))
-    assert plain.key(FLASH, source, "torch 1") == source
-    keys = {with_jobs.key(FLASH, source, ""), inside.key(FLASH, source, "torch 1")}
-    keys |= {inside.key(FLASH, source, "torch 2"), source}
-    assert len(keys) == 4
+    assert plain.key(FLASH, source, ["torch 1"]) == source
+    keys = {with_jobs.key(FLASH, source, []), inside.key(FLASH, source, ["torch 1"])}
+    keys |= {inside.key(FLASH, source, ["torch 2"]), source}
+    keys.add(inside.key(FLASH, source, ["torch 2", "numpy 1"]))
+    assert len(keys) == 5
     assert all(key.startswith(source) for key in keys)
 
 

@@ -111,6 +111,25 @@ def test_a_requirement_file_as_pip_reads_it(
     ]
 
 
+def test_paths_in_a_nested_file_start_at_the_project(ask: Ask, root: Path) -> None:
+    """As with pip and uv; where there is no such place, at the file's folder."""
+    for folder in (root, root / "sub"):
+        make_wheel(folder, "both", "1.0" if folder == root else "2.0")
+        (folder / "links").mkdir()
+    make_wheel(root / "sub", "own")
+    (root / "links-of-all").mkdir()
+    write(
+        root,
+        "sub/r.txt",
+        "./both-1.0-py3-none-any.whl\n./own-1.0-py3-none-any.whl\n"
+        "--find-links links\n--find-links links-of-all\n",
+    )
+    spec = ask("sub/r.txt")
+    places = [text.rpartition("project/")[2] for text in spec.requirements]
+    assert places == ["both-1.0-py3-none-any.whl", "sub/own-1.0-py3-none-any.whl"]
+    assert spec.indexes.find_links == (str(root / "sub/links"), str(root / "links-of-all"))
+
+
 def test_a_pipe_as_a_requirement_file_is_refused_at_once(ask: Ask, root: Path) -> None:
     os.mkfifo(root / "pipe.txt")
     why = "cannot read pipe.txt: is not a regular file"
