@@ -1,7 +1,7 @@
 """Several layers merged into one tree: which of them writes which file.
 
-Of equal files in several layers the first one is written, as of documents at the top. Two layers that disagree about a path are
-refused, and so is a path that belongs to the environment itself.
+Of equal files in several layers the first one is written, as of documents at the top. Two layers
+that disagree about another path are refused, and so is a path of the environment itself.
 """
 
 from __future__ import annotations
