@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..catalogue.catalogue import match
+from ..logs.prefixes import ParsedLine, parse_line
 from .scan import Hit
-from .traceback import Marked, marked, shown
+from .traceback import shown
 from .wording import is_of_an_end, says_ended_well, says_recovered, says_restarted
 
 _BYTES = 1 << 16
@@ -50,7 +51,7 @@ class Aftermath:
             hit: the hit.
             shared: whether other processes may have written these lines.
         """
-        if hit.trace and "rank" in dict(hit.marks):  # torch marks what nothing has caught
+        if hit.trace and "rank_torch" in dict(hit.marks):  # torch marks what nothing has caught
             return False
         enough = _OF_TRACE if hit.trace else _OF_LINE
         if shared and not hit.marks:
@@ -72,12 +73,12 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
     for number, line in enumerate(_below(hit), start=hit.last + 1):
         if (until is not None and number >= until) or len(ordinary) >= _ENOUGH:
             break
-        mark = marked(line)
-        if not mark.text.strip() or (hit.marks and not _is_same_process(hit, mark)):
+        mark = parse_line(line)
+        if not mark.logged.strip() or (hit.marks and not _is_same_process(hit, mark)):
             continue
-        last.append(mark.text)
-        if not is_of_an_end(mark.text) and match(mark.text) is None:
-            ordinary.append(mark.text)
+        last.append(mark.logged)
+        if not is_of_an_end(mark.logged) and match(mark.logged) is None:
+            ordinary.append(mark.logged)
     return Aftermath(
         ordinary=len(ordinary),
         recovered=any(map(says_recovered, ordinary[:_NEAR])),
@@ -86,7 +87,7 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
     )
 
 
-def _is_same_process(hit: Hit, mark: Marked) -> bool:
+def _is_same_process(hit: Hit, mark: ParsedLine) -> bool:
     """Return whether the marks of a line name the process that wrote a hit."""
     mine, other = dict(hit.marks), dict(mark.marks)
     common = mine.keys() & other.keys()

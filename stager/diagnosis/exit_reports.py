@@ -14,12 +14,13 @@ from ..catalogue.catalogue import LineTells
 from ..logs.clock import stamp, year_of
 from ..logs.files import LogFile
 from ..logs.lines import numbered
+from ..logs.prefixes import parse_line
 from .rank_verdict import signal_of
 from .scan import Hit
-from .traceback import marked
 
 _ROOT = re.compile(r"^\W*Root Cause\b")
 """The line after which torchrun names the rank that it saw failing first."""
+_MAY_BE_ROW = re.compile(r"Root Cause| : ")
 _FIELD = re.compile(r"^\s*(?:\[\d+\]:\s*)?(?P<name>time|host|rank|exitcode)\s*: (?P<value>.*)$")
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _CODE = re.compile(r"(-?\d+)")
@@ -129,7 +130,9 @@ def _table(log: LogFile) -> Iterator[Exit]:
     is_root = False
     year = year_of(log.path)
     for number, line in numbered(log.path):
-        text = marked(line).text
+        if not _MAY_BE_ROW.search(line):
+            continue
+        text = parse_line(line).text
         if _ROOT.match(text):
             is_root = True
         field = _FIELD.match(text)
@@ -201,7 +204,7 @@ def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
             log=hit.log,
             number=hit.number,
             text=hit.text,
-            node=hit.groups.get("node") or hit.log.node,
+            node=hit.node,
             rank=int(rank) if rank.isdigit() else hit.rank,
             code=_code_of(hit),
             time=hit.time,

@@ -207,7 +207,7 @@ class _Logs:
         """Yield the hits that follow from others, and the ends of processes, each as one."""
         shown = tuple(filter(_may_follow, self._hits))[:_SHOWN]
         for hit in shown[:1]:
-            failure = partial(_unknown, hit, hit.log.node)
+            failure = partial(_unknown, hit, hit.prefix_node or hit.log.node)
             yield Candidate(role=Role.LOST_PEER, failure=failure, shown=shown)
         for report in self._ended[:1]:
             failure = partial(_unknown, report, report.node)
@@ -222,7 +222,7 @@ def _exit(role: Role, report: Exit) -> Candidate:
 
 def _names_writer(hit: Hit) -> bool:
     """Return whether a hit tells on which node or rank it came."""
-    return hit.rank is not None or bool(hit.log.node or hit.groups.get("node"))
+    return hit.rank is not None or bool(hit.node)
 
 
 def _explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
@@ -303,8 +303,7 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
 
 
 def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
-    node = hit.groups.get("node") or hit.log.node
-    return node if node or rank is None else nodes.get(rank, "")
+    return hit.node or ("" if rank is None else nodes.get(rank, ""))
 
 
 def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:

@@ -20,14 +20,13 @@ from ..catalogue.catalogue import (
 from ..catalogue.prefilter import Prefilter, PrefilterMatches
 from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
-from .traceback import TRACEBACK, Trace, frame_above, marked, shown, trace_at
+from ..logs.prefixes import parse_line, show_block_as_terminal
+from .traceback import TRACEBACK, Trace, frame_above, shown, trace_at
 from .wording import introduces_ignored, introduces_survived, says_survived
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
 _DIGITS = b"0123456789"
-_REWRITTEN = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
-"""Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
 _EVENT = b'{"v": , "'
 """The beginning of the driver's events in a batch log: they repeat lines of other logs."""
 _PER_ENTRY = 8
@@ -88,8 +87,10 @@ class Hit:
     """The number of its last line."""
     below: int
     """The offset of the line below it in the file."""
-    marks: tuple[tuple[str, int], ...] = ()
-    """The marks of the process that wrote it, see :class:`~.traceback.Marked`."""
+    marks: tuple[tuple[str, str], ...] = ()
+    """What names the process that wrote it, see :class:`~stager.logs.prefixes.ParsedLine`."""
+    prefix_node: str = ""
+    """The node that its prefixes name; empty for none."""
     is_weak: bool = False
     """True if programs print such a line and continue: alone, it does not show a failure."""
 
@@ -102,6 +103,11 @@ class Hit:
     def groups(self) -> Mapping[str, str]:
         """Return the groups of the entry's pattern."""
         return self.known.groups
+
+    @property
+    def node(self) -> str:
+        """Return the node that it is about, else the one that wrote it; empty if unknown."""
+        return self.groups.get("node") or self.prefix_node or self.log.node
 
     @property
     def primary(self) -> bool:
@@ -142,8 +148,7 @@ class Scanned:
         for hit in self.hits:
             if hit.entry.kind != FailureClass.OUT_OF_MEMORY:
                 continue
-            named = hit.groups.get("node") or hit.log.node
-            if named in ("", node):
+            if hit.node in ("", node):
                 return hit
         return None
 
@@ -217,7 +222,7 @@ class _Scanner:
 
     def look(self, block: bytes, *, last: bool = False) -> bytes:
         """Look at whole lines; return those to look at again with more lines behind them."""
-        shown_text = _REWRITTEN.sub(b"", block) if b"\r" in block else block
+        shown_text = show_block_as_terminal(block)
         shapes = shown_text.translate(None, _DIGITS).split(b"\n")
         matches = self._texts.among(shapes)
         lines = block.split(b"\n")
@@ -270,7 +275,8 @@ class _Scanner:
 
     def _single(self, lines: list[bytes], at: int, entries: Sequence[CatalogueEntry]) -> None:
         text = shown(lines[at], _LINE_CHARACTERS)
-        known = match(text, entries)
+        # Patterns begin at the text; a few need what a logger puts before it.
+        known = match(parse_line(text).text, entries) or match(text, entries)
         if known is None:
             self._hits = [hit for hit in self._hits if not _takes_back(text, hit)]
         elif known.entry.role != LineRole.NOISE and not self._is_enough(known.entry.name):
@@ -285,7 +291,7 @@ class _Scanner:
             return
         line = trace.at[at]
         line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
-        above = marked(shown(line_above, _LINE_CHARACTERS)).text
+        above = parse_line(shown(line_above, _LINE_CHARACTERS)).logged
         if introduces_ignored(above):
             return
         rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
@@ -313,7 +319,7 @@ class _Scanner:
             trace: the lines of a traceback.
         """
         (at, last), (rank, text) = places, author
-        raw = shown(lines[at], _LINE_CHARACTERS)
+        line = parse_line(shown(lines[at], _LINE_CHARACTERS))
         self._hits.append(
             Hit(
                 log=self._log,
@@ -325,23 +331,23 @@ class _Scanner:
                 trace=trace,
                 last=self.line + last + 1,
                 below=self._offset_of(lines, last + 1),
-                marks=marked(raw).marks,
-                is_weak=not trace and _is_weak(known.entry, marked(raw).text),
+                marks=line.marks,
+                prefix_node=line.node,
+                is_weak=not trace and _is_weak(known.entry, line.logged),
             )
         )
 
     def _author(self, text: str, number: int) -> tuple[int | None, str]:
         """Return the rank that wrote a line, and the line without its marks."""
-        line = marked(text)
+        line = parse_line(text)
         if line.rank is not None:
-            return line.rank, line.text
+            return line.rank, line.logged
         if self._log.rank is not None:
-            unmarked = line.text if text.startswith("[") else text
-            return None if _LAUNCHER_LINE.search(text) else self._log.rank, unmarked
-        if line.task is None or line.text.startswith("srun: "):
-            return None, line.text
+            return None if _LAUNCHER_LINE.search(text) else self._log.rank, line.logged
+        if line.task is None or line.local_rank is not None or line.logged.startswith("srun: "):
+            return None, line.logged
         self._labelled.add(number)
-        return line.task, line.text
+        return line.task, line.logged
 
     def _time(self, lines: list[bytes], at: int) -> float | None:
         if self._pieces is not None:

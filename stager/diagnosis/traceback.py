@@ -1,10 +1,12 @@
-"""Tracebacks, and marks of the rank that wrote a line, in logs that several ranks write to."""
+"""Tracebacks in logs that several ranks write to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ..logs.prefixes import parse_line, show_as_terminal
 
 TRACEBACK = "Traceback (most recent call last)"
 _LINES = 200
@@ -15,53 +17,17 @@ _CHAIN = 4
 """Lines within which one traceback says that it led to another one."""
 _FRAME = 4
 """Lines of the place that stands above an exception: file, source, marks below it, and one more."""
-_MARK = re.compile(
-    r"(?:\[(?P<name>rank|default|trainer|worker)?(?P<number>\d+)\]:| *(?P<task>\d+):(?= |$)) ?"
-)
-"""Torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``, ``3:`` of ``srun --label``."""
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
 _CHAINED = re.compile(
     r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
 )
+_NUMBER = re.compile(r"\d+")
+_BOXED = re.compile(r"( *)[╭┌]")
+"""The top of a box, which rich's logger draws behind its columns."""
 _ORIGINAL = "Original Traceback"
 """The words after the message of an exception that came from another process."""
 _FRAMED = " \t╰"
 """The first characters of the line above an exception; the last is drawn by ``rich``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Marked:
-    """A line without its marks, and its rank as far as they tell."""
-
-    text: str
-    """The line without its marks."""
-    rank: int | None
-    """The rank, if a mark names it; torchrun's ``[default3]`` is the third of its node."""
-    task: int | None
-    """The task that ``srun --label`` names: a rank, unless each task is a torchrun."""
-    marks: tuple[tuple[str, int], ...] = ()
-    """The name and the number of each mark; lines of one process have the same."""
-
-
-def marked(text: str) -> Marked:
-    """Take the marks off a line."""
-    rank: int | None = None
-    task: int | None = None
-    local = False
-    marks: list[tuple[str, int]] = []
-    for _ in range(3):
-        mark = _MARK.match(text)
-        if mark is None:
-            break
-        if mark["task"] is not None:
-            task = int(mark["task"])
-        elif mark["name"] in (None, "rank"):
-            rank = int(mark["number"])
-        else:
-            local = True
-        marks.append((mark["name"] or "", int(mark["number"] or mark["task"])))
-        text = text[mark.end() :]
-    return Marked(text=text, rank=rank, task=None if local else task, marks=tuple(marks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,33 +53,41 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
         longest: characters of a line that count.
     """
     reader = _Reader()
-    first = shown(lines[start], longest)
-    reader.take(start, first[first.find(TRACEBACK) :])
+    box = _BOXED.match(show_as_terminal(lines[start][:longest].decode(errors="replace")))
+    indent = box[1] if box else ""
+    first = parse_line(shown(lines[start], longest))
+    reader.take(start, first.text[first.text.find(TRACEBACK) :])
     end = min(start + 1 + _WINDOW, len(lines))
-    below = shown(lines[start + 1], longest) if start + 1 < end else ""
-    mark = _mark_of_all(first, below)
+    head = (
+        _head_of_all(first.text, parse_line(shown(lines[start + 1], longest)).text)
+        if start + 1 < end
+        else None
+    )
     for place in range(start + 1, end):
-        text = shown(lines[place], longest)
-        if text.startswith(mark.rstrip()):
-            reader.take(place, text[len(mark) :])
+        line = parse_line(shown(lines[place], longest).removeprefix(indent))
+        if line.marks == first.marks:
+            if head is None:
+                reader.take(place, line.text)
+            elif prefix := head.match(line.text):
+                reader.take(place, line.text[prefix.end() :])
         if reader.ended:
             break
     return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
 
 
-def _mark_of_all(first: str, below: str) -> str:
-    """Return the mark that all lines of a traceback begin with; empty for none.
+def _head_of_all(first: str, below: str) -> re.Pattern[str] | None:
+    """Return a pattern of what all lines of a traceback begin with; None for nothing.
 
     Args:
-        first: the line that begins the traceback.
+        first: the line that begins the traceback, without the prefixes that are known.
         below: the line below it.
     """
     head = first[: first.find(TRACEBACK)]
     if not head.strip():
-        return ""
-    # What stands before the first line of a rank's traceback stands before all of them.
-    of_rank = marked(first).text.startswith(TRACEBACK)
-    return head if of_rank or below.startswith(head) else ""
+        return None
+    # A logger that nobody knows: its times and counts differ from line to line.
+    pattern = re.compile(_NUMBER.sub(r"\\d+", re.escape(head.rstrip())) + "(?: |$)?")
+    return pattern if pattern.match(below) else None
 
 
 def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
@@ -122,9 +96,9 @@ def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...
     Returns:
         The lines from ``File "..."`` to the exception; none where no such place is shown.
     """
-    frame = [marked(shown(lines[at], longest)).text]
+    frame = [parse_line(shown(lines[at], longest)).text]
     for line in reversed(lines[max(0, at - _FRAME) : at]):
-        text = marked(shown(line, longest)).text
+        text = parse_line(shown(line, longest)).text
         if not text.startswith("  "):
             break
         frame.insert(0, text)
@@ -189,8 +163,8 @@ class _Reader:
 
 def shown(line: bytes, longest: int) -> str:
     """Return a line as a terminal shows it: overwritten text is left out."""
-    text = line.rstrip(b"\r").rpartition(b"\r")[2][:longest].decode(errors="replace")
-    return text.replace("\0", "")
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][: 2 * longest].decode(errors="replace")
+    return show_as_terminal(text)[:longest]
 
 
 def _is_exception(texts: Sequence[str], at: int) -> bool:
@@ -199,4 +173,6 @@ def _is_exception(texts: Sequence[str], at: int) -> bool:
     if at == 0 or not text or text[0].isspace() or _CHAINED.match(text):
         return False
     above = texts[at - 1]
+    if not above and texts[1:2] == [""]:  # loguru puts empty lines between frames
+        above = next((line for line in reversed(texts[:at]) if line), "")
     return bool(_EXCEPTION.match(text)) and bool(above) and above[0] in _FRAMED

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..core.regular_files import opened
 from .files import JobFiles, LogFile
+from .prefixes import show_block_as_terminal
 
 _CLOCK = re.compile(
     rb"(?<!\d)(?P<hour>\d\d?):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d+))?"
@@ -48,6 +49,8 @@ def stamp(line: bytes, year: int) -> float | None:
         line: without its end.
         year: the year of stamps that do not name one.
     """
+    if b"\x1b" in line:
+        line = show_block_as_terminal(line)
     if line.startswith(b"{"):
         line = line[:_HEAD] + b" " + line[-_HEAD:]
     for clock in _CLOCK.finditer(line, 0, 2 * _HEAD if line.startswith(b"{") else _HEAD):

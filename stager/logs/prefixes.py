@@ -12,21 +12,25 @@ from dataclasses import dataclass
 
 _ESCAPES = (
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
-    r"|\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, links
+    r"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles, links
     r"|[ -/]*[0-Z\\-~])"
 )
 _ESCAPE = re.compile(_ESCAPES)
+_ESCAPE_BYTES = re.compile(_ESCAPES.encode())
+_REWRITTEN_BYTES = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
+"""Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
 _MOST = 8
 """Prefixes of one line that are looked at."""
 _COLUMN = r"(?: (?=(?:  )*(?! )))?"
 """A space of the prefix: lines of a traceback begin with an even number of their own."""
 _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|SUCCESS|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL)\b"
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
+_HOST_WORD = "node|nid|n|host|compute|cn|dgx|hgx|hpc|ip|worker|server|algo|master"
 _NUMBERED_HOST = (
-    r"(?!(?:rank|epoch|step|iter|it|layer|block|stage|fold|run|trial|seed|task|process|proc|device|"
-    r"cuda|line|py|python|attempt|version|v|cpu|core|numa|loss|shard|batch|file|expert|h|p|q|x)\d)"
-    r"(?:[a-z](?:[a-z-]*\d[\w-]*)+(?:\.[\w-]+)*|\d{1,3}(?:\.\d{1,3}){3})"
+    rf"(?:(?:(?:{_HOST_WORD})-?\d[a-z\d-]*|[a-z][a-z-]*0\d+|[a-z]+\d+(?:[a-z]+\d+)+)"
+    r"(?:\.[a-z\d-]+)*|[a-z][a-z\d-]*\d(?:\.[a-z][a-z\d-]*){2,}|\d{1,3}(?:\.\d{1,3}){3})"
 )
+"""Words that only hosts are called by, where a colon follows: node1, gpu07, c05r2n11."""
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _ISO = rf"\d{{4}}[-/.]\d\d[-/.]\d\d[ T_]{_CLOCK}(?:Z|(?: ?UTC)|[+-]\d\d:?\d\d)?"
@@ -60,7 +64,8 @@ _MARKS = (
     # srun --label, flux run --label-io
     r" *(?P<task_srun>\d{1,6}):(?: |$)",
     # Ray and vLLM: (RayTrainWorker pid=518, ip=10.0.0.5), (VllmWorker rank=1 pid=518), (pid=518)
-    r"\((?:[\w.:<>()-]+ )?(?:rank=(?P<rank_vllm>\d+) )?pid=\d+(?:, ip=(?P<node_ray>[\w.:-]+))?\) ?",
+    r"\((?:[\w.:<>()-]+ )?(?:rank=(?P<rank_vllm>\d+) )?pid=(?P<process_ray>\d+)"
+    r"(?:, ip=(?P<node_ray>[\w.:-]+))?\) ?",
     # Kubernetes: kubectl logs --prefix; the files of CRI; Docker Compose
     r"\[pod/(?P<node_pod>[\w.-]+)/[\w.-]+\] ",
     rf"(?P<stamp_cri>{_ISO}) std(?:out|err) [FP] ",
@@ -112,6 +117,7 @@ _BOX = re.compile(r"(?P<indent> *)(?:[╭┌][─ ]+(?P<title>.*?)[─ ]+[╮┐
 """Lines of a box that rich draws; its last one, which Python has no line for, stays."""
 _GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
 """The margin of an exception group (Python 3.11)."""
+_OF_WRITER = ("rank", "local", "task", "node", "process")
 _JSON_TEXTS = ("log", "message", "msg")
 _JSON_STAMPS = ("time", "timestamp", "asctime", "ts")
 
@@ -122,8 +128,10 @@ class ParsedLine:
 
     text: str
     """The line's own text, as a terminal shows it."""
-    prefix: str = ""
-    """All that stood before the text, without colours."""
+    logged: str = ""
+    """The text with what a logger put before it: level, place, time."""
+    marks: tuple[tuple[str, str], ...] = ()
+    """What names its writer: each group of the patterns above, and its text."""
     rank: int | None = None
     """The rank, of the whole job."""
     local_rank: int | None = None
@@ -146,22 +154,24 @@ def parse_line(line: str) -> ParsedLine:
     """
     text = show_as_terminal(line)
     told: dict[str, str] = {}
+    groups: dict[str, str] = {}
     if text.startswith("{"):
         text = _unwrap_json(text, told)
-    whole, rest = text, text
+    rest, logger = text, ""
     for _ in range(_MOST):
         mark = _match_mark(rest, has_stamp="stamp" in told)
         if mark is not None:
-            _collect(mark, told)
+            _collect(mark, told, groups)
             rest = rest[mark.end() :]
             continue
         end = _end_of_logger(rest, told)
         if not end:
             break
-        rest = rest[end:]
+        logger, rest = logger + rest[:end], rest[end:]
     return ParsedLine(
         text=_unbox(rest),
-        prefix=whole[: len(whole) - len(rest)],
+        logged=logger + rest,
+        marks=tuple(item for item in groups.items() if item[0].partition("_")[0] in _OF_WRITER),
         rank=_number(told, "rank"),
         local_rank=_number(told, "local"),
         task=_number(told, "task"),
@@ -169,6 +179,13 @@ def parse_line(line: str) -> ParsedLine:
         level=told.get("level", ""),
         stamp=told.get("stamp", ""),
     )
+
+
+def show_block_as_terminal(block: bytes) -> bytes:
+    """Return lines as a terminal shows them; there are as many, and the last may be cut."""
+    if b"\r" in block:
+        block = _REWRITTEN_BYTES.sub(b"", block)
+    return _ESCAPE_BYTES.sub(b"", block) if b"\x1b" in block else block
 
 
 def show_as_terminal(line: str) -> str:
@@ -203,11 +220,15 @@ def _end_of_logger(text: str, told: dict[str, str]) -> int:
     return end if space is None else space.end()
 
 
-def _collect(match: re.Match[str], told: dict[str, str]) -> None:
-    """Note what the groups of a prefix tell, by the first word of their names."""
+def _collect(
+    match: re.Match[str], told: dict[str, str], groups: dict[str, str] | None = None
+) -> None:
+    """Note what the groups of a prefix tell: by their names, and by the first words of these."""
     for name, value in match.groupdict().items():
         if value:
             told[name.partition("_")[0]] = value
+            if groups is not None:
+                groups[name] = value
 
 
 def _number(told: dict[str, str], name: str) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stager.diagnosis.scan import Hit, scan
-from stager.diagnosis.traceback import marked, trace_at
+from stager.diagnosis.traceback import trace_at
 from stager.logs.clock import Clock
 from stager.logs.files import find
 
@@ -16,26 +16,6 @@ def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:
     (tmp_path / "slurm.out").write_text(text)
     files = find(str(tmp_path), tmp_path)
     return scan(files.logs[0], Clock(files)).hits
-
-
-@pytest.mark.parametrize(
-    ("line", "text", "rank", "task"),
-    [
-        ("[rank3]: KeyError: 'x'", "KeyError: 'x'", 3, None),
-        ("[rank3]:[E1122 X.cpp:1] y", "[E1122 X.cpp:1] y", 3, None),
-        ("[default1]:[rank12]:[E x", "[E x", 12, None),  # torchrun's is the local rank
-        ("[default1]:step 1", "step 1", None, None),
-        ("1: [default0]: x", "x", None, None),  # a task that is a torchrun is none
-        ("[4]: x", "x", 4, None),
-        ("12: step 1", "step 1", None, 12),
-        (" 3: step 1", "step 1", None, 3),
-        ("12:30:45 INFO x", "12:30:45 INFO x", None, None),
-        ("2026-11-22 x", "2026-11-22 x", None, None),
-    ],
-)
-def test_marks(line: str, text: str, rank: int | None, task: int | None) -> None:
-    found = marked(line)
-    assert (found.text, found.rank, found.task) == (text, rank, task)
 
 
 def of(rank: int, closing: str) -> list[str]:
@@ -117,3 +97,76 @@ def test_a_source_file_that_cannot_be_read_has_no_traceback(tmp_path: Path, mark
 def test_what_is_indented_above_is_not_always_a_place(tmp_path: Path) -> None:
     (found,) = hits(tmp_path, "    for i in range(3)\n        ^\nSyntaxError: no\n")
     assert found.trace == ()
+
+
+PLAIN = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    main()",
+    "ValueError: shard 17 is empty",
+]
+LOGURU = """\
+2026-03-04 10:00:01.365 | ERROR    | app.train:run:143 - An error has been caught, process 8:
+Traceback (most recent call last):
+
+> File "train.py", line 3, in <module>
+    main()
+    └ <function main at 0x7f10>
+
+ValueError: shard 17 is empty
+"""
+RICH = """\
+[10:00:01] ERROR    it failed                                   train.py:12
+                    ╭──── Traceback (most recent call last) ────╮
+                    │ /home/you/train.py:3 in <module>          │
+                    ╰───────────────────────────────────────────╯
+                    ValueError: shard 17 is empty
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 3, in <module>
+  |     main()
+  | ExceptionGroup: several (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 3, in <module>
+    | ValueError: shard 17 is empty
+    +------------------------------------
+"""
+
+
+def prefixed(shape: str) -> str:
+    return "".join(f"{shape.format(text, at=at)}\n" for at, text in enumerate(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "node"),
+    [
+        (prefixed("[default2]:[rank6]: {}"), 6, ""),
+        (prefixed("[1,6]<stderr>:{}"), 6, ""),
+        (prefixed("node1: [rank6]: {}"), 6, "node1"),
+        (prefixed("(RayTrainWorker pid=5, ip=10.0.0.5) {}"), None, "10.0.0.5"),
+        (prefixed("(Worker pid=5) ERROR 07-29 21:48:5{at} [core.py:1141] {}"), None, ""),
+        (prefixed("Mar  4 10:00:0{at} node03 python[17]: {}"), None, "node03"),
+        (prefixed("2026-03-04T10:00:0{at}.123Z stderr F {}"), None, ""),
+        (prefixed("<<my own 12:0{at}>> {}"), None, ""),
+        (prefixed("\x1b[31m[rank6]:\x1b[0m \x1b[1;35m{}\x1b[0m"), 6, ""),
+        ("  5%|▌ | 5/100 [00:01<00:19,  4.9it/s]" + prefixed("[rank6]: {}"), 6, ""),
+        (LOGURU, None, ""),
+        (RICH, None, ""),
+        (GROUP, None, ""),
+    ],
+)
+def test_decorated_tracebacks_are_seen(
+    tmp_path: Path, text: str, rank: int | None, node: str
+) -> None:
+    last = hits(tmp_path, f"step 1\n{text}")[-1]
+    assert last.trace[-1] == "ValueError: shard 17 is empty"
+    assert (last.rank, last.node) == (rank, node)
+
+
+def test_colours_within_a_word_hide_nothing(tmp_path: Path) -> None:
+    (hit,) = hits(
+        tmp_path, "\x1b[31mCUDA\x1b[0m \x1b[1mout\x1b[0m of memory. Tried to allocate 2 GiB\n"
+    )
+    assert hit.entry.name == "gpu-memory"

@@ -107,6 +107,9 @@ def test_a_logger_s_prefix_is_taken_off(shape: str) -> None:
         "Epoch1: loss 0.3",
         "rank3: hello",
         "layer4: 12 parameters",
+        "h5py.Error: x",
+        "resnet50: 25 M parameters",
+        "gpu0: 12 GiB",
         "[1]+  Killed                  python train.py",
         "[1]   Killed                  python train.py",
         "[1] 4711",
@@ -126,7 +129,7 @@ def test_a_logger_s_prefix_is_taken_off(shape: str) -> None:
 )
 def test_what_looks_like_a_prefix_is_left(line: str) -> None:
     found = parse_line(line)
-    assert (found.text, found.prefix, found.rank, found.node) == (line, "", None, "")
+    assert (found.text, found.logged, found.marks) == (line, line, ())
 
 
 @pytest.mark.parametrize(
