@@ -39,7 +39,7 @@ FOREIGN = {
     *("--main", "--config", "--include", "--hostfile", "--launcher"),  # accelerate, DeepSpeed
     *("--allow-run-as-root", "--bind-to", "--map-by", "--oversubscribe", "--mca", "--host"),
     *("--address", "--head"),  # Ray
-    *("--gpus-per-node", "--gres"),  # Slurm
+    *("--gpus-per-node", "--gres", "--shm-size", "--pids-limit"),  # Slurm, Docker
     "--out",  # the trainer's
 }
 """Options of other programs that remedies name."""
