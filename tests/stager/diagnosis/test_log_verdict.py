@@ -106,7 +106,7 @@ def test_srun_kills_the_others(judged: Judge) -> None:
 
 
 def test_a_lost_connection_is_a_consequence_by_its_long_name_too(judged: Judge) -> None:
-    closing = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, invalid usage"
+    closing = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, internal error"
     lost = trace(closing, "/x/torch/distributed/utils.py", "[rank1]: ")
     assert kind(judged(lost)) == "unknown"
     told = "[rank1]: Last error:\n[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on\n"
