@@ -116,7 +116,7 @@ class Machine:
 
     def torchrun(self, *arguments: str) -> str:
         """Run a program in one rank for each GPU."""
-        count = str(choose_nproc(None, {"here": self.gpus}))
+        count = str(choose_nproc(None, {"here": self.gpus}, cpus=1))
         begin = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count)
         return self.run(*begin, *arguments)
 

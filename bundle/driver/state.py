@@ -176,7 +176,9 @@ class State:
 
     def choose_nproc(self) -> None:
         """Decide how many ranks each node gets."""
-        self.nproc = choose_nproc(self.job.launch.nproc_per_node, self.gpus())
+        cpus = [facts.host.cpus for facts in self.facts.values() if facts.host]
+        fewest = min(cpus, default=1) // self.transport.nodes_here
+        self.nproc = choose_nproc(self.job.launch.nproc_per_node, self.gpus(), fewest)
 
     def common(self, node: str) -> CommonPart:
         """Return the fields that all requests to a node have, by their names."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..protocol.enumerations import Backend
+from ..protocol.job import ONE_A_CPU
 
 
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
@@ -32,11 +33,17 @@ def must_use_cpus(backend: str, gpus: Mapping[str, int]) -> bool:
     return backend == Backend.GLOO and 0 in gpus.values()
 
 
-def choose_nproc(setting: int | None, gpus: Mapping[str, int]) -> int:
-    """Return the ranks on each node: as set, else the fewest GPUs of any node, at least 1."""
-    if setting is not None:
-        return setting
-    return max(1, min(gpus.values()))
+def choose_nproc(setting: int | None, gpus: Mapping[str, int], cpus: int) -> int:
+    """Return the ranks on each node: as set, else the fewest GPUs of any node, at least 1.
+
+    Args:
+        setting: a number, None, or ``ONE_A_CPU``.
+        gpus: the number of GPUs of each node.
+        cpus: the fewest CPUs that a node gives the job.
+    """
+    if setting is None:
+        return max(1, min(gpus.values()))
+    return max(1, cpus) if setting == ONE_A_CPU else setting
 
 
 def choose_threads(setting: int | None, cpus: int, nproc: int) -> int:

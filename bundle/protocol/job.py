@@ -25,6 +25,8 @@ from .requires import Requires
 VERSION = 5
 NAME_BYTES = 200
 """Bytes that a job's name, its id and a node may have together: a file's name has 255."""
+ONE_A_CPU = 0
+"""As a number of ranks: one for each CPU that the node gives the job."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Launch:
     command: tuple[str, ...]
     """A script or ``-m MODULE``, and its arguments; empty when nothing is launched."""
     nproc_per_node: int | None
-    """Ranks on each node; None for one for each GPU, or one."""
+    """Ranks on each node; None for one for each GPU, or one; ``ONE_A_CPU``."""
     launcher: Launcher
     """The program that starts them."""
     backend: Backend

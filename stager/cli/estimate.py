@@ -8,6 +8,7 @@ import typer
 
 from .grouped import grouped
 from .options.bundle import BundleFlags
+from .options.job import ranks
 from .options.launch import NprocPerNode
 from .options.output import Talk
 from .program import app, boundary
@@ -41,7 +42,7 @@ def estimate(
     with boundary(console):
         config = settle(
             project(chosen.bundle, asked, settings_place()),
-            JobOptions(nproc_per_node=nproc_per_node),
+            JobOptions(nproc_per_node=ranks(nproc_per_node)),
         )
         path, manifest = named_bundle(config, chosen.bundle, asked)
         basis = history.known(Store(offline_root(config)))

@@ -28,14 +28,25 @@ MOST = 65_535
 COUNT = f"a whole number from 1 to {MOST}"
 """The values that ``whole(1)`` allows, in words."""
 
-MEMORY = 'memory on each node, for example "64G"'
+MEMORY = 'memory on each node, for example "64G"; 0 for all of it'
 """The values that ``memory`` allows, in words."""
+
+GPUS = f'{COUNT}, or "TYPE:NUMBER", also several with commas'
+"""The values that ``gpus`` allows, in words."""
+
+RANKS = f'{COUNT}, "auto", "gpu" or "cpu"'
+"""The values that ``ranks`` allows, in words."""
+
+TIME = 'a time limit, for example "00:30:00", "1-12:00" or "UNLIMITED"'
+"""The values that ``slurm_time`` allows, in words."""
 
 COMMAND = "a command and its arguments, with closed quotes"
 """The values that ``command`` allows, in words."""
 
 # The forms sbatch(1) documents for --time.
-_TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
+_TIME = re.compile(
+    r"UNLIMITED|INFINITE|\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
+)
 _NODE_RANGE = re.compile(r"(\d{1,6})(?:[:-](\d{1,6}))?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TORCH = re.compile(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
@@ -179,6 +190,16 @@ def whole(least: int) -> Check[int]:
     return number
 
 
+@described(
+    **_either({"type": "integer", "minimum": 1, "maximum": MOST}, {"enum": ["auto", "gpu", "cpu"]})
+)
+def ranks(value: object) -> int | str:
+    """A number of ranks, or one of torchrun's words for it."""
+    if value in ("auto", "gpu", "cpu"):
+        return str(value)
+    return whole(1)(value)
+
+
 def whole_or_auto(least: int) -> Check[int | None]:
     """A whole number, or ``auto``, which becomes None."""
 
@@ -211,30 +232,36 @@ def node_range(value: object) -> tuple[int, int]:
     return least, most
 
 
+_GPUS = r"(gpu:)?([\w.-]+:)?[1-9]\d{0,4}"
+
+
 @described(
     **_either(
         {"type": "integer", "minimum": 1, "maximum": MOST},
-        {"type": "string", "pattern": r"^([\w.-]+:)?[1-9]\d{0,4}$"},
+        {"type": "string", "pattern": f"^{_GPUS}(,{_GPUS})*$"},
     )
 )
 def gpus(value: object) -> str:
-    """GPUs of one node: a number, or a type and a number, as Slurm's --gpus-per-node has them."""
+    """GPUs of one node: a number, or types and numbers, as Slurm's --gres has them without gpu:."""
     if isinstance(value, int):
         return str(whole(1)(value))
-    return matching(r"([\w.-]+:)?[1-9]\d{0,4}")(value)
+    return matching(f"{_GPUS}(,{_GPUS})*")(value).replace("gpu:", "")
 
 
 @described(
     **_either(
-        {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": "^[1-9][0-9]{0,11}[KMGTkmgt]?$"},
+        {"type": "integer", "minimum": 0},
+        {"type": "string", "pattern": "^(0|[1-9][0-9]{0,11})([KMGTkmgt][Bb]?)?$"},
     )
 )
 def memory(value: object) -> str:
-    """Memory of one node as Slurm writes it: megabytes, or a number with K, M, G or T."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    """Memory of one node as Slurm writes it: megabytes, a number with K, M, G or T, or 0 for all.
+
+    ``64GB`` becomes ``64G``, which every version of Slurm reads.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return str(value)
-    return matching(r"[1-9]\d{0,11}[KMGTkmgt]?")(value)
+    return matching(r"(0|[1-9]\d{0,11})([KMGTkmgt][Bb]?)?")(value).rstrip("Bb")
 
 
 @described(type="string", pattern=r"^[^\s:,]+:[^\s:,]+(:[^\s:,]+)?$")
@@ -325,7 +352,10 @@ def torch_backend(value: object) -> str | None:
 
 
 @described(
-    **_either({"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[\d:-]+$"})
+    **_either(
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": r"^([\d:-]+|UNLIMITED|INFINITE)$"},
+    )
 )
 def slurm_time(value: object) -> str:
     """A time limit in one of Slurm's forms; a TOML time and a number of minutes are one too."""

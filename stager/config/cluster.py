@@ -24,9 +24,9 @@ class ClusterConfig:
     cpus_per_task: int | None
     """CPUs for each task, 1 or more."""
     gpus_per_node: str | None
-    """GPUs on each node, as Slurm writes it: ``4`` or ``a100:4``."""
+    """GPUs on each node, as Slurm writes it: ``4``, ``a100:4`` or ``v100:4,a100:2``."""
     time: str | None
-    """Time limit in one of Slurm's forms: minutes, ``HH:MM:SS``, ``D-HH:MM``..."""
+    """Time limit in one of Slurm's forms: minutes, ``HH:MM:SS``, ``UNLIMITED``..."""
     account: str | None
     """Slurm account that is charged."""
     exclude: str | None
@@ -40,7 +40,7 @@ class ClusterConfig:
     reservation: str | None
     """Slurm reservation."""
     mem: str | None
-    """Memory on each node: megabytes, or a number with K, M, G or T."""
+    """Memory on each node: megabytes, or a number with K, M, G or T; 0 for all."""
     avoid_bad: bool
     """True to avoid nodes that failed in the last days as well."""
     salloc_args: tuple[str, ...]
@@ -110,12 +110,8 @@ def _slurm(table: Table, count: str) -> dict[str, Any]:
     return {
         "partition": table.take("partition", None, checks.word, "the name of a partition"),
         "cpus_per_task": table.take("cpus-per-task", None, checks.whole(1), count),
-        "gpus_per_node": table.take(
-            "gpus-per-node", None, checks.gpus, f'{count}, or "TYPE:NUMBER"'
-        ),
-        "time": table.take(
-            "time", None, checks.slurm_time, 'a time limit, for example "00:30:00" or "1-12:00"'
-        ),
+        "gpus_per_node": table.take("gpus-per-node", None, checks.gpus, checks.GPUS),
+        "time": table.take("time", None, checks.slurm_time, checks.TIME),
         "account": table.take("account", None, checks.word, "the name of an account"),
         "exclude": table.take(
             "exclude", None, checks.node_list, 'nodes, for example "node0[1-3],node07" or a list'

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bundle.protocol.enumerations import Backend, Launcher
+from bundle.protocol.job import ONE_A_CPU
 
 from . import checks
 from .table import Table
@@ -18,7 +20,7 @@ class LaunchConfig:
     """``[launch]``: the settings for starting ranks."""
 
     nproc_per_node: int | None
-    """Ranks on each node, 1 or more; None for one a GPU, else 1."""
+    """Ranks on each node; None for one a GPU, else 1; ``ONE_A_CPU``."""
     launcher: Launcher
     """The program that starts the ranks."""
     backend: Backend
@@ -37,20 +39,39 @@ class LaunchConfig:
     """The command that gets the verdict of a job that failed, and its arguments; empty for none."""
 
 
+def ranks_on_node(nproc: int | str, backend: Backend) -> dict[str, Any]:
+    """Return the fields of a :class:`LaunchConfig` for a number or one of torchrun's words.
+
+    Where the backend is not chosen, ``gpu`` asks for a GPU on each node, and ``cpu`` for none.
+    """
+    known: dict[str, tuple[int | None, Backend]] = {
+        "auto": (None, backend),
+        "gpu": (None, Backend.NCCL),
+        "cpu": (ONE_A_CPU, Backend.GLOO),
+    }
+    number, own = known[nproc] if isinstance(nproc, str) else (nproc, backend)
+    return {
+        "nproc_per_node": number,
+        "backend": own if backend is Backend.AUTO else backend,
+    }
+
+
 def launch(table: Table) -> LaunchConfig:
     """Read the table; problems are noted in it."""
     count = f'{checks.COUNT}, or "auto"'
+    nproc = table.take("nproc-per-node", "auto", checks.ranks, checks.RANKS)
+    launcher = table.take(
+        "launcher",
+        Launcher.TORCHRUN,
+        checks.member_of(Launcher),
+        '"torchrun", "srun" or "processes"',
+    )
+    backend = table.take(
+        "backend", Backend.AUTO, checks.member_of(Backend), '"auto", "nccl" or "gloo"'
+    )
     return LaunchConfig(
-        nproc_per_node=table.take("nproc-per-node", None, checks.whole_or_auto(1), count, "auto"),
-        launcher=table.take(
-            "launcher",
-            Launcher.TORCHRUN,
-            checks.member_of(Launcher),
-            '"torchrun", "srun" or "processes"',
-        ),
-        backend=table.take(
-            "backend", Backend.AUTO, checks.member_of(Backend), '"auto", "nccl" or "gloo"'
-        ),
+        **ranks_on_node(nproc, backend),
+        launcher=launcher,
         interface=table.take(
             "interface",
             "auto",

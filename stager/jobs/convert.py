@@ -41,8 +41,8 @@ class Converted:
 
     command: tuple[str, ...]
     """A script or ``-m MODULE``, and its arguments."""
-    nproc_per_node: int | None = None
-    """Ranks on each node."""
+    nproc_per_node: int | str | None = None
+    """Ranks on each node: a number, ``auto``, ``gpu`` or ``cpu``."""
     nnodes: tuple[int, int] | None = None
     """Fewest and most nodes; None for one node too, as every command for one machine has that."""
     max_restarts: int | None = None
@@ -116,14 +116,13 @@ def _torchrun(program: str, arguments: Sequence[str]) -> Converted:
             f"{program} would add --local-rank=N to the script's arguments; here a rank reads "
             "its local rank from the variable LOCAL_RANK"
         )
-    nproc, backend, more = _nproc(program, given.get("nproc-per-node"))
+    nproc, more = _nproc(program, given.get("nproc-per-node"))
     nnodes, about_nodes = _nnodes(program, "nnodes", given.get("nnodes", "1"))
     return Converted(
         command=_script(given, rest),
         nproc_per_node=nproc,
         nnodes=nnodes,
         max_restarts=_number(program, "max-restarts", given),
-        backend=backend,
         notes=(*notes, *more, *about_nodes),
     )
 
@@ -180,21 +179,18 @@ def _script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ...]:
     return ("-m", *rest) if "module" in given else tuple(rest)
 
 
-def _nproc(program: str, text: str | None) -> tuple[int | None, Backend | None, list[str]]:
-    """Return the ranks of a node, the backend that this asks for, and notes."""
+def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]:
+    """Return the ranks of a node, a number or one of torchrun's words, and notes."""
     one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
-    if text is None:
-        return None, None, []
-    if text in ("auto", "gpu"):
-        notes = [f"{program} --nproc-per-node {text} becomes: {one_a_gpu}"]
-        return None, Backend.NCCL if text == "gpu" else None, notes if text == "auto" else []
-    if text in ("cpu", "xpu"):
-        why = f"{program} --nproc-per-node {text} is left out; say how many with --nproc-per-node N"
-        return None, Backend.GLOO if text == "cpu" else None, [f"{why} (default: {one_a_gpu})"]
-    if is_unexpanded(text):
-        why = f"{program} --nproc-per-node {text} is left out: the shell has not expanded it"
-        return None, None, [f"{why} (default: {one_a_gpu})"]
-    return _positive(program, "nproc-per-node", text), None, []
+    if text is None or text in ("gpu", "cpu"):
+        return text, []
+    if text == "auto":
+        return text, [f"{program} --nproc-per-node {text} becomes: {one_a_gpu}"]
+    if text == "xpu" or is_unexpanded(text):
+        why = "the shell has not expanded it" if text != "xpu" else "say how many"
+        why = f"{program} --nproc-per-node {text} is left out: {why}"
+        return None, [f"{why} (default: {one_a_gpu})"]
+    return _positive(program, "nproc-per-node", text), []
 
 
 def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:

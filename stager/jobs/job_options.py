@@ -9,6 +9,7 @@ from typing import Any
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
 
+from ..config.launch import ranks_on_node
 from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.home import expanded
@@ -22,8 +23,8 @@ class JobOptions:
     """Fewest and most nodes."""
     min_nodes: int | None = None
     """Nodes that must be able to run the job."""
-    nproc_per_node: int | None = None
-    """Ranks on each node."""
+    nproc_per_node: int | str | None = None
+    """Ranks on each node: a number, ``auto``, ``gpu`` or ``cpu``."""
     launcher: Launcher | None = None
     """The program that starts the ranks."""
     backend: Backend | None = None
@@ -100,7 +101,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     Raises:
         ConfigError: more nodes must do than there are.
     """
-    own = config.cluster
+    own, own_launch = config.cluster, config.launch
     if options.stage and not options.transfer:  # an option counts more than a setting
         own = replace(own, transfer=TransferWay.AUTO)
     if options.transfer and not options.stage:
@@ -128,13 +129,15 @@ def settle(config: Config, options: JobOptions) -> Config:
     if options.avoid_bad is not None:  # false is a value, too
         cluster["avoid_bad"] = options.avoid_bad
     launch = _given(
-        nproc_per_node=options.nproc_per_node,
         launcher=options.launcher,
         backend=options.backend,
         interface=options.interface,
-        pass_env=joined(config.launch.pass_env, options.pass_env),
+        pass_env=joined(own_launch.pass_env, options.pass_env),
         on_failure=options.on_failure,
     )
+    if options.nproc_per_node is not None:
+        asked = options.backend or own_launch.backend
+        launch.update(ranks_on_node(options.nproc_per_node, asked))
     settled = replace(
         config,
         project=replace(
@@ -143,7 +146,7 @@ def settle(config: Config, options: JobOptions) -> Config:
             **_given(command=options.command),
         ),
         cluster=replace(own, **cluster),
-        launch=replace(config.launch, **launch),
+        launch=replace(own_launch, **launch),
     )
     most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
     if min_nodes is not None and min_nodes > most:

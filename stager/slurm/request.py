@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +15,12 @@ COMMANDS = ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH to use Slurm from here."""
 INSIDE = ("srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH inside an allocation."""
+
+_LONG_NAMES = {
+    **{"A": "account", "C": "constraint", "J": "job-name", "N": "nodes", "c": "cpus-per-task"},
+    **{"n": "ntasks", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude"},
+}
+"""The long names of salloc's short options, of those that matter here."""
 
 Source = Literal["local", "ssh", "inside", "salloc", "sbatch"]
 """Processes on this machine; hosts; the allocation this runs in; a new allocation; a batch job."""
@@ -219,10 +224,12 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
         ConfigError: ``SALLOC_OPTS`` has an open quote.
     """
     cluster = config.cluster
-    excluded, args = _split_exclude([*cluster.salloc_args, *_user_options(env)])
+    given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
+    own = list(_read_options(_user_options(env), "SALLOC_OPTS"))
+    excluded = [value for name, value, _ in (*given, *own) if name == "exclude" and value]
     if cluster.exclude:
         excluded.insert(0, cluster.exclude)
-    return Request(
+    asked = Request(
         name=config.name,
         nodes=cluster.nodes,
         partition=cluster.partition,
@@ -230,15 +237,19 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
         time=cluster.time,
         exclude=",".join(dict.fromkeys(excluded)) or None,
         # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
-        cpus_per_task=cluster.cpus_per_task or config.launch.nproc_per_node,
+        cpus_per_task=cluster.cpus_per_task or config.launch.nproc_per_node or None,
         gpus_per_node=cluster.gpus_per_node,
-        args=tuple(args),
+        args=tuple(
+            word for name, _, words in (*given, *own) if name != "exclude" for word in words
+        ),
         nodelist=cluster.nodelist,
         qos=cluster.qos,
         constraint=cluster.constraint,
         reservation=cluster.reservation,
         mem=cluster.mem,
     )
+    _refuse_contradictions(given, asked)
+    return asked
 
 
 def _user_options(env: Mapping[str, str]) -> list[str]:
@@ -262,18 +273,50 @@ def salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
     return ("salloc", *asked.options(), *fixed, *asked.args, *command)
 
 
-def _split_exclude(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the nodes that options exclude, and the other options."""
-    excluded: list[str] = []
-    others: list[str] = []
-    rest = iter(args)
-    for arg in rest:
-        if arg in ("-x", "--exclude"):
-            excluded.append(next(rest, ""))
-        elif arg.startswith("--exclude="):
-            excluded.append(arg.partition("=")[2])
-        elif re.match(r"-x[^-]", arg):
-            excluded.append(arg[2:].removeprefix("="))
+def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the long name and the value of each of Slurm's options, and the words that give it.
+
+    Args:
+        words: the options.
+        place: where they are given, for the message.
+
+    Raises:
+        ConfigError: a word is neither an option nor the value of one.
+    """
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            raise ConfigError(
+                f"{place}: {word} is not an option of Slurm",
+                hint=f"options begin with dashes: --{word}",
+            )
+        name, equals, value = word[2:].partition("=")
+        if not word.startswith("--"):
+            name, value = _LONG_NAMES.get(word[1:2], word[1:2]), word[2:].removeprefix("=")
+        given = [word]
+        if not (equals or value) and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+            given.append(value)
+        yield name, value, given
+
+
+def _refuse_contradictions(given: Sequence[tuple[str, str, Sequence[str]]], asked: Request) -> None:
+    """Refuse options of the settings that Slurm would take instead of what the job relies on.
+
+    Raises:
+        ConfigError: one of them does; the message names it.
+    """
+    own = {name: value for name, value in asked.named_options().items() if name != "exclude"}
+    own |= {"job-name": None, "ntasks-per-node": "1"}
+    for name, value, words in given:
+        if name in ("ntasks", "ntasks-per-node") and value != own.get(name):
+            why, instead = "one task is started on each node", "--nproc-per-node for ranks"
+        elif own.get(name) not in (None, value):
+            why, instead = f"the job has --{name}={own[name]}", f"cluster.{name}"
         else:
-            others.append(arg)
-    return [nodes for nodes in excluded if nodes], others
+            continue
+        raise ConfigError(
+            f"cluster.salloc-args, --salloc-arg: {' '.join(words)} contradicts the job: {why}",
+            hint=f"leave it out, and use {instead}",
+        )

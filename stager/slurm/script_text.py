@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bundle.protocol import log_names
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action
+from bundle.protocol.job import ONE_A_CPU
 from bundle.redaction.masking import masked
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def _purpose(facts: ScriptFacts) -> str:
         return f"checks that {nodes} can run the bundle; nothing is launched."
     launch = facts.job.launch
     ranks = "one rank for each GPU, or one for each node,"
-    if launch.nproc_per_node is not None:
+    if launch.nproc_per_node == ONE_A_CPU:
+        ranks = "one rank for each CPU"
+    elif launch.nproc_per_node is not None:
         ranks = f"{counted(launch.nproc_per_node, 'rank')} a node"
     return f"runs {ranks} on {nodes}, from each node's own disk ({launch.launcher})."
 

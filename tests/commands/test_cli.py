@@ -397,6 +397,7 @@ def test_script_is_a_whole_batch_script(project: Project) -> None:
     project.settings("alpha", more=SRUN).build()
     slurm = ["-w", "n3", "--qos", "high", "-C", "a100&nvlink", "--reservation", "class"]
     slurm += ["--gpus-per-node", "a100:4", "--salloc-arg=--nice=5", "--salloc-arg=--exclusive"]
+    slurm += ["--mem", "64GB", "--time", "UNLIMITED"]
     command = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py", "--epochs", "3"]
     options = ["-N", "2", "-p", "gpu", "-x", "n1", "--log-dir", "logs", *slurm]
     env = {"SALLOC_OPTS": "--exclude=n2 --mem=8G", "HF_TOKEN": "hunter2"}
@@ -415,6 +416,8 @@ def test_script_is_a_whole_batch_script(project: Project) -> None:
         '#SBATCH --constraint="a100&nvlink"',
         "#SBATCH --reservation=class",
         "#SBATCH --gpus-per-node=a100:4",
+        "#SBATCH --mem=64G",
+        "#SBATCH --time=UNLIMITED",
         "#SBATCH --nice=5 --exclusive --mem=8G",
     ):
         assert line in lines

@@ -36,9 +36,7 @@ def job_options(
     batch.check()
     return replace(
         _request(slurm),
-        nproc_per_node=checked(
-            checks.whole(1), launch.nproc_per_node, "--nproc-per-node", checks.COUNT
-        ),
+        nproc_per_node=ranks(launch.nproc_per_node),
         launcher=member_of(Launcher, launch.launcher, "--launcher"),
         backend=member_of(Backend, launch.backend, "--backend"),
         interface=checked(
@@ -69,6 +67,14 @@ def job_options(
     )
 
 
+def ranks(text: str | None) -> int | str | None:
+    """Return the value of ``--nproc-per-node``; one that cannot be used is a usage error."""
+    from ...config import checks
+
+    number = int(text) if text and text.isascii() and text.isdecimal() else text
+    return checked(checks.ranks, number, "--nproc-per-node", checks.RANKS)
+
+
 def _hosts(text: str | None) -> tuple[str, ...]:
     """Return the list of hosts; an empty one is a usage error, not none."""
     from ...config import checks
@@ -87,7 +93,7 @@ def _request(slurm: SlurmFlags) -> JobOptions:
     return JobOptions(
         nodes=checked(checks.node_range, slurm.nodes, "--nodes", nodes),
         partition=checked(checks.word, slurm.partition, "--partition", "one word"),
-        time=checked(checks.slurm_time, slurm.time, "--time", "minutes, 00:30:00, 1-12:00"),
+        time=checked(checks.slurm_time, slurm.time, "--time", checks.TIME),
         exclude=checked(checks.node_list, slurm.exclude, "--exclude", listed),
         avoid_bad=slurm.avoid_bad if isinstance(slurm, RequestFlags) else None,
         nodelist=checked(checks.node_list, slurm.nodelist, "--nodelist", listed),
@@ -96,8 +102,6 @@ def _request(slurm: SlurmFlags) -> JobOptions:
         constraint=checked(checks.word, slurm.constraint, "--constraint", "one word"),
         reservation=checked(checks.word, slurm.reservation, "--reservation", "one word"),
         mem=checked(checks.memory, slurm.mem, "--mem", checks.MEMORY),
-        gpus_per_node=checked(
-            checks.gpus, slurm.gpus_per_node, "--gpus-per-node", "a number, or TYPE:NUMBER"
-        ),
+        gpus_per_node=checked(checks.gpus, slurm.gpus_per_node, "--gpus-per-node", checks.GPUS),
         salloc_args=each(checks.text, slurm.salloc_arg, "--salloc-arg", "an option of salloc"),
     )

@@ -13,7 +13,8 @@ from .logs import LogDir
 from .values import choice
 
 NprocPerNode = Annotated[
-    int | None, typer.Option("--nproc-per-node", metavar="N", min=1, help="Ranks on each node.")
+    str | None,
+    typer.Option("--nproc-per-node", metavar="N|auto|gpu|cpu", help="Ranks on each node."),
 ]
 Command = Annotated[
     list[str] | None,

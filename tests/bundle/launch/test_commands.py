@@ -18,6 +18,7 @@ from bundle.launch.variables import (
     native_variables,
     rank_variables,
 )
+from bundle.protocol.job import ONE_A_CPU
 
 PLACE = JobDirectories(
     root="/n/stager-7", environment="/n/stager-7/envs/abc", job_dir="/n/stager-7/jobs/42.1"
@@ -275,10 +276,16 @@ def test_nccl_without_gpus_names_the_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "gpus", "chosen"),
-    [(None, {"a": 4, "b": 2}, 2), (None, {"a": 0, "b": 2}, 1), (3, {"a": 0}, 3), (1, {"a": 8}, 1)],
+    [
+        (None, {"a": 4, "b": 2}, 2),
+        (None, {"a": 0, "b": 2}, 1),
+        (3, {"a": 0}, 3),
+        (1, {"a": 8}, 1),
+        (ONE_A_CPU, {"a": 8}, 16),
+    ],
 )
 def test_ranks_on_a_node(setting: int | None, gpus: dict[str, int], chosen: int) -> None:
-    assert choose_nproc(setting, gpus) == chosen
+    assert choose_nproc(setting, gpus, 16) == chosen
 
 
 @pytest.mark.parametrize(

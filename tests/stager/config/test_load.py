@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
+from bundle.protocol.job import ONE_A_CPU
 from stager.config import load
 from stager.config.script import load_script
 from stager.core.errors import ConfigError
@@ -188,6 +189,13 @@ def test_defaults(tmp_path: Path) -> None:
         ("cluster", "nodes", "3", (3, 3)),
         ("cluster", "nodes", "2:4", (2, 4)),
         ("cluster", "gpus-per-node", "a100:4", "a100:4"),
+        ("cluster", "gpus-per-node", "v100:4,a100:2", "v100:4,a100:2"),
+        ("cluster", "gpus-per-node", "gpu:a100:4", "a100:4"),
+        ("cluster", "mem", "64GB", "64G"),
+        ("cluster", "mem", 0, "0"),
+        ("cluster", "time", "UNLIMITED", "UNLIMITED"),
+        ("launch", "nproc-per-node", "gpu", None),
+        ("launch", "nproc-per-node", "cpu", ONE_A_CPU),
         ("environment", "torch-backend", "none", None),
         ("environment", "torch-backend", "cu126", "cu126"),
         ("project", "path", False, None),
@@ -307,6 +315,10 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("cluster", "partition", "two words"),
         ("cluster", "stage", "sometimes"),
         ("cluster", "gpus-per-node", "a100:0"),
+        ("cluster", "gpus-per-node", "v100:4,"),
+        ("cluster", "mem", "64KBs"),
+        ("cluster", "time", "never"),
+        ("launch", "nproc-per-node", "xpu"),
         ("cluster", "gpus-per-node", True),
         ("cluster", "gpus-per-node", 100_000),
         ("cluster", "gpus-per-node", "a100:100000"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
+from bundle.protocol.job import ONE_A_CPU
 from bundle.protocol.job import parse as parse_job
 from stager.core.errors import ConfigError, StagerError
 from stager.jobs.job import make_job
@@ -321,3 +322,21 @@ def test_results_of_trackers_in_the_bundle_come_home(tmp_path: Path) -> None:
     assert make(tmp_path, options).tracked == ()
     verified = make_job(own, options, tmp_path / "demo.pkgs.tar", bundle, Action.VERIFY)
     assert verified.tracked == ()
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("auto", (None, "auto")),
+        ("gpu", (None, "nccl")),
+        ("cpu", (ONE_A_CPU, "gloo")),
+        (4, (4, "auto")),
+        (None, (2, "auto")),
+    ],
+)
+def test_torchruns_words_for_the_ranks_of_a_node(
+    tmp_path: Path, word: str | int | None, expected: tuple[int | None, str]
+) -> None:
+    own = config(tmp_path, launch={"nproc-per-node": 2})
+    found = settle(own, JobOptions(nproc_per_node=word)).launch
+    assert (found.nproc_per_node, found.backend) == expected

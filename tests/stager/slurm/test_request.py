@@ -187,3 +187,34 @@ def test_an_open_quote(tmp_path: Path) -> None:
 def test_a_request_is_a_value(tmp_path: Path) -> None:
     assert isinstance(request(config(tmp_path), {}), Request)
     assert request(config(tmp_path), {}) == request(config(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("exclusive", "--salloc-arg: exclusive is not an option of Slurm"),
+        ("--comment=a b", "b is not an option"),
+        ("--nodes=8", "--nodes=8 contradicts the job: the job has --nodes=2"),
+        ("-N8", "-N8 contradicts"),
+        ("-N 8", "-N 8 contradicts"),
+        ("--ntasks 8", "one task is started on each node"),
+        ("-p cpu", "the job has --partition=gpu"),
+    ],
+)
+def test_arguments_that_slurm_would_misunderstand(
+    tmp_path: Path, argument: str, message: str
+) -> None:
+    cluster = {"nodes": 2, "partition": "gpu", "salloc-args": argument.split()}
+    with pytest.raises(ConfigError) as caught:
+        request(config(tmp_path, cluster=cluster), {})
+    assert message in str(caught.value)
+
+
+def test_arguments_that_agree_or_that_the_job_does_not_decide(tmp_path: Path) -> None:
+    words = ["-N2", "--exclusive", "--gres", "gpu:v100:4", "-J", "name", "-vv", "--mem=0"]
+    asked = request(config(tmp_path, cluster={"nodes": 2, "salloc-args": words}), {})
+    assert asked.args == tuple(words)
+    own = {"SALLOC_OPTS": "-p debug --exclusive"}  # the user's own come last, and count
+    assert request(config(tmp_path, cluster={"partition": "gpu"}), own).args[0] == "-p"
+    with pytest.raises(ConfigError, match="SALLOC_OPTS: debug is not an option"):
+        request(config(tmp_path), {"SALLOC_OPTS": "debug"})
