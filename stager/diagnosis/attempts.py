@@ -22,32 +22,47 @@ _AFTER_REPORT = 5
 """Ordinary lines below torchrun's report of a failed rank that a restarted one has written."""
 
 
-def of_last_attempts(hits: Sequence[Hit], heads: Mapping[Path, Sequence[int]]) -> list[Hit]:
+def of_last_attempts(
+    hits: Sequence[Hit], heads: Mapping[Path, Sequence[int]], restarts: int
+) -> list[Hit]:
     """Return the hits of each log's last attempt.
 
     Args:
         hits: the hits of all logs, log after log.
         heads: see :class:`~.scan.Scanned`.
+        restarts: how often torchrun has started its ranks again, as far as its folders tell.
     """
     kept: list[Hit] = []
     for path, group in groupby(hits, key=lambda hit: hit.log.path):
         of_log = sorted(group, key=lambda hit: hit.number)
-        start = _start_of_last(of_log, heads.get(path, ()))
+        start = _start_of_last(of_log, heads.get(path, ()), restarts)
         kept += [hit for hit in of_log if hit.number > start]
     return kept
 
 
-def _start_of_last(hits: Sequence[Hit], heads: Sequence[int]) -> int:
+def _start_of_last(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
     """Return the number of the line below which the last attempt begins; 0 for a single one."""
     ends = [hit for hit in hits if _is_end(hit)]
-    start = 0
+    start = _last_restart_of_torchrun(hits, restarts)
     untils = [*(hit.number for hit in ends[1:]), None]
     for end, until in zip(ends, untils, strict=False):
         if until is not None and until - end.last <= 1:
             continue
         if _is_followed_by_another(end, until, heads):
-            start = end.last
+            start = max(start, end.last)
     return start
+
+
+def _last_restart_of_torchrun(hits: Sequence[Hit], restarts: int) -> int:
+    """Return the line of the last failed rank after which torchrun started its ranks again.
+
+    Each attempt has one such line, and only the last one of a torchrun has a table below it.
+    """
+    tables = [hit for hit in hits if hit.entry.name == "child-failed" and hit.trace]
+    reports = [hit for hit in hits if hit.entry.name == "torchrun-report"]
+    if reports and not tables and len(reports) <= restarts:
+        return reports[-1].number
+    return reports[-2].number if len(tables) == 1 and len(reports) > 1 else 0
 
 
 def _is_end(hit: Hit) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class _Case:
     """The logs that are of whole torchruns."""
     seen: Scanned
     """The hits of all logs."""
-    nodes: Mapping[int, str]
+    nodes: dict[int, str]
     """The node of each rank, as far as it is known."""
 
 
@@ -72,7 +72,8 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
         result: the driver's last event; None takes it from the file of events.
     """
     case = _gather(files, result)
-    in_logs = log_verdict(case.seen, case.nodes)
+    restarts = max((log.attempt or 0 for log in files.logs), default=0)
+    in_logs = log_verdict(case.seen, case.nodes, restarts)
     ok, first = case.result.ok, driver_verdict.verdict(case.result, files.job_id)
     if first is not None:
         first, in_logs = _explained(case, first, in_logs)
@@ -127,6 +128,7 @@ def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
     summary = events.summarize(files.events) if files.job_id else EventSummary()
     parsed = job_result(summary.result if result is None else result)
     parsed = driver_verdict.before_the_interrupt(parsed)
+    files = replace(files, logs=tuple(_of_last_attempt(files.logs)))
     launched = torchruns(files.logs)
     nodes = _nodes_of_ranks(files, summary, parsed) | launched.nodes(files.logs)
     return _Case(
@@ -137,6 +139,17 @@ def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
         seen=launched.with_ranks(_scan(files, launched)),
         nodes=nodes,
     )
+
+
+def _of_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
+    """Yield the logs but for those of ranks that torchrun has started again."""
+    last: dict[Path, int] = {}
+    for log in logs:
+        if log.attempt is not None:
+            last[log.path.parents[2]] = max(log.attempt, last.get(log.path.parents[2], 0))
+    for log in logs:
+        if log.attempt is None or log.attempt == last[log.path.parents[2]]:
+            yield log
 
 
 def _failed_before_launch(case: _Case) -> bool:

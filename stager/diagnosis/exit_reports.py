@@ -88,6 +88,11 @@ def exits(hits: Sequence[Hit]) -> list[Exit]:
     return sorted([*of_torchrun, *tasks, *_of_others(reports)], key=_time)
 
 
+def nodes_of_ranks(ended: Iterable[Exit]) -> dict[int, str]:
+    """Return the node of each rank whose end is reported."""
+    return {process.rank: process.node for process in ended if process.rank is not None}
+
+
 def root_cause(ended: Sequence[Exit]) -> Exit | None:
     """Return the rank that its launcher saw failing first, by an exception; None if unknown.
 

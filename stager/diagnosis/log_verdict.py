@@ -17,7 +17,7 @@ from bundle.protocol.enumerations import FailureClass
 from ..catalogue.catalogue import LineRole, LineTells
 from .aftermath import Aftermath, aftermath
 from .attempts import of_last_attempts
-from .exit_reports import Exit, exits, root_cause
+from .exit_reports import Exit, exits, nodes_of_ranks, root_cause
 from .failure import FirstFailure
 from .rank_verdict import LINES, of_code
 from .scan import EXCEPTION, Hit, Scanned
@@ -53,7 +53,7 @@ class LogVerdict:
     """Where nothing shows an end: errors that programs have printed and survived."""
 
 
-def log_verdict(seen: Scanned, nodes: Mapping[int, str]) -> LogVerdict:
+def log_verdict(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogVerdict:
     """Return the first failure that logs show; its class may be unknown.
 
     Two questions, in this order: does anything show that something ended badly? Then why?
@@ -61,8 +61,9 @@ def log_verdict(seen: Scanned, nodes: Mapping[int, str]) -> LogVerdict:
     Args:
         seen: the hits of all logs.
         nodes: the node of each rank, as far as it is known.
+        restarts: how often torchrun has started its ranks again.
     """
-    logs = _Logs(of_last_attempts(seen.hits, seen.heads), nodes)
+    logs = _Logs(of_last_attempts(seen.hits, seen.heads, restarts), nodes)
     first = blamed(logs.candidates()) if logs.show_an_end() else None
     if first is None:
         return LogVerdict(first=None, weak=logs.weak())
@@ -74,9 +75,10 @@ def log_verdict(seen: Scanned, nodes: Mapping[int, str]) -> LogVerdict:
 class _Logs:
     """The hits of all logs, and the candidates that they show."""
 
-    def __init__(self, hits: Sequence[Hit], nodes: Mapping[int, str]) -> None:
-        self._hits, self._nodes = hits, nodes
+    def __init__(self, hits: Sequence[Hit], nodes: dict[int, str]) -> None:
+        self._hits = hits
         self._ended = exits(hits)
+        self._nodes = nodes_of_ranks(self._ended) | nodes
         self._root = root_cause(self._ended)
         self._explained = _explained_entries(hits)
         self._after: dict[int, Aftermath] = {}

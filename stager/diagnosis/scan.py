@@ -389,7 +389,9 @@ def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
 
 
 def _beginning(line: bytes) -> bytes:
-    """Return the beginning of a line up to what differs each time: a number, a date."""
+    """Return the beginning of a script's first line up to what differs each time."""
+    if line.startswith(TRACEBACK.encode()):
+        return b""
     return _DATE_OR_NUMBER.split(line, maxsplit=1)[0].rstrip()
 
 

@@ -20,6 +20,8 @@ _LOGGED = re.compile(
     r"(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)",
     re.IGNORECASE,
 )
+_IN_THREAD = re.compile(r"^Exception in thread ")
+"""The line above a traceback that ends a thread, and no process."""
 _IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b")
 _RECOVERED = re.compile(
     r"""(?<!max\ )(?<!maximum\ )(?<!fork:\ )\bre-?try(?:ing)?\b
@@ -74,7 +76,7 @@ def says_survived(text: str) -> bool:
 
 def introduces_survived(text: str) -> bool:
     """Return whether a line says that its program survived the traceback below it."""
-    return bool(_LOGGED.search(text)) or says_recovered(text)
+    return bool(_LOGGED.search(text) or _IN_THREAD.match(text)) or says_recovered(text)
 
 
 def introduces_ignored(text: str) -> bool:

@@ -26,8 +26,9 @@ def judged(tmp_path: Path) -> Judge:
     """Diagnoses a directory with these files, or with one file of this text."""
 
     def judge(text: str = "", **files: str) -> Diagnosis:
-        for name, content in {**files, **({"slurm-17": text} if text else {})}.items():
-            (tmp_path / f"{name}.out").write_text(content)
+        for name, content in {**files, **({"slurm-17.out": text} if text else {})}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
         return diagnose(find(str(tmp_path), tmp_path))
 
     return judge
@@ -45,6 +46,7 @@ def judged(tmp_path: Path) -> Judge:
         "2026-03-04 10:00:00 [WARNING] data: cannot read the index, using the slow path\n"
         + TRACE
         + "FileNotFoundError: [Errno 2] No such file or directory: 'index.json'\n",
+        "Exception in thread Thread-1 (watch):\n" + KEY_ERROR,
         TRACE + "ConnectionError: reset by peer\nretrying in 5 s\n" + STEPS,
         TRACE + "ModuleNotFoundError: No module named 'apex'\napex is optional\n" + STEPS,
         "OSError: [Errno 28] No space left on device\nwriting to /scratch instead\n" + STEPS,
@@ -127,6 +129,58 @@ def test_a_script_that_begins_again_is_another_attempt(judged: Judge) -> None:
     first = judged(begin + STEPS + killed + again + KEY_ERROR + EXITED).first
     assert first is not None
     assert first.kind == "python-error"
+
+
+def table(*rows: tuple[int, int]) -> str:
+    """What torchrun prints of ranks and exit statuses at its end, its root cause last."""
+    closing = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    table = [
+        f"  time      : 2026-03-04_10:22:31\n  host      : gpu02\n"
+        f"  rank      : {rank} (local_rank: {rank % 4})\n  exitcode  : {code} (pid: 7)\n"
+        for rank, code in rows
+    ]
+    table.insert(-1, "Root Cause (first observed failure):\n")
+    frame = TRACE.replace("/home/you/train.py", "/x/torch/distributed/run.py")
+    return f"{REPORT}{frame}{closing}{''.join(table)}"
+
+
+def test_the_root_cause_of_torchrun_counts_before_other_ranks(judged: Judge) -> None:
+    later = "".join(f"[rank3]: {line}\n" for line in KEY_ERROR.splitlines())
+    earlier = later.replace("rank3", "rank1").replace("cat", "dog")
+    first = judged(earlier + later + table((1, 1), (3, 1))).first
+    assert first is not None
+    assert (first.rank, first.node, first.cause) == (3, "gpu02", "KeyError: 'cat'")
+    unmarked = judged(KEY_ERROR + STEPS + table((4, -15), (6, 1))).first
+    assert unmarked is not None
+    assert (unmarked.rank, unmarked.node) == (6, "gpu02")
+
+
+def test_a_rank_that_only_the_table_names_did_not_come(judged: Judge) -> None:
+    waited = TRACE + "RuntimeError: Timed out waiting 6000ms for recv operation to complete\n"
+    marked = "".join(f"[rank0]: {line}\n" for line in waited.splitlines())
+    found = judged(marked + table((1, -15), (0, 1)))
+    assert found.first is not None
+    assert (found.first.kind, found.first.rank, found.missing) == ("hang", 1, (1,))
+
+
+@pytest.mark.parametrize(("last", "cause"), [("", ""), (KEY_ERROR, "KeyError: 'cat'")])
+def test_the_last_of_torchruns_folders_is_judged(judged: Judge, last: str, cause: str) -> None:
+    found = judged(
+        **{
+            "main.txt": REPORT,
+            "none_x/attempt_0/1/stderr.log": KEY_ERROR.replace("cat", "dog"),
+            "none_x/attempt_1/1/stderr.log": last,
+            "none_x/attempt_1/1/stdout.log": STEPS,
+        }
+    )
+    assert (found.first.cause if found.first else "") == cause
+
+
+def test_torchrun_that_failed_at_last_had_one_table(judged: Judge) -> None:
+    earlier = KEY_ERROR.replace("cat", "dog") + REPORT
+    first = judged(earlier + KEY_ERROR + table((1, -15), (0, 1))).first
+    assert first is not None
+    assert first.cause == "KeyError: 'cat'"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
