@@ -15,9 +15,11 @@ from .scan import Hit
 
 _ENDS = ("child-failed", "cancelled", "requeued", "task-failure", "step-ended", "task-terminated")
 """Entries that tell the end of an attempt, besides exit statuses and Slurm's end of a job."""
-_BY_SLURM = ("cancelled", "requeued")
-_ORDINARY = 3
-"""Ordinary lines below Slurm's end of a job that only another attempt can have written."""
+_REQUEUED = ("requeued", "preempted", "node-failure", "node-lost")
+"""Entries that tell an end after which Slurm may start the job again."""
+_ORDINARY = 20
+"""Ordinary lines below such an end that only another attempt can have written; ranks that are told
+to end may go on for half a minute."""
 _AFTER_REPORT = 5
 """Ordinary lines below torchrun's report of a failed rank that a restarted one has written."""
 
@@ -78,6 +80,6 @@ def _is_followed_by_another(end: Hit, until: int | None, heads: Sequence[int]) -
     after = aftermath(end, until)
     if after.restarted:
         return True
-    if end.entry.tells == LineTells.END or end.entry.name in _BY_SLURM:
+    if end.entry.name in _REQUEUED:
         return after.ordinary >= _ORDINARY
     return end.entry.name == "torchrun-report" and after.ordinary >= _AFTER_REPORT

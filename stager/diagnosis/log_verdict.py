@@ -24,6 +24,8 @@ from .scan import EXCEPTION, Hit, Scanned
 from .verdict import Candidate, Role, blamed
 from .waiting import absent, hang
 
+_ENDED_BY_KERNEL = (FailureClass.OUT_OF_MEMORY, FailureClass.KILLED)
+"""Classes of failures whose own line tells no rank, but that of the launcher does."""
 _NEAR_LINES = 40
 """Lines below a library's own line within which the traceback that follows from it ends."""
 _SHOWN = 3
@@ -162,10 +164,18 @@ class _Logs:
     def _placed(self, hit: Hit) -> Hit:
         """Return a hit with the rank or node that other lines of its log tell."""
         if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
-            table = [report for report in self._ended if report.log == hit.log and report.raised]
-            ranks = {report.rank for report in table}
-            return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
+            return self._with_root_cause(hit)
         return self._with_task(hit if _names_writer(hit) else self._with_rank_below(hit))
+
+    def _with_root_cause(self, hit: Hit) -> Hit:
+        """Return a traceback without a mark, with the root cause of the first table below it."""
+        below = [
+            report
+            for report in self._ended
+            if report.log == hit.log and report.number > hit.number and report.raised
+        ]
+        root = min(below, key=lambda report: (report.followed, report.number), default=None)
+        return hit if root is None else replace(hit, rank=root.rank)
 
     def _with_rank_below(self, hit: Hit) -> Hit:
         """Return a line with the rank whose traceback follows it, if there is only one."""
@@ -175,12 +185,12 @@ class _Logs:
         return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
 
     def _with_task(self, hit: Hit) -> Hit:
-        """Return a line about memory that ran out, with the node and task that srun adds to it."""
-        if hit.entry.kind != FailureClass.OUT_OF_MEMORY or _names_writer(hit):
+        """Return a line about memory or a crash, with the rank that its launcher adds below it."""
+        if hit.entry.kind not in _ENDED_BY_KERNEL or _names_writer(hit):
             return hit
         for other in self._hits:
             same = other.entry.kind == hit.entry.kind and other.log == hit.log
-            if same and other.number > hit.number and "tasks" in other.groups:
+            if same and other.number > hit.number and {"tasks", "rank"} & other.groups.keys():
                 groups = {**hit.groups, **other.groups}
                 return replace(hit, known=replace(hit.known, groups=groups))
         return hit

@@ -110,7 +110,7 @@ def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
 @pytest.mark.parametrize(
     "earlier",
     [
-        PREEMPTED.format("PREEMPTION") + "".join(STEPS.splitlines(keepends=True)[:5]),
+        PREEMPTED.format("PREEMPTION"),
         EXITED + "=== attempt 2 ===\n",
         REPORT.replace("exitcode: 1", "exitcode: -9") + STEPS,
     ],
@@ -181,6 +181,12 @@ def test_torchrun_that_failed_at_last_had_one_table(judged: Judge) -> None:
     first = judged(earlier + KEY_ERROR + table((1, -15), (0, 1))).first
     assert first is not None
     assert first.cause == "KeyError: 'cat'"
+
+
+def test_ranks_that_go_on_until_they_are_killed_are_no_other_attempt(judged: Judge) -> None:
+    first = judged(STEPS + PREEMPTED.format("TIME LIMIT") + STEPS).first
+    assert first is not None
+    assert first.kind == "time-limit"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (255, "unknown"), (139, "killed")])
