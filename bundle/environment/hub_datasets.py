@@ -1,5 +1,8 @@
 """Data sets by their names on the hub, loaded offline from the snapshots in the hub's cache.
 
+What is missing of a data set or a model, since a part of it was asked for, is an error that names
+it.
+
 Offline, ``datasets`` (2.19 to 5) looks for a data set by name only among those that it has prepared
 before, never in the hub's cache that its own downloads go to. This module makes it read the
 snapshot there as it would read a directory. What it prepares goes to ``HF_DATASETS_CACHE`` as ever.
@@ -13,12 +16,13 @@ import contextlib
 import glob
 import hashlib
 import inspect
+import logging
 import os
 import re
 import threading
 import types
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -59,11 +63,14 @@ def is_needed(load: types.ModuleType) -> bool:
     return False
 
 
-def snapshot_of(name: str, revision: Optional[str]) -> Optional[Path]:
-    """Return the directory of a data set's snapshot in the hub's cache; None if it has none."""
-    if not _NAME.fullmatch(name) or os.path.exists(name):
+def snapshot_of(
+    name: str, revision: Optional[str], kind: str = "dataset", cache: str = ""
+) -> Optional[Path]:
+    """Return the directory of a repository's snapshot in the hub's cache; None if it has none."""
+    if not _NAME.fullmatch(name) or (kind == "dataset" and os.path.exists(name)):
         return None
-    repository = Path(os.environ.get("HF_HUB_CACHE", ""), "datasets--" + name.replace("/", "--"))
+    folder = f"{kind}s--{name.replace('/', '--')}"
+    repository = Path(cache or os.environ.get("HF_HUB_CACHE", ""), folder)
     commit = str(revision or "main")
     if not _COMMIT.fullmatch(commit):
         try:
@@ -72,6 +79,45 @@ def snapshot_of(name: str, revision: Optional[str]) -> Optional[Path]:
             return None
     snapshot = repository / "snapshots" / commit
     return snapshot if snapshot.is_dir() else None
+
+
+def has_left_out(file_download: types.ModuleType) -> bool:
+    """Return True if ``huggingface_hub.file_download`` is not patched, and files were left out."""
+    if hasattr(file_download.hf_hub_download, _MARK):
+        return False
+    cache = Path(os.environ.get("HF_HUB_CACHE", ""))
+    with contextlib.suppress(OSError):
+        return cache.is_absolute() and any(cache.glob(f"*/{PART}"))
+    return False
+
+
+def refuse_left_out(file_download: Any) -> None:
+    """Make a file that was left out of the bundle an error, offline.
+
+    Libraries take one that is not in the cache for one that the repository does not have, and go on
+    with something else: another tokenizer, other settings of a model.
+    """
+    fetch = file_download.hf_hub_download
+
+    @wraps(fetch)
+    def hf_hub_download(repo_id: str, filename: str, *args: Any, **kwargs: Any) -> Any:
+        kind, cache = kwargs.get("repo_type") or "model", str(kwargs.get("cache_dir") or "")
+        path = "/".join(filter(None, [kwargs.get("subfolder"), filename]))
+        snapshot = None
+        if _is_offline():
+            snapshot = snapshot_of(repo_id, kwargs.get("revision"), kind, cache)
+        if snapshot is not None and path in _Part(repo_id, snapshot).missing:
+            message = (
+                f"{kind} {repo_id}: the bundle does not have {path}; take it with files = [...] in "
+                f"assets.{kind}s of stager.toml, and build again"
+            )
+            # AutoProcessor, and whoever asks for generation_config.json, drop the error.
+            logging.getLogger("stager").warning(message)
+            raise FileNotFoundError(message)
+        return fetch(repo_id, filename, *args, **kwargs)
+
+    setattr(hf_hub_download, _MARK, True)
+    file_download.hf_hub_download = hf_hub_download
 
 
 def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
@@ -227,11 +273,12 @@ class _Part:
         self.is_part = mark.exists()
         self.missing = mark.read_text(encoding="utf-8").splitlines() if self.is_part else []
         self.is_explicit = False
-        self.present = (
-            sorted(str(one.relative_to(snapshot)) for one in snapshot.rglob("*") if one.is_file())
-            if self.is_part
-            else []
-        )
+
+    @cached_property
+    def present(self) -> list[str]:
+        """The paths of the files that are there."""
+        files = (path for path in self.snapshot.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.snapshot)) for path in files)
 
     @property
     def content_name(self) -> str:

@@ -134,6 +134,14 @@ def _read_hub_cache(load: types.ModuleType) -> None:
     _hub_datasets().read_snapshots(load)
 
 
+def _left_out_is_absent(file_download: types.ModuleType) -> bool:
+    return bool(_hub_datasets().has_left_out(file_download))
+
+
+def _refuse_left_out(file_download: types.ModuleType) -> None:
+    _hub_datasets().refuse_left_out(file_download)
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         name="torch-cpu-set-device",
@@ -158,6 +166,14 @@ PATCHES: tuple[Patch, ...] = (
         module="datasets.load",
         applies=_hub_cache_is_ignored,
         apply=_read_hub_cache,
+    ),
+    Patch(
+        name="hub-files",
+        reason="transformers, when offline, goes on without a file that the cache does not have.",
+        link="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/utils/hub.py",
+        module="huggingface_hub.file_download",
+        applies=_left_out_is_absent,
+        apply=_refuse_left_out,
     ),
 )
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""

@@ -165,7 +165,7 @@ SHAPES = {
     "both-weights": Shape(
         kind="model", same=(WORDS,),
         files={"config.json": BERT, "pytorch_model.bin": b"", "model.safetensors": b""},
-        missing={"hf_hub_download('N', 'pytorch_model.bin')": "LocalEntryNotFoundError"},
+        missing={"hf_hub_download('N', 'pytorch_model.bin')": "pytorch_model.bin"},
     ),
     "arguments-beside-onnx": Shape(
         kind="model", same=("hf_hub_download('N', 'model.onnx')[-10:]",),
@@ -183,6 +183,19 @@ SHAPES = {
         files={"config.json": BERT, "tokenizer.json": TOKENIZER},
     ),
     "no-weights": Shape(kind="model", same=(WORDS, f"str({IDS})"), files={"config.json": BERT}),
+    "tokenizer-left-out": Shape(
+        kind="model", same=(WORDS,), entry={"files": ["config.json", "*.safetensors"]},
+        missing={IDS: "tokenizer.json", IDS.replace("Tokenizer", "Processor"): ""},
+        files={"config.json": BERT, "tokenizer.json": TOKENIZER, "model.safetensors": b""},
+    ),
+    "config-left-out": Shape(
+        kind="model", entry={"files": ["*.safetensors"]}, missing={WORDS: "config.json"},
+        files={"config.json": BERT, "model.safetensors": b""},
+    ),
+    "weights-left-out": Shape(
+        kind="model", entry={"files": ["*.json"]}, missing={WORDS: "model.safetensors"},
+        files={"config.json": BERT, "model.safetensors": b"", "pytorch_model.bin": b""},
+    ),
     "a-licence-less": Shape(
         files={**SPLITS, "LICENSE": b"x", "plot.png": b"x"}, entry={"files": ["*.txt"]},
         same=("rows(load('N'))",),
