@@ -38,7 +38,7 @@ FOREIGN = {
     *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--chdir", "--mpi"),  # Slurm
     *("--main", "--config", "--include", "--hostfile", "--launcher"),  # accelerate, DeepSpeed
     *("--allow-run-as-root", "--bind-to", "--map-by", "--oversubscribe", "--mca", "--host"),
-    *("--address", "--head"),  # Ray
+    *("--address", "--head", "--gpus", "--local", "--local-rank"),  # Ray, Docker, PyTorch
     *("--gpus-per-node", "--gres", "--shm-size", "--pids-limit"),  # Slurm, Docker
     "--out",  # the trainer's
 }
