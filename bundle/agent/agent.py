@@ -98,12 +98,17 @@ def command(argv: Sequence[str]) -> int:
 
 def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
+    from ..launch.directories import work_tree
+    from ..launch.staged_files import remove_staged_files
+    from ..node.location import env_path
     from ..results import pack
 
     request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
     if not isinstance(request, CollectRequest):
         raise TypeError(f"{request.phase}: not a request for the outputs")
+    job = request.job
     try:
+        remove_staged_files(work_tree(job, request.root), env_path(request.root, job.bundle_id))
         pack.pack(request.directory, request.job.outputs, sys.stdout.buffer)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
@@ -267,11 +272,14 @@ def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
     """Remove the ranks' working directory on this node."""
-    from ..launch.directories import work_dir
+    from ..launch.directories import work_tree
+    from ..launch.staged_files import remove_staged_files
     from ..node import removal
+    from ..node.location import env_path
 
-    path = work_dir(request.job, request.root)
+    path = work_tree(request.job, request.root)
     if request.keep_files:
+        remove_staged_files(path, env_path(request.root, request.job.bundle_id))
         return TidyAnswer(left=not removal.removed_if_empty(path))
     removal.sweep(path)
     return TidyAnswer()

@@ -34,6 +34,12 @@ def directories_of(request: PlacedRequest) -> JobDirectories:
     )
 
 
+def work_tree(job: Job, root: str) -> str:
+    """Return the copy of the project's folder on a node that does not share the run directory."""
+    return os.path.join(root, "jobs", f"{job.id}.work")
+
+
 def work_dir(job: Job, root: str) -> str:
     """Return the ranks' working directory on a node that does not share the run directory."""
-    return os.path.join(root, "jobs", f"{job.id}.work")
+    tree = work_tree(job, root)
+    return os.path.join(tree, job.run_subdir) if job.run_subdir else tree

@@ -32,12 +32,13 @@ from ..system import files, network, open_files
 from ..system.module_source import source_of
 from . import commands, hub_cache, rank_results
 from .choices import choose_threads
-from .directories import JobDirectories, directories_of, work_dir
+from .directories import JobDirectories, directories_of
 from .early_torchrun import EarlyLauncher
 from .group import RankGroup
 from .output_reader import Outputs, run_launcher
 from .rank_monitor import Rank, RankMonitor
 from .recent_output import RecentOutput
+from .staged_files import make_work_dir
 from .variables import group_variables, native_variables, rank_variables
 
 _SHOWN = 30
@@ -236,8 +237,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
         cwd = directories.job_dir
     elif not request.shared:
-        cwd = work_dir(job, directories.root)
-        os.makedirs(cwd, mode=0o700, exist_ok=True)
+        cwd = make_work_dir(directories, job)
     if job.launch.launcher is Launcher.SRUN:
         variables |= native_variables(group, os.environ)
         return _Start(commands.native(directories, program), variables, cwd, [])

@@ -138,6 +138,8 @@ class Job:
     """True if ``verify`` also reads every file again and tries the network."""
     rates: Rates | None = None
     """Speed of the cluster as earlier jobs have shown it; None for the assumed one."""
+    run_subdir: str | None = None
+    """The run directory's path in the project; empty for the project itself, None if outside."""
     log_mode: LogMode = LogMode.PRIVATE
     """The readers of its files."""
     trusted_bundle: bool = False

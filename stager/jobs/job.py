@@ -63,6 +63,7 @@ def make_job(
         imports=manifest.imports,
         node_root=settled.cluster.node_root,
         run_dir=str(Path.cwd()),
+        run_subdir=_run_subdir(config),
         log_dir=str(log_dir),
         log_mode=settled.cluster.log_mode,
         action=action,
@@ -81,6 +82,15 @@ def make_job(
         deep=options.deep,
         show_all=options.show_all,
     )
+
+
+def _run_subdir(config: Config) -> str | None:
+    """Return this directory's path in the project, whose files nodes may have to put there."""
+    here, root = Path.cwd(), config.root.resolve()
+    if config.project.path not in (None, config.root) or not here.is_relative_to(root):
+        return None
+    inner = here.relative_to(root)
+    return "" if inner == Path() else inner.as_posix()
 
 
 def _tracked(config: Config, manifest: Manifest) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ if secret:
     for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         if entry.exists() and secret.encode() in entry.read_bytes():
             print("token is seen in", entry, flush=True)
+if sys.argv[1:2] == ["read"]:
+    print("read", pathlib.Path(sys.argv[2]).read_text(), flush=True)
 if sys.argv[1:] == ["sleep"]:
     time.sleep(3600)
 if rank == "0":
@@ -72,6 +74,8 @@ def project(
     if not root.exists():
         root.mkdir()
         (root / "train.py").write_text(RANK)
+        (root / "conf").mkdir()
+        (root / "conf" / "lr.txt").write_text("lr is 1")
         made = Project(root=root, store=Store(hosts.hidden / "offline"))
         supplies.put_into(made.store)
         made.settings(

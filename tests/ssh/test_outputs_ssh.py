@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tests.support.ssh_hosts import SshHosts
@@ -47,3 +48,14 @@ def test_what_is_not_named_stays_on_the_hosts(hosts: SshHosts, project: Path) ->
     work = place.partition(";")[0]
     assert hosts.on("node01", "cat", f"{work}/out/world.txt") == "2", talk
     assert hosts.on("node02", "ls", work, check=False) == "", "nothing was written there"
+
+
+def test_a_relative_path_finds_the_projects_file_where_no_host_sees_the_folder(
+    hosts: SshHosts, project: Path
+) -> None:
+    options = ["--hosts", "node[01-02]", "--log-dir", str(hosts.hidden / "logs")]
+    for folder, path in ((project, "conf/lr.txt"), (project / "conf", "lr.txt")):
+        done = hosts.stager("run", *options, "--", "train.py", "read", path, folder=folder)
+        assert (done.code, "read lr is 1" in done.talk) == (0, True), done.talk
+        assert (folder / "out" / "world.txt").exists()
+    shutil.rmtree(project / "conf" / "out")

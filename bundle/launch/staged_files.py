@@ -1,0 +1,114 @@
+"""The project's files in the working directory of ranks whose node does not see the project."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+
+from ..protocol.job import Job
+from .directories import JobDirectories, work_dir, work_tree
+
+_COPIED_BYTES = 32 << 20
+"""Bytes of a project's files that are copied into a working directory; all others are linked."""
+_MOST_ENTRIES = 20_000
+"""Files and directories that are put there one by one; further directories are linked whole."""
+
+
+def make_work_dir(directories: JobDirectories, job: Job) -> str:
+    """Make the ranks' working directory, with the files of the project and its assets in place.
+
+    So a program finds by relative paths what it finds at home, and what it writes stays local:
+    directories are made, small files of the project copied, and all others linked to the staged
+    ones. What is there already stays: another task, or an earlier attempt, has made it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    tree, path = work_tree(job, directories.root), work_dir(job, directories.root)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if job.run_subdir is None:
+        return path
+    handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # srun starts several tasks at once
+        for folder, to_copy in (("project", _COPIED_BYTES), ("assets", 0)):
+            _fill(os.path.join(directories.environment, folder), tree, to_copy)
+    finally:
+        os.close(handle)
+    return path
+
+
+def _fill(source: str, tree: str, to_copy: int) -> None:
+    """Copy or link what a staged directory holds.
+
+    Args:
+        source: the staged directory; it may be absent.
+        tree: the directory to fill.
+        to_copy: bytes of files that may be copied.
+    """
+    entries = _MOST_ENTRIES
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        for entry in _listed(os.path.join(source, folder)):
+            name = os.path.join(folder, entry.name)
+            path = os.path.join(tree, name)
+            entries -= 1
+            if entry.is_dir(follow_symlinks=False) and (entries > 0 or os.path.isdir(path)):
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                pending.append(name)
+            elif os.path.lexists(path):
+                continue
+            elif entry.is_file(follow_symlinks=False) and entry.stat().st_size <= to_copy:
+                to_copy -= entry.stat().st_size
+                shutil.copy2(entry.path, path)
+            else:
+                is_link = entry.is_symlink()
+                os.symlink(os.readlink(entry.path) if is_link else entry.path, path)
+
+
+def remove_staged_files(tree: str, environment: str) -> None:
+    """Remove what :func:`make_work_dir` has put there, as far as no rank has changed it.
+
+    Args:
+        tree: the copy of the project's folder.
+        environment: the unpacked bundle.
+    """
+    for folder in ("project", "assets"):
+        source = os.path.join(environment, folder)
+        folders = [""]
+        for inner in folders:
+            for entry in _listed(os.path.join(source, inner)):
+                name = os.path.join(inner, entry.name)
+                path = os.path.join(tree, name)
+                if entry.is_dir(follow_symlinks=False) and not os.path.islink(path):
+                    folders.append(name)
+                elif _is_unchanged(path, entry):
+                    os.unlink(path)
+        for inner in reversed(folders[1:]):
+            with contextlib.suppress(OSError):  # a rank has written something there
+                os.rmdir(os.path.join(tree, inner))
+
+
+def _is_unchanged(path: str, entry: os.DirEntry[str]) -> bool:
+    """Return whether a path is still the link, or the copy, that was made of a staged file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    if stat.S_ISLNK(status.st_mode):
+        return os.readlink(path) == (os.readlink(entry.path) if entry.is_symlink() else entry.path)
+    staged = entry.stat(follow_symlinks=False)
+    return (status.st_size, status.st_mtime_ns) == (staged.st_size, staged.st_mtime_ns)
+
+
+def _listed(folder: str) -> list[os.DirEntry[str]]:
+    """Return what a directory holds, in order; nothing where there is none."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,89 @@
+"""The working directory of ranks on a node that does not see the project's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bundle.launch import staged_files
+from bundle.launch.directories import JobDirectories, work_tree
+from bundle.launch.staged_files import make_work_dir, remove_staged_files
+from bundle.protocol.job import Job
+from stager.pack.bundle import Packed
+from tests.support.jobs import job_for
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> JobDirectories:
+    root = tmp_path / "root"
+    environment = root / "envs" / "1"
+    (environment / "project" / "conf").mkdir(parents=True)
+    (environment / "project" / "conf" / "a.yaml").write_text("lr: 1")
+    (environment / "project" / "train.py").write_text("pass")
+    (environment / "project" / "latest").symlink_to("conf")
+    (environment / "assets" / "data").mkdir(parents=True)
+    (environment / "assets" / "data" / "x.bin").write_bytes(bytes(9))
+    return JobDirectories(str(root), str(environment), str(tmp_path / "job"))
+
+
+@pytest.fixture
+def job(single: Packed, tmp_path: Path) -> Job:
+    return job_for(single, tmp_path, run_subdir="")
+
+
+def test_relative_paths_find_the_project_and_its_assets(
+    directories: JobDirectories, job: Job
+) -> None:
+    work = Path(make_work_dir(directories, job))
+    assert (work / "conf/a.yaml").read_text() == "lr: 1"
+    assert (work / "latest/a.yaml").read_text() == "lr: 1"
+    assert (work / "data/x.bin").read_bytes() == bytes(9)
+    assert (work / "data/x.bin").is_symlink(), "assets are never copied"
+
+
+def test_what_ranks_write_stays_local_and_alone_remains(
+    directories: JobDirectories, job: Job
+) -> None:
+    work = Path(make_work_dir(directories, job))
+    (work / "conf/a.yaml").write_text("lr: 2")
+    (work / "data/new").write_text("x")
+    make_work_dir(directories, job)  # another task of the node, or a restart
+    assert (work / "conf/a.yaml").read_text() == "lr: 2"
+    assert Path(directories.environment, "project/conf/a.yaml").read_text() == "lr: 1"
+    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    left = sorted(str(path.relative_to(work)) for path in work.rglob("*"))
+    assert left == ["conf", "conf/a.yaml", "data", "data/new"]
+
+
+def test_nothing_written_leaves_nothing(directories: JobDirectories, job: Job) -> None:
+    work = make_work_dir(directories, job)
+    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    assert os.listdir(work) == []
+
+
+def test_a_run_in_a_folder_of_the_project_finds_the_folders_above(
+    directories: JobDirectories, single: Packed, tmp_path: Path
+) -> None:
+    work = make_work_dir(directories, job_for(single, tmp_path, run_subdir="conf"))
+    assert Path(work, "a.yaml").read_text() == "lr: 1"
+    assert Path(work, "../train.py").read_text() == "pass"
+
+
+def test_large_projects_are_linked(
+    directories: JobDirectories, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_files, "_COPIED_BYTES", 3)
+    monkeypatch.setattr(staged_files, "_MOST_ENTRIES", 1)
+    work = Path(make_work_dir(directories, job))
+    assert (work / "train.py").is_symlink()
+    assert (work / "conf").is_symlink(), "a folder behind the last entry is linked whole"
+    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    assert os.listdir(work) == []
+
+
+def test_a_run_outside_of_the_project_starts_in_an_empty_directory(
+    directories: JobDirectories, single: Packed, tmp_path: Path
+) -> None:
+    assert os.listdir(make_work_dir(directories, job_for(single, tmp_path))) == []
