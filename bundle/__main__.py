@@ -37,6 +37,9 @@ _ATTEMPTS = 3
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; return its exit status."""
+    if sys.getfilesystemencoding() != "utf-8":
+        # Names in a bundle are UTF-8, also where the locale has another encoding (PEP 540).
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-X", "utf8", sys.argv[0], *argv])
     try:
         return _run(argv)
     except KeyboardInterrupt:  # clean-up is done: end as Ctrl-C ends any program

@@ -85,8 +85,9 @@ def main() -> int:
     python = own.get("python") or sys.executable
     path = f"/proc/self/fd/{in_memory(program)}"
     argv = [*sys.argv[1:], "--request", str(in_memory(request))]
-    if python != sys.executable:
-        os.execv(python, [python, "-I", "-S", path, *argv])
+    # Names in a bundle are UTF-8, also where the locale has another encoding (PEP 540).
+    if python != sys.executable or sys.getfilesystemencoding() != "utf-8":
+        os.execv(python, [python, "-I", "-S", "-X", "utf8", path, *argv])
     # Another start of the same Python would take as long as a fifth of all that follows.
     sys.argv[:] = [path, *argv]
     sys.path.insert(0, path)

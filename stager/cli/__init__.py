@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -27,9 +28,20 @@ _MODULES = {"import": "import_file", "plan": "estimate"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code, however it ends."""
+    if argv is None:
+        _restart_in_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
     load_commands(words)
     return program.main(words)
+
+
+def _restart_in_utf8() -> None:
+    """Start this program again in UTF-8 mode where the locale has another encoding (PEP 540).
+
+    Names of files are bytes. A bundle has them as UTF-8, the same ones in every locale.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
 
 
 def load_commands(words: Sequence[str] = ()) -> None:

@@ -70,6 +70,11 @@ class Tree:
         return sum(file.size for file in self.files)
 
 
+def _in_utf8(path: str) -> str:
+    """Return a path as it reads where names are UTF-8, whatever the locale."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
 def _output_files() -> set[tuple[int, int]]:
     """Return device and inode of the regular files that standard output and error go to."""
     found = set()
@@ -117,6 +122,7 @@ class Collector:
 
     def add(self, path: str, source: str) -> None:
         """Add the file at ``source``, following links; note a socket, a pipe or a device."""
+        path = _in_utf8(path)
         if not self._has_usable_name(path):
             return
         try:
@@ -141,6 +147,7 @@ class Collector:
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; its target is checked when all files are known."""
+        path, target = _in_utf8(path), _in_utf8(target)
         if self._has_usable_name(path) and self.links.setdefault(path, target) != target:
             self.refuse(path, "two links would be put there")
 

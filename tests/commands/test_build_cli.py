@@ -70,6 +70,24 @@ def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:
     assert (quiet.stderr, quiet.stdout) == ("", done.stdout)
 
 
+def test_every_locale_gives_the_same_bundle(project: Project, tmp_path: Path) -> None:
+    """Names of files are bytes: "é" is two in UTF-8, and none of these locales may read them."""
+    (project.root / "caf\u00e9 \u6570.csv").write_text("1\n")
+    locales = {"C.UTF-8": {}, "C": {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}}
+    latin = tmp_path / "en_US.ISO-8859-1"
+    made = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(latin)]
+    if shutil.which("localedef") and subprocess.run(made, check=False).returncode == 0:
+        locales[latin.name] = {"LOCPATH": str(tmp_path)}
+    found = {}
+    for name, env in locales.items():
+        ran = project.stager("build", "--json", env={"LC_ALL": name, **env})
+        assert ran.returncode == 0, (name, ran.stderr)
+        found[name] = json.loads(ran.stdout)["id"]
+    assert len(set(found.values())) == 1, found
+    listed = project.stager("inspect", "--files", env={"LC_ALL": "C.UTF-8"}).stdout
+    assert " project/caf\u00e9 \u6570.csv\n" in listed
+
+
 def test_what_changed_and_a_copy_elsewhere(project: Project, wheelhouse: Path) -> None:
     """A package more and one less; the copy has all bytes, and an error leaves what was there."""
     first = built(project)
