@@ -34,40 +34,46 @@ def node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
         nodes: the nodes.
         width: characters of a line of the terminal.
     """
-    packages = _packages(nodes)
-    columns = [
-        ("node", *(visible(node.node) for node in nodes)),
-        ("state", *("OK" if node.ok else "FAILED" for node in nodes)),
-        ("python", *(visible(node.python) for node in nodes)),
-        *(
-            (SHORT.get(name, visible(name)), *(visible(n.packages.get(name) or "") for n in nodes))
-            for name in packages
-        ),
-        ("interface", *(visible(node.interface) for node in nodes)),
-        ("address", *(visible(node.address) for node in nodes)),
-        ("seconds", *("" if node.seconds is None else f"{node.seconds:.1f}" for node in nodes)),
-    ]
     has_problems = any(node.problems for node in nodes)
-    room = width - _PROBLEM_WIDTH if has_problems else width
-    while len(columns) > _KEPT_COLUMNS and _width(columns) > room:
-        columns.pop()
+    titles, rows = _fitting(nodes, width - _PROBLEM_WIDTH if has_problems else width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, *_ in columns:
+    for title in titles:
         right = title == "seconds"
         table.add_column(Text(title), no_wrap=True, justify="right" if right else "left")
     if has_problems:
         table.add_column("problem", ratio=1)
-    for number, node in enumerate(nodes, start=1):
-        row = [Text(column[number]) for column in columns]
-        row[1].stylize("green" if node.ok else "bold red")
+    for node, row in zip(nodes, rows, strict=True):
+        cells = list(map(Text, row))
+        cells[1].stylize("green" if node.ok else "bold red")
         problem = [Text(visible("; ".join(node.problems)))] if has_problems else []
-        table.add_row(*row, *problem)
+        table.add_row(*cells, *problem)
     return table
 
 
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the characters that columns need beside each other."""
-    return sum(max(map(len, column)) + 2 for column in columns)
+def _fitting(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[str]]]:
+    """Return the titles, and the cells of each node, of as many columns as there is room for."""
+    packages = _packages(nodes)
+    titles = [SHORT.get(name, visible(name)) for name in packages]
+    titles = ["node", "state", "python", *titles, "interface", "address", "seconds"]
+    rows = [_cells(node, packages) for node in nodes]
+    count = len(titles)
+    widths = [max(map(len, column)) + 2 for column in zip(titles, *rows, strict=True)]
+    while count > _KEPT_COLUMNS and sum(widths[:count]) > width:
+        count -= 1
+    return titles[:count], [row[:count] for row in rows]
+
+
+def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
+    """Return the row of a node, but for its problems."""
+    return [
+        visible(node.node),
+        "OK" if node.ok else "FAILED",
+        visible(node.python or ""),
+        *(visible(node.packages.get(name) or "") for name in packages),
+        visible(node.interface or ""),
+        visible(node.address or ""),
+        "" if node.seconds is None else f"{node.seconds:.1f}",
+    ]
 
 
 def _packages(nodes: Sequence[NodeCheck]) -> list[str]:
