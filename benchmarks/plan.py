@@ -179,8 +179,16 @@ def hold_to(cpus: int) -> int:
     return len(usable)
 
 
-def carry_out(options: Options, tools: Tools, say: Callable[[str], None]) -> Results:
+def carry_out(
+    options: Options, tools: Tools, say: Callable[[str], None], keep: Callable[[Results], None]
+) -> Results:
     """Measure what is asked for; nothing stays behind but the cache, where one is named.
+
+    Args:
+        options: what is asked for.
+        tools: what is measured.
+        say: called with each line about the progress.
+        keep: called with the results so far after each group of rows: a later one may fail.
 
     Raises:
         BenchError: something is missing or fails.
@@ -188,25 +196,32 @@ def carry_out(options: Options, tools: Tools, say: Callable[[str], None]) -> Res
     rows = options.rows()
     groups = [group for group in MEASURES if any(row.group == group for row in rows)]
     need_programs(_programs(groups), os.environ, say)
+    _need_root(groups)
     cpus = hold_to(options.cpus)
     adopt_orphans()
     with scratch(options.scratch, options.room, say) as place:
         session = _session(options, tools, place, say)
         session.pex = any(row.key == "build-pex" for row in rows)
         session.names = frozenset(name for row in rows for name in (row.ours, row.peer))
+        exact = versions(tools)
+
+        def results(points: list[Point]) -> Results:
+            judged = not session.prepared.reference.reduced
+            return Results(
+                reference=session.prepared.reference.name,
+                rounds=session.rounds,
+                cpus=cpus,
+                verdicts=judge(rows, session.samples, judged=judged),
+                samples=session.samples,
+                versions=exact,
+                curve=points,
+            )
+
         for group in groups:
             say(f"measuring: {group}")
             MEASURES[group](session)
-        points: list[Point] = curve.measure(session) if options.curve else []
-        return Results(
-            reference=session.prepared.reference.name,
-            rounds=session.rounds,
-            cpus=cpus,
-            verdicts=judge(rows, session.samples, judged=not session.prepared.reference.reduced),
-            samples=session.samples,
-            versions=versions(tools),
-            curve=points,
-        )
+            keep(results([]))
+        return results(curve.measure(session) if options.curve else [])
 
 
 def _session(options: Options, tools: Tools, place: Place, say: Callable[[str], None]) -> Session:
@@ -229,8 +244,25 @@ def _session(options: Options, tools: Tools, place: Place, say: Callable[[str], 
 
 
 def _programs(groups: Sequence[str]) -> list[str]:
+    cluster = ["slurmctld", "slurmd", "srun", "munged", "ip"]
     if groups == ["relay"]:
-        return []  # scripts/cluster names what it lacks
+        return [*cluster, "tc"]
     found = ["tar", "gzip", "zstd"]
     found += ["mksquashfs", "unsquashfs"] if "unpack" in groups else []
+    found += cluster if "slurm" in groups else []
     return found + (["strace"] if "calls" in groups else [])
+
+
+def _need_root(groups: Sequence[str]) -> None:
+    """Make sure that a local cluster can be made, where one is measured.
+
+    Raises:
+        BenchError: only root can.
+    """
+    wanted = [group for group in ("slurm", "relay") if group in groups]
+    if wanted and os.geteuid() != 0:
+        raise BenchError(
+            "a local cluster can be made by root alone",
+            where=f"--{wanted[0]}",
+            fix=f"run it as root, or leave --{wanted[0]} out",
+        )

@@ -31,6 +31,12 @@ PROGRAMS = {
     "unsquashfs": "squashfs-tools",
     "pigz": "pigz",
     "strace": "strace",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
 }
 """Programs, and the Debian package of each."""
 _PATIENCE = 900
@@ -56,8 +62,9 @@ class Tools:
 
 
 def missing_programs(names: Sequence[str]) -> list[str]:
-    """Those that are not on ``PATH``."""
-    return [name for name in names if shutil.which(name) is None]
+    """Those that are neither on ``PATH`` nor where daemons are."""
+    places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    return [name for name in names if shutil.which(name, path=places) is None]
 
 
 def need_programs(names: Sequence[str], env: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -13,7 +13,8 @@ squashfs-tools come from the system. The first run needs a package index, as pip
 it. What is measured are builds from downloaded wheels, and what follows; nothing is fetched then.
 
 Exit status: 0 when all targets are met, 1 when one is missed or something is wrong, 2 for a wrong
-command line, 130 when interrupted. Everything but .venv-bench, --cache and the results is removed.
+command line, 130 when interrupted. Everything but .venv-bench, --cache and the results is removed;
+these are written after each group of rows, so that a failure costs no more than its own group.
 """
 
 from __future__ import annotations
@@ -122,10 +123,10 @@ def _measured(asked: argparse.Namespace, made: tools.Tools) -> int:
         scratch=asked.scratch,
         cache=asked.cache,
     )
-    results = plan.carry_out(options, made, say)
-    report.show(results)
     own = RELAY_RESULTS if asked.relay else CUDA_RESULTS if asked.cuda else RESULTS
     kept = asked.json or own
+    results = plan.carry_out(options, made, say, lambda sofar: report.write_json(sofar, kept))
+    report.show(results)
     report.write_json(results, kept)
     say(f"results: {kept}")
     if asked.chart is not None:

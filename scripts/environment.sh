@@ -35,7 +35,8 @@ find_python() {
         return
     done
     fail "no usable Python${reason:+: $reason}" "tried:${found:- python3 is not on PATH}" \
-        "name one with PYTHON=/path/to/python3"
+        'install one (Debian and Ubuntu: sudo apt-get install python3 python3-venv),' \
+        'or name one with PYTHON=/path/to/python3'
 }
 
 # may_install: whether missing programs can be installed here.

@@ -125,9 +125,7 @@ def _serve_session(channel: AgentChannel) -> int:
     early: EarlyLauncher | None = None
 
     def launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
-        from ..launch.run_ranks import run_ranks
-
-        return run_ranks(request, channel, early)
+        return _run_ranks(request, channel, early)
 
     phases = {**PHASES, PhaseName.LAUNCH: launch}
     try:
@@ -261,13 +259,27 @@ def _deep(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
 
 
 def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
-    from ..launch.run_ranks import run_ranks
-
     if request.hold:
         channel.emit(Ready())
         while channel.command() != GO:  # any other end comes as a signal
             pass
-    return run_ranks(request, channel)
+    return _run_ranks(request, channel)
+
+
+def _run_ranks(
+    request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
+) -> LaunchAnswer:
+    """Run this task's ranks; where it is told to end before they begin, say just that.
+
+    Without an answer its exit status would look like the cause of what ended it.
+    """
+    from ..launch.run_ranks import run_ranks
+    from ..protocol.launch_answers import LaunchAnswer
+
+    try:
+        return run_ranks(request, channel, early)
+    except signals.Stopped:
+        return LaunchAnswer(exit_code=signals.TERMINATED, stopped=True)
 
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:

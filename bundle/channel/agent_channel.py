@@ -19,8 +19,8 @@ from ..protocol.answers import AgentEvent
 from ..protocol.codec import decode, encode
 from ..protocol.requests import FramesAgain, Handover, RequestReader
 from ..system import signals
-from ..system.step_variables import NODE, node_name
-from .frames import FrameWriter
+from ..system.step_variables import node_name
+from .frames import FrameWriter, heartbeat
 from .lines import Lines
 
 GO, STOP = "go", "stop"
@@ -43,11 +43,13 @@ that do not end (:data:`bundle.driver.transports.slurm_commands.PATIENCE`); by t
 on everything.
 """
 _LONGEST_PAUSE_SECONDS = 600.0
-BEAT_SECONDS = 15.0
-"""Time after which an agent behind ``ssh`` that has nothing to say sends an empty line.
+BEAT_SECONDS = 10.0
+"""Time between two heartbeats of an agent.
 
-An sshd that never sends does not notice that the network to the driver has gone, or that the driver
-has given it up, until TCP's own keepalive does after two hours; ranks would go on that long.
+The driver notices by them that a node is lost: ``srun`` may never report it, as Slurm's controller
+must resolve the name of the host of ``srun`` for that, since 23.11. And an sshd that never sends
+does not notice that the network to the driver has gone until TCP's own keepalive does after two
+hours; ranks would go on that long.
 """
 _REPEAT_SECONDS = 4.0
 """Time after which an agent that stays repeats its last message; the pause doubles each time."""
@@ -98,8 +100,7 @@ class AgentChannel:
             self._writer = FrameWriter(self._source, self._requests.frames_sent)
         if self._in_step and follow:
             threading.Thread(target=self._listen, daemon=True).start()
-            if NODE in os.environ:
-                threading.Thread(target=self._beat, daemon=True).start()
+            threading.Thread(target=self._beat, daemon=True).start()
 
     def emit(self, event: AgentEvent, name: str = "") -> None:
         """Send one event.
@@ -217,12 +218,13 @@ class AgentChannel:
                 self._take(line.decode(errors="replace"))
 
     def _beat(self) -> None:
-        """Send an empty line now and then, in a thread of its own; the driver ignores it."""
+        """Send heartbeats, in a thread of its own."""
+        frame = heartbeat(self._source)
         with contextlib.suppress(OSError):  # the driver has gone
             while True:
                 time.sleep(BEAT_SECONDS)
                 with self._writing:
-                    _write(b"\n")
+                    _write(frame)
 
     def _take(self, line: str) -> None:
         if line == END:

@@ -10,7 +10,7 @@ fit into a block, and that a reader finds again after any other bytes::
 ``<RS>`` (0x1e) is in no payload, as payloads are JSON. Each source counts its frames from 1: what
 is missing shows, and can be sent again. The mark says which part of a message it is: ``.`` all of
 it, ``(`` the first, ``+`` one in the middle, ``)`` the last. A shell, which counts nothing, sends
-``<RS>SOURCE 0 0 - . PAYLOAD<LF>``.
+``<RS>SOURCE 0 0 - . PAYLOAD<LF>``; without a payload that is a heartbeat.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ _LONGEST_LINE = 1 << 16
 
 Gap = tuple[int, int]
 """The first and the last number of frames that are missing."""
+
+
+def heartbeat(source: str) -> bytes:
+    """Return the frame by which a source shows that it is alive; it is never sent again."""
+    return b"\x1e%s 0 0 - . \n" % source.encode()
 
 
 class FrameWriter:

@@ -219,5 +219,5 @@ def _blame_ending(state: State, outcome: _Outcome) -> None:
     """Make the end of the allocation the first problem; it was no interruption by the user."""
     problem = ending_problem(outcome.ended_by, state.job.id)
     outcome.interrupted = False
-    node = state.lost_node or state.job.nodes[0]
+    node = state.transport.lost_node or state.lost_node or state.job.nodes[0]
     outcome.problems[node] = (problem, *outcome.problems.get(node, ()))

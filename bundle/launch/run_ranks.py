@@ -28,7 +28,7 @@ from ..protocol.launch_answers import (
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import LaunchRequest
 from ..redaction.masking import masked
-from ..system import files, network, open_files
+from ..system import files, network, open_files, signals
 from ..system.module_source import source_of
 from . import commands, hub_cache, rank_results
 from .choices import choose_threads
@@ -100,6 +100,7 @@ def run_ranks(
             code, recent = run_launcher(
                 start.argv, start.variables, start.cwd, outputs, pass_on, running
             )
+            signals.ignore_signals()  # the ranks have ended: what is left is to say how
         ended = _Ended(directories, group.node, start, code, recent, monitor)
         failed = _native_failure(ended) if native else _failures(ended)
         if not request.shared:

@@ -271,16 +271,16 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NO_ANSWER_UNREACHABLE: Wording(
         _NO_ANSWER,
-        "the other nodes are done, and it can no longer be reached: {why}",
+        "it can no longer be reached: {why}",
         "check whether it is up and its network works (sinfo -N -n {where}, ping {where}), or "
         "leave it out with --exclude={where}",
         FailureClass.NODE_FAILURE,
-        meaning="the node or its network is gone, and Slurm has not noticed yet; an empty step "
-        "could not be started on it",
+        meaning="the node or its network is gone, and `srun` has not noticed: the node sends no "
+        "heartbeats, or the other nodes are done, and no step can be started on it",
     ),
     ProblemCode.NO_ANSWER_DESERTED: Wording(
         _NO_ANSWER,
-        "the other nodes are done, and nothing of the job still runs there",
+        "nothing of the job runs there any more",
         "find out on {where} what ended slurmstepd and the job's processes: `dmesg` lists what "
         "the out-of-memory killer ended; or leave the node out with --exclude={where}",
         FailureClass.NODE_FAILURE,

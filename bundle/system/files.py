@@ -108,6 +108,9 @@ def _depth(mount: Mount) -> int:
 def mount_of(path: str) -> Mount:
     """Return the mount that holds an existing path on this machine.
 
+    The root of a chroot need not be a mount point: what lies on it is on no mount that the kernel
+    lists (proc_pid_mountinfo(5)). Then its type is unknown, and it counts as a local file system.
+
     Raises:
         NodeError: the path does not exist, or /proc is not there.
     """
@@ -117,9 +120,7 @@ def mount_of(path: str) -> Mount:
     except OSError as exc:
         raise _not_examined(path, error_text(exc)) from exc
     mount = mount_for(os.path.realpath(path), parse_mounts(text))
-    if mount is None:
-        raise _not_examined(path, "/proc/self/mountinfo does not list its mount")
-    return mount
+    return mount or Mount(id=0, parent=0, point="/", fstype="unknown", options=frozenset())
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -390,6 +394,47 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
         tools.need_programs(["tar", "no-such-program"], {}, print)
     assert "not found: no-such-program" in str(caught.value)
     assert "apt-get install nowhere" in str(caught.value)
+
+
+def test_a_local_cluster_needs_its_programs_and_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found out before anything is measured."""
+    assert {"tar", "slurmctld", "munged"} <= set(plan._programs(["build", "slurm"]))
+    monkeypatch.setattr(plan.os, "geteuid", lambda: 1000)
+    plan._need_root(["build"])
+    with pytest.raises(BenchError, match="by root alone"):
+        plan._need_root(["build", "slurm"])
+
+
+def test_what_was_measured_is_kept_when_a_later_group_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = SimpleNamespace(
+        prepared=SimpleNamespace(reference=FULL), rounds=1, samples=sampled(), pex=False
+    )
+
+    def fail(_: object) -> None:
+        raise BenchError("it broke", where="here")
+
+    measures = {
+        "build": lambda _: session.samples.add("build/ours", Value(value=1.0)),
+        "size": fail,
+    }
+    nothing: dict[str, Callable[..., object]] = {
+        "need_programs": lambda *_: None,
+        "hold_to": lambda cpus: cpus,
+        "adopt_orphans": lambda: None,
+        "scratch": lambda *_: contextlib.nullcontext(),
+        "_session": lambda *_: session,
+        "versions": lambda _: {},
+    }
+    for name, value in {"MEASURES": measures, **nothing}.items():
+        monkeypatch.setattr(plan, name, value)
+    kept: list[Results] = []
+    options = plan.Options(scratch=tmp_path, only=("build", "size"))
+    with pytest.raises(BenchError, match="it broke"):
+        plan.carry_out(options, cast("tools.Tools", None), print, kept.append)
+    (results,) = kept
+    assert "build/ours" in results.samples
 
 
 # --- synthetic wheels, and a whole run -----------------------------------------------------------

@@ -84,6 +84,8 @@ class DriverChannel:
         )
         self._fault_reader = reader
         self._reader = FrameReader()
+        self._signs: dict[str, float] = {}
+        """The time of the last sign of life of each source."""
         self._asked: dict[str, tuple[int, float]] = {}
         """How often each source was asked for missing frames, and when last."""
         self._stray: list[str] = []
@@ -158,6 +160,15 @@ class DriverChannel:
             self._faults = self._fault_reader.step_faults(text)
             self._gone = self._fault_reader.ended_tasks(text)
             self._parsed_errors = self._errors
+
+    def silent_nodes(self, seconds: float) -> set[str]:
+        """Return the nodes that have sent something, but nothing for so many seconds."""
+        since = time.monotonic() - seconds
+        alive: set[str] = set()
+        silent: set[str] = set()
+        for source, last in self._signs.items():
+            (silent if last < since else alive).add(source.rpartition(":")[0])
+        return silent - alive
 
     def losses(self) -> dict[str, int]:
         """Return how many frames of each source were lost since the last call."""
@@ -247,10 +258,13 @@ class DriverChannel:
             self._pass_on(self._reader.feed(chunk), on_line)
 
     def _pass_on(self, messages: Iterable[tuple[str, str]], on_line: OnLine) -> None:
+        now = time.monotonic()
         for source, line in messages:
             if source:
                 self.heard = True
-                on_line(source, line)
+                self._signs[source] = now
+                if line:  # else it is a heartbeat
+                    on_line(source, line)
             elif len(self._stray) < _MOST_STRAY_LINES:
                 self._stray.append(line)
 

@@ -56,6 +56,7 @@ class LocalTransport:
         Raises:
             NodeError: no place on this machine fits.
         """
+        self.lost_node = ""
         self.nodes_here = len(job.nodes)
         self._job = job
         self._variables = without_secrets(os.environ, job.launch.pass_env)

@@ -18,6 +18,7 @@ from ...protocol.answers import (
     Unpacking,
 )
 from ...protocol.events import FramesLost
+from ...protocol.launch_answers import LaunchAnswer
 from .transport import OnEvent, Requests
 
 
@@ -30,6 +31,7 @@ class PhaseAnswers:
         ready: the nodes that wait for it.
         answered: how many tasks of each node have answered.
         bad: the nodes of which a task has failed.
+        failed: those of them whose ranks were not told to end, the first of them first.
         step_id: the id of the step, as an agent that is ready gives it.
         listening: the agents that are ready to take part in a relay, and where they listen.
         out_of_reach: whom a node cannot connect to in a relay, with the reasons.
@@ -51,6 +53,7 @@ class PhaseAnswers:
         self.ready: set[str] = set()
         self.answered: dict[str, int] = {}
         self.bad: set[str] = set()
+        self.failed: list[str] = []
         self.step_id = ""
         self.listening: dict[str, Ready] = {}
         self.out_of_reach: dict[str, dict[str, str]] = {}
@@ -151,6 +154,8 @@ class PhaseAnswers:
         if isinstance(event, Answer):
             number = int(task) if task.isdigit() else None
             self._add(node, number or 0, ok=event.ok)
+            if not event.ok and not (isinstance(event, LaunchAnswer) and event.stopped):
+                self.failed.append(node)
             event = replace(event, task=number)
         self._on_event(event)
 

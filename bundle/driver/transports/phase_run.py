@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ...agent import agent
+from ...channel import agent_channel
 from ...protocol.enumerations import PhaseName
 from ...protocol.events import NodesLate, StrayLines
 from ...protocol.job import Job
@@ -30,6 +31,10 @@ FIRST_SECONDS = 300.0
 controller to come back before (:data:`bundle.driver.transports.timeouts.CONTROLLER_SECONDS`)."""
 NEXT_SECONDS = 20.0
 """Time for each further one, unless agents are still to be started in containers."""
+SILENT_SECONDS = 3 * agent_channel.BEAT_SECONDS
+"""Time without a sign of life after which a node is looked at."""
+_CHECK_SECONDS = 1.0
+"""Time between two checks which nodes are silent."""
 _ELASTIC_GRACE = 2.0
 """Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
 
@@ -54,6 +59,9 @@ class PhaseRun:
         self.starts_slowly = in_container and not step.heard
         """True if agents are still to be started, each in a container that may have to be fetched
         and unpacked first."""
+        self._silent: Collection[str] = ()
+        """The nodes that sent no heartbeat lately."""
+        self._next_check = 0.0
         self._lost: frozenset[str] = frozenset()
         self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)
         """What they were made from: the step's faults, and the number of nodes given up."""
@@ -64,12 +72,24 @@ class PhaseRun:
         It is the same object as the last time, unless there are more.
         """
         faults, lost = self.step.faults, self.watch.lost
-        self.watch.look(faults)
+        now = time.monotonic()
+        if (
+            now >= self._next_check
+        ):  # not after each piece of input: there may be thousands of nodes
+            self._next_check = now + _CHECK_SECONDS
+            self._silent = self.step.silent_nodes(SILENT_SECONDS)
+        self.watch.look(faults, self._silent)
         known, count = self._lost_of
         if faults is not known or len(lost) != count:
             self._lost = frozenset(faults.keys() & self.answers.nodes | lost.keys())
             self._lost_of = faults, len(lost)
         return self._lost
+
+    def first_lost(self) -> str:
+        """Return the node that was lost first, or seems to be, as nothing comes from it."""
+        silent = self.step.silent_nodes(1.5 * agent_channel.BEAT_SECONDS)
+        lost = [*self.watch.lost, *silent - self.answers.answered.keys()]
+        return min(lost, key=lambda node: node not in self.watch.lost, default="")
 
     def patience(self, *, first: bool) -> float:
         """Return how many seconds to wait for agents from which nothing has come.

@@ -87,9 +87,8 @@ class SlurmCluster:
 
     def down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Return those of an allocation's nodes that Slurm lost before anything ran on them."""
-        listing = ("sinfo", "--Node", "--noheader", "--format=%N %T", f"--nodes={','.join(nodes)}")
         try:
-            states = slurm_commands.down_nodes(self._ask(*listing))
+            states = slurm_commands.down_nodes(self._ask(*slurm_commands.states_argv(nodes)))
         except NodeError:
             return {}
         no_start = ProblemCode.NO_ANSWER_NO_START

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...protocol.enumerations import Action, Ending, Launcher
@@ -225,11 +225,16 @@ def srun_ports(shown: str) -> range | None:
     return range(first, last + 1) if 0 < first <= last else None
 
 
+def states_argv(nodes: Iterable[str]) -> list[str]:
+    """Return the command that lists the states of nodes, for :func:`down_nodes`."""
+    return ["sinfo", "--Node", "--noheader", "--format=%N %T", f"--nodes={','.join(nodes)}"]
+
+
 def down_nodes(listed: str) -> dict[str, str]:
     """Return the nodes on which nothing can be started, and their states.
 
     Args:
-        listed: what ``sinfo --Node --noheader --format "%N %T"`` prints; a node may come twice.
+        listed: what ``sinfo`` prints; a node that is in two partitions comes twice.
     """
     rows = [line.split() for line in listed.splitlines()]
     states = {row[0]: row[1] for row in rows if len(row) > 1}

@@ -1,12 +1,18 @@
-"""A check whether silent nodes of an allocation can be reached, by a step of its own."""
+"""A check whether silent nodes of an allocation can be reached, by a step of its own.
+
+``sinfo`` is asked as well: Slurm creates no step on a node that is down already, and does not name
+the node then.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from ...channel.bootstrap import in_memory
-from ...protocol.problem import Problem
+from ...protocol.problem import Problem, ProblemCode
 from ...system import processes
 from . import slurm_commands, slurm_faults
 from .step import Step
@@ -31,45 +37,52 @@ class SlurmLook:
 
     def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
         self._until = time.monotonic() + _LOOK_SECONDS
-        self._errors = open(in_memory(b""), "w+b")  # noqa: SIM115 - closed in close
-        self._process: processes.Process | None = None
+        self._nodes = nodes
+        self._states = open(in_memory(b""), "w+b")  # noqa: SIM115 - closed in close
+        self._errors = open(in_memory(b""), "w+b")  # noqa: SIM115
+        self._processes: list[processes.Process] = []
         step = Step(phase="look", nodes=tuple(nodes), cpus=1)
-        try:
-            self._process = processes.start(
-                slurm_commands.step_argv(step, ["sh", "-c", _LOOK]),
-                env=env,
-                stdout=processes.DEVNULL,
-                stderr=self._errors,
-            )
-        except processes.ProcessError:
-            return  # nothing is found out
+        commands = (
+            (slurm_commands.step_argv(step, ["sh", "-c", _LOOK]), processes.DEVNULL, self._errors),
+            (slurm_commands.states_argv(nodes), self._states, processes.DEVNULL),
+        )
+        with contextlib.suppress(processes.ProcessError):  # nothing is found out
+            for argv, stdout, stderr in commands:
+                started = processes.start(argv, env=env, stdout=stdout, stderr=stderr)
+                self._processes.append(started)
 
     @property
     def ended(self) -> bool:
         """True once it has ended, or has taken too long."""
-        running = self._process is not None and self._process.poll() is None
+        running = any(process.poll() is None for process in self._processes)
         return not running or time.monotonic() > self._until
 
     def unreachable(self) -> dict[str, str]:
         """Return the nodes on which Slurm could start nothing, and why."""
-        return {
+        unreachable = {
             node: Problem(fault.problem, node, fault.values).why
-            for node, fault in slurm_faults.step_faults(self._text()).items()
+            for node, fault in slurm_faults.step_faults(_read(self._errors)).items()
             if fault.problem in slurm_faults.UNREACHABLE
         }
+        for node, state in slurm_commands.down_nodes(_read(self._states)).items():
+            if node in self._nodes:
+                no_start = Problem(ProblemCode.NO_ANSWER_NO_START, node, {"why": f"it is {state}"})
+                unreachable.setdefault(node, no_start.why)
+        return unreachable
 
     def deserted(self) -> frozenset[str]:
         """Return the nodes on which it has found nothing of the job."""
-        lines = [line for line in self._text().splitlines() if line.startswith(_DESERTED)]
+        lines = [line for line in _read(self._errors).splitlines() if line.startswith(_DESERTED)]
         return frozenset(line[len(_DESERTED) :].strip() for line in lines)
-
-    def _text(self) -> str:
-        """Return what Slurm and the step have written to standard error."""
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
 
     def close(self) -> None:
         """End it."""
-        if self._process is not None:
-            processes.stop(self._process, 1.0)
+        for process in self._processes:
+            processes.stop(process, 1.0)
         self._errors.close()
+        self._states.close()
+
+
+def _read(written: IO[bytes]) -> str:
+    written.seek(0)
+    return written.read().decode(errors="replace")

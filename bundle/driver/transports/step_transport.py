@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import IO, cast
 
@@ -52,7 +52,7 @@ class StepTransport:
             job: the job.
             cluster: its nodes.
         """
-        self.nodes_here = 1
+        self.nodes_here, self.lost_node = 1, ""
         self._job, self._cluster = job, cluster
         self._starter = StepStarter(job, cluster)
         self._session: DriverChannel | None = None
@@ -70,7 +70,8 @@ class StepTransport:
             self.close()
         try:
             run = self._run_until_begun(phase, requests, on_event, joins=joins)
-            ended = {**self._endings(requests, run.step), **run.watch.lost}
+            failed = run.answers.failed if phase == PhaseName.LAUNCH else ()
+            ended = {**self._endings(requests, run.step, failed), **run.watch.lost}
         except BaseException:
             self.close()
             raise
@@ -103,6 +104,7 @@ class StepTransport:
             with contextlib.closing(watch):
                 self._listen(run)
         except signals.Stopped:  # the last output of the ranks belongs in their logs
+            self.lost_node = run.first_lost()
             if phase == PhaseName.LAUNCH:
                 on_event(saving_note(self._job))
             run.finish(self._grace)
@@ -156,8 +158,10 @@ class StepTransport:
         ended.update(down)
         return set(down)
 
-    def _endings(self, requests: Requests, step: DriverChannel) -> dict[str, Ended]:
-        return endings(requests, step, self._cluster.errors, self._cluster.unreachable)
+    def _endings(
+        self, requests: Requests, step: DriverChannel, failed: Iterable[str] = ()
+    ) -> dict[str, Ended]:
+        return endings(requests, step, self._cluster.errors, self._cluster.unreachable, failed)
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
         """Ask the agents of the session, or start a step.

@@ -1,22 +1,25 @@
-"""Timeouts: for Slurm's controller, and for nodes that lag behind others that are done.
+"""Timeouts: for Slurm's controller, and for nodes that are silent or lag behind others.
 
 A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
-only after ``SlurmdTimeout``, five minutes as a rule. So once other nodes are done, and nothing has
-come for a while, a step is started on those that are not: ``srun`` then names the ones on which it
-can start nothing. Neither does ``srun`` notice that the ``slurmstepd`` of a node was killed, by the
-kernel where memory ran out for example: so the step also looks whether the job still runs there.
+only after ``SlurmdTimeout``, five minutes as a rule. So once a node has sent no heartbeat for a
+while, or other nodes are done and nothing comes from it, a step is started on it: ``srun`` then
+names the nodes on which it can start nothing. Neither does ``srun`` notice that the ``slurmstepd``
+of a node was killed, by the kernel where memory ran out for example: so the step also looks whether
+the job still runs there.
 """
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ...protocol.answers import Answer
 from ...protocol.events import Remark
 from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
+from ...system import signals
 from . import slurm_faults
 from .driver_channel import DriverChannel
 from .step_faults import StepErrors, StepFault
@@ -33,6 +36,8 @@ _RETRY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
 """Time without an event after which silent nodes are looked for; each further look comes later."""
 _LONGEST_SECONDS = 300.0
+_TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
+"""Exit statuses of an agent that was ended for a rank of another node."""
 
 
 class Look(Protocol):
@@ -135,8 +140,8 @@ class Watch:
         self._last_events = (RanksEnded.event, phase)
         """Names of the events after which nothing is waited for."""
         self._done: set[str] = set()
-        self._pause = QUIET_SECONDS
-        self._next_look = 0.0
+        self._pause = self._silence_pause = QUIET_SECONDS
+        self._next_look = self._next_look_at_silent = 0.0
         self._look: Look | None = None
         self._deserted: frozenset[str] = frozenset()
         """The nodes that the last look found deserted."""
@@ -153,16 +158,25 @@ class Watch:
         gone = {*gone, *self.lost}
         return bool(gone) and bool(self._done) and {*self._done, *gone} >= {*self._nodes}
 
-    def look(self, gone: Collection[str]) -> None:
+    def look(self, gone: Collection[str], silent: Collection[str] = ()) -> None:
         """Look for nodes that cannot be reached, if it is time to; never wait for anything.
 
         Args:
             gone: nodes of which Slurm itself says that they are.
+            silent: nodes that send no heartbeats.
         """
+        now = time.monotonic()
         if self._look is not None:
             self._end_look(self._look)
-        elif self._done and time.monotonic() >= self._next_look:
-            self._begin_look(gone)
+        elif silent and now >= self._next_look_at_silent:
+            if self._begin_look(gone, silent):
+                self._next_look_at_silent = now + self._silence_pause
+                self._silence_pause = min(2 * self._silence_pause, _LONGEST_SECONDS)
+        elif self._done and now >= self._next_look and self._begin_look(gone, self._nodes):
+            self._pause = min(2 * self._pause, _LONGEST_SECONDS)
+            self._next_look = now + self._pause
+        if not silent:
+            self._silence_pause = QUIET_SECONDS
 
     def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
         """Give a node up and say why, unless it is done.
@@ -183,13 +197,13 @@ class Watch:
             self._look.close()
             self._look = None
 
-    def _begin_look(self, gone: Collection[str]) -> None:
+    def _begin_look(self, gone: Collection[str], among: Collection[str]) -> bool:
+        """Begin to look at those of some nodes of which it is not known; False for none."""
         known = {*self._done, *gone, *self.lost}
-        silent = [node for node in self._nodes if node not in known]
-        if silent:
-            self._pause = min(2 * self._pause, _LONGEST_SECONDS)
-            self._next_look = time.monotonic() + self._pause
-            self._look = self._look_at(silent)
+        nodes = [node for node in self._nodes if node in among and node not in known]
+        if nodes:
+            self._look = self._look_at(nodes)
+        return bool(nodes)
 
     def _end_look(self, look: Look) -> None:
         """Learn from a look, if it has ended."""
@@ -214,6 +228,7 @@ def endings(
     step: DriverChannel,
     reader: StepErrors,
     unreachable: Collection[ProblemCode],
+    failed: Iterable[str] = (),
 ) -> dict[str, Ended]:
     """Return how each node's part of a step has ended, for the case that it gave no answer.
 
@@ -222,14 +237,18 @@ def endings(
         step: the step.
         reader: finds the fault of the whole step in what it wrote to standard error.
         unreachable: the problems of nodes that cannot be used themselves.
+        failed: the nodes whose own answers say that their ranks failed, the first of them first.
     """
     general = reader.general_fault(step.code, step.errors)
-    first = next(iter(step.faults), "")
+    blamed = next(iter(failed), "")
+    first = blamed or next(iter(step.faults), "")
     if step.stopped and first:  # the others were to end with that node, and took too long
         general = StepFault(ProblemCode.NO_ANSWER_FOLLOWED, {"first": first}, general.status)
     endings = {}
     for node in requests:
         fault = step.faults.get(node, general)
+        if blamed and fault.status in _TOLD_TO_END:
+            fault = StepFault(ProblemCode.NO_ANSWER_FOLLOWED, {"first": blamed}, fault.status)
         code = fault.status
         if code is None:  # srun itself may have ended well
             code = step.code or int(fault.problem in unreachable)

@@ -91,6 +91,8 @@ class Transport(Protocol):
 
     nodes_here: int
     """The number of nodes that share one machine."""
+    lost_node: str
+    """The node that was lost before the job was told to end, as far as is known; else empty."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
         """Run one phase on the given nodes at the same time.

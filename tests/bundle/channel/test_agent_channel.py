@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bundle.channel import agent_channel
-from bundle.channel.frames import FrameReader
+from bundle.channel.frames import FrameReader, heartbeat
 from bundle.driver.transports import agent_program
 from bundle.protocol.codec import encode
 from bundle.protocol.job import Job
@@ -35,6 +35,8 @@ from bundle.protocol.launch_answers import LaunchAnswer
 signals.end_on_signals()
 agent_channel._REPEAT_SECONDS = 0.4
 agent_channel.STAY_SECONDS = float(sys.argv[2])
+if "beat" in sys.argv:
+    agent_channel.BEAT_SECONDS = 0.01
 channel = agent_channel.AgentChannel(int(sys.argv[1]))
 try:
     for number in range(3):
@@ -125,6 +127,13 @@ def test_what_is_missing_is_sent_again(tmp_path: Path, agents: list[Agent]) -> N
     while len(again) < 2:  # its last word comes in between
         again += [frame for frame in agent.frames(1) if frame != sent[3]]
     assert again == sent[1:3]
+
+
+def test_it_sends_heartbeats_at_work_too(tmp_path: Path, agents: list[Agent]) -> None:
+    agents.append(agent := Agent(tmp_path, 600, "work", "beat"))
+    beats = [frame for frame in agent.frames(8) if frame == heartbeat(agent.source)]
+    assert len(beats) >= 5
+    assert list(FrameReader().feed(beats[0])) == [(agent.source, "")]
 
 
 def test_a_question_that_was_cut_leaves_it_listening(tmp_path: Path, agents: list[Agent]) -> None:

@@ -91,6 +91,18 @@ def test_mount_of_agrees_with_the_kernel() -> None:
         assert [files.mount_of(path).point, files.mount_of(path).fstype] == said[-2:]
 
 
+def test_a_directory_in_a_chroot_is_judged_by_its_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the mounts that the kernel lists there holds it."""
+    listed = files.facts_of(str(tmp_path))
+    monkeypatch.setattr(files, "parse_mounts", lambda text: [])
+    facts = files.facts_of(str(tmp_path))
+    assert (facts.fstype, facts.shared) == ("unknown", False)
+    assert (facts.noexec, facts.read_only) == (listed.noexec, listed.read_only)
+    assert facts.free_bytes == pytest.approx(listed.free_bytes, rel=0.1)
+
+
 def test_facts_of_a_real_directory(tmp_path: Path) -> None:
     facts = files.facts_of(str(tmp_path))
     state = os.statvfs(tmp_path)

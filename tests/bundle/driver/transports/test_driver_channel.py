@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from bundle.channel.fanout_host import REPORT_PREFIX
-from bundle.driver.transports import driver_channel, ssh_faults
+from bundle.driver.transports import driver_channel, slurm_faults, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.driver.transports.timeouts import endings
 from bundle.protocol.problem import ProblemCode
@@ -158,6 +158,19 @@ def test_nodes_that_a_stopped_step_said_nothing_of_follow_the_one_it_named() -> 
     assert ended["n2"].values == {"first": "n3"}
 
 
+@pytest.mark.parametrize("words", ["Exited with exit code 143", "Terminated"])
+def test_an_agent_that_was_ended_for_a_rank_of_another_node_follows_it(words: str) -> None:
+    """The other node's agent has answered for its ranks, and Slurm says nothing of it."""
+    code = f"import sys; sys.exit('srun: error: n2: task 1: {words}')"
+    with started(code) as step:
+        Heard().to_the_end(step)
+        alone = endings({"n2": {}}, step, slurm_faults, ())
+        ended = endings({"n2": {}}, step, slurm_faults, (), {"n1": None})
+    assert alone["n2"].problem != ProblemCode.NO_ANSWER_FOLLOWED
+    assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
+    assert ended["n2"].values == {"first": "n1"}
+
+
 def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_channel, "_AFTER_SECONDS", 1.0)
     code = (
@@ -209,3 +222,19 @@ def test_a_step_that_says_nothing_is_waited_for_a_second_at_a_time() -> None:
         began = time.monotonic()
         step.pump(Heard())
         assert time.monotonic() - began > 0.9
+
+
+def test_a_node_is_silent_once_its_last_task_sends_no_heartbeats() -> None:
+    """A heartbeat is no message; of a node that has never sent anything nothing is known."""
+    code = (
+        "import sys, time\n"
+        "beat = '\\x1en{}:{} 0 0 - . \\n'\n"
+        "print(beat.format(1, 0) + beat.format(2, 0), end='', flush=True)\n"
+        "time.sleep(0.5)\n" + FRAME.format("'said'") + "time.sleep(603)\n"
+    )
+    heard = Heard()
+    with started(code) as step:
+        heard.until(step, 1)
+        assert heard.lines == [("n1:0", "said")]
+        assert step.silent_nodes(0.4) == {"n2"}
+        assert step.silent_nodes(60) == set()

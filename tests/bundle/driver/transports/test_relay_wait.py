@@ -212,6 +212,9 @@ class Step:
         node, event = next(self._lines)
         take(f"{node}:0", json.dumps({"v": 1, "node": node, **event}))
 
+    def silent_nodes(self, seconds: float) -> set[str]:
+        return set()
+
 
 def looks_per_node(number: int) -> float:
     """How often the name of each of so many nodes is looked up in the two waits together."""
