@@ -17,6 +17,7 @@ from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import CollectRequest, TidyRequest
+from ..results import patterns
 from ..results.receive import Received, receive
 from .state import State
 
@@ -94,6 +95,24 @@ def _remove_work_dirs(state: State, *, keep_files: bool) -> None:
         state.note(
             f"what the ranks wrote is still on {few_names(left)} in {where}; "
             "`stager clean` removes it once nothing has been written there for an hour"
+        )
+
+
+def note_not_sent(state: State) -> None:
+    """Report outputs of earlier jobs that ranks will not find, as nodes do not share them."""
+    job = state.job
+    if not state.separate_run_dirs:
+        return
+    present = [
+        name
+        for name in sorted(_named_outputs(job))
+        if patterns.expand(job.run_dir, patterns.split(name) or ())
+    ]
+    if present:
+        state.note(
+            f"{', '.join(present)} in {job.run_dir}: not sent to the nodes, so a program that "
+            "resumes from earlier results starts anew; name a checkpoint in [assets] paths to send "
+            "it"
         )
 
 

@@ -15,7 +15,7 @@ from ..protocol.events import JobEnds
 from ..protocol.launch_answers import Departure, LaunchAnswer, Started
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import GroupSettings, LaunchRequest
-from .collect import note_unnamed
+from .collect import note_not_sent, note_unnamed
 from .state import State
 from .transports.transport import Event
 
@@ -36,6 +36,7 @@ def start(state: State) -> None:
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
     state.separate_run_dirs = not shared
     note_unnamed(state)  # before hours of work, and at the end once more
+    note_not_sent(state)
     logs = _RankLogs(state)
     try:
         state.ask(

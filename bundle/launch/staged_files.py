@@ -9,6 +9,7 @@ import shutil
 import stat
 
 from ..protocol.job import Job
+from ..results import patterns
 from .directories import JobDirectories, work_dir, work_tree
 
 _COPIED_BYTES = 32 << 20
@@ -35,19 +36,21 @@ def make_work_dir(directories: JobDirectories, job: Job) -> str:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # srun starts several tasks at once
         for folder, to_copy in (("project", _COPIED_BYTES), ("assets", 0)):
-            _fill(os.path.join(directories.environment, folder), tree, to_copy)
+            _fill(os.path.join(directories.environment, folder), tree, to_copy, job)
     finally:
         os.close(handle)
     return path
 
 
-def _fill(source: str, tree: str, to_copy: int) -> None:
+def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
     """Copy or link what a staged directory holds.
 
     Args:
         source: the staged directory; it may be absent.
         tree: the directory to fill.
-        to_copy: bytes of files that may be copied.
+        to_copy: bytes of files that may be copied; those among the outputs always are, since ranks
+            write to them.
+        job: the job.
     """
     entries = _MOST_ENTRIES
     pending = [""]
@@ -62,12 +65,20 @@ def _fill(source: str, tree: str, to_copy: int) -> None:
                 pending.append(name)
             elif os.path.lexists(path):
                 continue
+            elif entry.is_file(follow_symlinks=False) and _is_output(name, job):
+                shutil.copy2(entry.path, path)
             elif entry.is_file(follow_symlinks=False) and entry.stat().st_size <= to_copy:
                 to_copy -= entry.stat().st_size
                 shutil.copy2(entry.path, path)
             else:
                 is_link = entry.is_symlink()
                 os.symlink(os.readlink(entry.path) if is_link else entry.path, path)
+
+
+def _is_output(name: str, job: Job) -> bool:
+    """Return whether a path in the project lies in one of the outputs."""
+    inner = os.path.relpath(name, job.run_subdir or ".")
+    return any(patterns.wanted(path, job.outputs) for path in (*patterns.above(inner), inner))
 
 
 def remove_staged_files(tree: str, environment: str) -> None:

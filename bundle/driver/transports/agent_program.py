@@ -49,7 +49,7 @@ NOT_FOR_AGENTS = frozenset(
 )
 """The modules outside ``driver/`` that no agent of a step uses."""
 OF_PHASES = {
-    "collect": ("results/pack", "results/stream", "results/selection", "results/patterns"),
+    "collect": ("results/pack", "results/stream", "results/selection"),
     "clean": ("environment/clean", "protocol/clean_answers"),
     "deep": ("checks/reachability", "checks/deep_node", "checks/deep", "protocol/deep_answers"),
     "relay": (

@@ -57,6 +57,17 @@ def test_what_ranks_write_stays_local_and_alone_remains(
     assert left == ["conf", "conf/a.yaml", "data", "data/new"]
 
 
+def test_an_asset_among_the_outputs_is_a_copy_since_ranks_write_to_it(
+    directories: JobDirectories, single: Packed, tmp_path: Path
+) -> None:
+    job = job_for(single, tmp_path, run_subdir="", outputs=("data",))
+    work = Path(make_work_dir(directories, job))
+    (work / "data/x.bin").write_bytes(b"next")
+    assert Path(directories.environment, "assets/data/x.bin").read_bytes() == bytes(9)
+    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    assert (work / "data/x.bin").read_bytes() == b"next"
+
+
 def test_nothing_written_leaves_nothing(directories: JobDirectories, job: Job) -> None:
     work = make_work_dir(directories, job)
     remove_staged_files(work_tree(job, directories.root), directories.environment)
