@@ -51,4 +51,5 @@ def imports_of(
     for layer in layers:
         if layer.kind == "wheel" and layer.name in names:
             modules += top_modules(layer.name, stored_index(store, layer))
-    return tuple(dict.fromkeys(modules))
+    # setuptools refuses to be imported after another package has imported distutils, as pip does.
+    return tuple(sorted(dict.fromkeys(modules), key=lambda module: module != "setuptools"))

@@ -39,7 +39,10 @@ class WheelSource:
             ResolveError: the same.
         """
         given = FetchSettings(
-            indexes=self.spec.all_indexes, builds=self.spec.builds, elsewhere=self.elsewhere
+            indexes=self.spec.all_indexes,
+            urls=self.spec.urls,
+            builds=self.spec.builds,
+            elsewhere=self.elsewhere,
         )
         return fetch(lock, self.store, offline=self.offline, progress=self.progress, given=given)
 

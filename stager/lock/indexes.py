@@ -11,7 +11,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -215,6 +215,25 @@ def strip_credentials(url: str) -> str:
     kept = f"{user}@{host}" if _ONLY_VARIABLES.fullmatch(user) else host
     # Not urlunsplit: it drops the slashes of git+file:///path.
     return f"{parts.scheme}://{kept}{parts.path}"
+
+
+def restore_credentials(url: str, known: Iterable[str]) -> str:
+    """Return a URL with the user, password and query that one of some URLs for its file has."""
+    for full in known:
+        if _file_at(full) == _file_at(url):
+            parts = urlsplit(url)
+            query = urlsplit(full).query
+            query = f"?{query}" if query else ""
+            fragment = f"#{parts.fragment}" if parts.fragment else ""
+            return f"{parts.scheme}://{urlsplit(full).netloc}{parts.path}{query}{fragment}"
+    return url
+
+
+def _file_at(url: str) -> str:
+    """Return what a URL leads to, without credentials, and without the revision of a repository."""
+    place = strip_credentials(url)
+    path, at, _ = place.rpartition("@")
+    return path if at and place.startswith("git+") else place
 
 
 def _folder(place: str) -> Path | None:

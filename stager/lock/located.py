@@ -32,6 +32,11 @@ ARCHIVES = (".whl", *SDIST_ENDINGS)
 _LINE = re.compile(
     r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
 )
+_CONDA = re.compile(r"/(croot|feedstock_root|conda-bld|conda/feedstock\w*|tmp/build/\d+)/")
+_FREEZE = (
+    ", where conda built the package: `pip list --format=freeze` writes versions in place of such "
+    "paths"
+)
 _COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
 
 
@@ -257,7 +262,8 @@ def first_line(exc: Exception) -> str:
 def _unusable(path: Path, place: str) -> str:
     """Return why a path cannot be built into a wheel; empty if it can."""
     if not path.exists():
-        return f"no such file or folder: {place}"
+        built_by_conda = _CONDA.search(place)
+        return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
     if path.is_dir():
         if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
             return ""

@@ -64,7 +64,11 @@ def make_lock(
         spec = replace(spec, require_hashes="pip's configuration")
     keep = kept(options, None if supplied else earlier_lock(path, spec.target))
     with store.scratch("lock") as scratch:
-        request, built = _resolve_request(spec, store, scratch, options, run)
+        request = _resolve_request(spec, store, scratch, options, run)
+        made, commits = sources.build_all(spec.local_projects, store, request.pip, keep.git)
+        extra = (sources.requirement_for(source, wheel) for source, wheel in made)
+        request = replace(request, requirements=(*request.requirements, *extra))
+        built = [(wheel.name, source.label) for source, wheel in made]
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
         request = replace(keep.added_to(request), build=builder.file, settings=settings)
         request, resolved = _answer(spec, request, options, reachable or index_answers)
@@ -84,7 +88,7 @@ def make_lock(
         indexes=indexes.without_credentials(),
         sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in built),
         torch_backend=spec.torch_backend if automatic else None,
-        git=tuple(builder.git),
+        git=(*commits, *builder.git),
         exclude_newer=keep.cutoff,
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
@@ -115,13 +119,12 @@ def _answer(
 
 def _resolve_request(
     spec: Spec, store: Store, scratch: Path, options: ResolveOptions, run: Runner
-) -> tuple[ResolveRequest, list[tuple[str, str]]]:
-    """Build sources; return the request to the resolver, and the wheels with their sources."""
+) -> ResolveRequest:
+    """Return the request to the resolver, without the sources."""
     indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
     of_uv = spec.uv_project.requirements if spec.uv_project else ()
-    requirements = tuple(text for text in spec.requirements if text not in of_uv)
-    request = ResolveRequest(
-        requirements=requirements,
+    return ResolveRequest(
+        requirements=tuple(text for text in spec.requirements if text not in of_uv),
         constraints=spec.constraints,
         target=spec.target,
         indexes=indexes,
@@ -133,10 +136,6 @@ def _resolve_request(
         builds=spec.builds,
         run=run,
     )
-    built = sources.build_all(spec.local_projects, store, request.pip)
-    extra = [sources.requirement_for(source, wheel) for source, wheel in built]
-    request = replace(request, requirements=(*requirements, *extra))
-    return request, [(wheel.name, source.label) for source, wheel in built]
 
 
 def _offline_indexes(spec: Spec, store: Store) -> Indexes:
@@ -192,7 +191,9 @@ def _resolve(
         else:
             files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
-            refusals.refuse_cuda(files)  # before anything of several GB could be downloaded
+            refusals.refuse_cuda(
+                files, request.names
+            )  # before anything of several GB could be downloaded
         refusals.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
         raise _with_reason(exc, silent) from exc

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from bundle.node import interpreter
+from bundle.protocol.problem import NodeError
 from bundle.redaction.masking import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
@@ -38,6 +40,11 @@ _UNREACHABLE = re.compile(
     r"40[13] (?:Client )?Error|\(40[13] (?:Unauthorized|Forbidden)\)",
     re.IGNORECASE,
 )
+_GONE = re.compile(
+    r"\b(404|410)\b[ :(]*(Client Error|Not Found|Gone)|HTTP error 404", re.IGNORECASE
+)
+_VERSIONS = re.compile(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")
+"""All versions of a package, of which the newest are enough."""
 _LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
 _NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
 
@@ -165,11 +172,26 @@ class Pip:
         if packages is not None:
             env |= beside(packages)
             return self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
-        done = self.call("wheel", options, [line], env=env)
+        done = self._build_isolated(options, line, env)
         if done.returncode != 0 and self.offline:
             # No index to take the build backend from: the one in this environment may do.
             done = self.call("wheel", [*options, "--no-build-isolation"], [line], env=env)
         return done
+
+    def _build_isolated(
+        self, options: Sequence[str], line: str, env: Mapping[str, str]
+    ) -> CompletedCommand:
+        """Build with the target's Python, if this machine has it; else with the running one.
+
+        A wheel that this one builds for the target has to be for any Python.
+        """
+        if self.target.is_host_python:
+            return self.call("wheel", options, [line], env=env)
+        try:
+            python = interpreter.find(self.target.python)
+        except NodeError:
+            return self.call("wheel", [*options, "--ignore-requires-python"], [line], env=env)
+        return self.call("wheel", options, [line], env={**env, "PIP_PYTHON": python})
 
     def _build_on_node(
         self, line: str, options: Sequence[str], env: Mapping[str, str], packages: Path | None
@@ -279,11 +301,17 @@ def _unmatched(output: str, pins: Sequence[str]) -> list[str]:
 
 def unreachable(output: str) -> bool:
     """Return whether a tool's output says that an index did not answer, or refused to."""
-    return bool(_UNREACHABLE.search(output))
+    found = {match[0].lower() for match in _UNREACHABLE.finditer(output)}
+    if found == {"failed to fetch"} and _GONE.search(output):
+        return False  # it has answered
+    return bool(found)
 
 
 def condense(output: str) -> str:
-    """Return a tool's error as one paragraph: no warnings, no traceback, no credentials."""
+    """Return a tool's error as one paragraph: no warnings, no traceback, no credentials.
+
+    The cause stands at the end, so a long one is cut at its beginning.
+    """
     lines = []
     for line in without_url_secrets(output).splitlines():
         if not _NOISE.search(line):
@@ -293,10 +321,26 @@ def condense(output: str) -> str:
             lines = lines[number:]
             break
     paragraph = " ".join(line.removeprefix("ERROR: ") for line in lines)
-    text = re.sub(r"\s+", " ", paragraph).strip()
-    if len(text) > LONGEST_ERROR:
-        text = text[:LONGEST_ERROR] + "..."
-    return text
+    text = _VERSIONS.sub(r"(from versions: ..., \1)", re.sub(r"\s+", " ", paragraph).strip())
+    return keep_end(text)
+
+
+def keep_end(text: str) -> str:
+    """Return the end of a text, where tools name the cause; all of it if it is not long."""
+    return text if len(text) <= LONGEST_ERROR else "..." + text[-LONGEST_ERROR:]
+
+
+def address_gone(output: str) -> ResolveError | None:
+    """Return the error for an address that a server does not know; None for other output."""
+    lines = [line.strip() for line in without_url_secrets(output).splitlines()]
+    kept = [line for line in lines if _GONE.search(line) or "failed to fetch" in line.lower()]
+    if not _GONE.search(output):
+        return None
+    return ResolveError(
+        "a server answers that it has no such file or page (404)",
+        hint="correct the address: of a requirement, an index or a page of links",
+        context=list(dict.fromkeys(kept))[:3],
+    )
 
 
 def index_unreachable(output: str) -> ResolveError:

@@ -16,13 +16,27 @@ _CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
 _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
-def refuse_cuda(files: Sequence[ResolvedFile]) -> None:
-    """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
+def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> None:
+    """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need.
+
+    Args:
+        files: the resolver's answer.
+        requested: the packages that the user has named.
+    """
     versions = dict(file.identity for file in files)
     packages = []
     for name, version in sorted(versions.items()):
         if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or ""):
             packages.append(f"{name} {version}")
+    named = [name for name in sorted(versions) if name in requested and _CUDA_NAME.fullmatch(name)]
+    if named and all(package.partition(" ")[0] in named for package in packages):
+        raise ResolveError(
+            f'torch-backend is "cpu", but the requirements name {", ".join(named)}, which is for '
+            "GPUs only",
+            hint="leave it out of the requirements, or set environment.torch-backend to what the "
+            "nodes have",
+            context=packages,
+        )
     if packages:
         torch = versions.get(canonicalize_name("torch"))
         pin = f"torch=={torch.public if torch else 'X'}+cpu"

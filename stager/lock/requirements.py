@@ -7,6 +7,7 @@ decides what to do with a requirement; here a line keeps its text, its file and 
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import os
 import re
@@ -54,10 +55,27 @@ _INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
 }
 """Options about places to look for packages, and the meaning of each value."""
 
-EDITABLE = (
-    "an editable install points at files on this machine, which the nodes do not have; "
-    "ship the code as [project], or name its folder without -e to install it"
-)
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32",  # before that of UTF-16, with which it begins
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_CODING = re.compile(rb"\A(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([\w.-]+)")
+"""The line that names a file's encoding (PEP 263), one of the first two."""
+
+
+def refuse_editable(text: str) -> str:
+    """Return why an editable requirement is refused, and what to write."""
+    if "+" in text.partition("://")[0] and "://" in text:
+        remedy = "write it without -e: a wheel of its commit is built"
+    else:
+        remedy = "ship the code as [project], or name its folder without -e to install it"
+    return (
+        f"{text} is refused: an editable install points at files on this machine, which the nodes "
+        f"do not have; {remedy}"
+    )
 
 
 @dataclass(frozen=True)
@@ -158,15 +176,21 @@ class RequirementReader:
             self.problems.append(f"{origin}: {shown} is not a requirement file; {remedy}")
             return None
         try:
-            text = bytes_of(path).decode("utf-8-sig")
+            text = _decode(bytes_of(path))
         except OSError as exc:
             self.problems.append(f"{origin}: cannot read {shown}: {exc.strerror}{_near(path)}")
-        except UnicodeDecodeError:
-            self.problems.append(f"{origin}: cannot read {shown}: not UTF-8")
+        except (UnicodeError, LookupError) as exc:
+            self.problems.append(
+                f"{origin}: cannot read {shown}: {exc}; save it as UTF-8, or begin it with the "
+                "encoding that it has (# -*- coding: latin-1 -*-)"
+            )
         else:
             if "\0" not in text:
                 return text
-            self.problems.append(f"{origin}: {shown} has a NUL character, so it is not a text file")
+            self.problems.append(
+                f"{origin}: {shown} has a NUL character, so it is not a text file, or UTF-16 "
+                "without a mark; save it as UTF-8"
+            )
         return None
 
     def _add_source(self, path: Path) -> None:
@@ -203,7 +227,7 @@ class RequirementReader:
             constraint = file.constraint or name == "--constraint"
             self._include(value, origin, replace(file, constraint=constraint))
         elif name == "--editable":
-            self.problems.append(f"{origin}: -e {value} is refused: {EDITABLE}")
+            self.problems.append(f"{origin}: {refuse_editable(f'-e {value}')}")
         elif name in _INDEX_OPTIONS:
             if name == "--find-links":
                 value = _find_links(value, (file.folder, self.root))
@@ -240,6 +264,20 @@ class RequirementReader:
         if path.is_relative_to(self.root):
             return str(path.relative_to(self.root))
         return str(path)
+
+
+def _decode(data: bytes) -> str:
+    """Return a requirement file's text, decoded as pip does it: by its mark, or its first lines.
+
+    Raises:
+        UnicodeError: it is not in that encoding.
+        LookupError: nobody knows that encoding.
+    """
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if data.startswith(mark):
+            return data[len(mark) if encoding == "utf-8" else 0 :].decode(encoding)
+    named = _CODING.match(data)
+    return data.decode(named[1].decode("ascii") if named else "utf-8")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

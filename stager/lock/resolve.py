@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from bundle.protocol.counts import counted
 
 from ..core.errors import ResolveError
 from .cutoff import NONE
-from .indexes import Indexes
+from .indexes import TORCH_INDEX, Indexes
 from .pip_tools import PipTools
 from .resolver import (
     NoSolution,
@@ -24,6 +25,7 @@ from .resolver import (
 from .torch_backend import FindDriver
 from .uv import Uv
 
+_BUILD_OF_TORCH = re.compile(r"(?:^|\n)(torch[\w-]*)==[\w.]+\+(cpu|cu\d+|rocm[\d.]+)")
 # Each round drops what the last reason involved, so this many independent reasons are found.
 ROUNDS = 20
 
@@ -90,7 +92,7 @@ def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> Resol
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{counted(len(reasons), 'problem')}",
-        hint=_remedy(failures, offline=request.offline),
+        hint=_remedy(failures, request),
         context=[*reasons, *not_searched, *_misplaced(request)],
     )
 
@@ -103,10 +105,17 @@ def _misplaced(request: ResolveRequest) -> list[str]:
     return configured.plus(request.indexes).misplaced()
 
 
-def _remedy(failures: list[NoSolution], *, offline: bool) -> str:
+def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
     """Return what to do about requirements without a solution."""
-    if offline:
+    if request.offline:
         return "only the offline root was searched; lock once without --offline"
+    build = _BUILD_OF_TORCH.search("\n".join(request.requirements))
+    if build and request.torch_backend != build[2]:
+        return (
+            f"{build[0].strip()} is on PyTorch's own index: set environment.torch-backend = "
+            f'"{build[2]}", or name the index in a requirement file (--extra-index-url '
+            f"{TORCH_INDEX}{build[2]})"
+        )
     others = "check the names; change the versions asked for, or environment.python and platform"
     if not any(failure.not_searched for failure in failures):
         return others

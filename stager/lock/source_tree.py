@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,13 @@ _LEFT_BEHIND = (
     "pylock.toml",
     "pylock.*.toml",
 )
+_FROM_GIT = re.compile(
+    rb"setuptools[-_](scm|git)|use_scm_version|hatch[-_]vcs|versioneer|versioningit|dunamai|"
+    rb"dynamic-versioning|\bpbr\b|git.{0,4}describe|source *= *[\"']scm[\"']"
+)
+"""Words of a build that takes its version from git."""
+_NAMES_AT_ONCE = 1000
+"""Names in one command of git."""
 
 
 def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
@@ -88,6 +96,53 @@ def copy(root: Path, names: Sequence[Path], to: Path) -> None:
         target = to / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, target, follow_symlinks=False)
+
+
+def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
+    """Copy a project into a folder, and return the copy; a build writes into its source.
+
+    Where its version is taken from git, the copy gets the repository's history as well.
+    """
+    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if top is None or not _asks_git(root):
+        copy(root, files(root, run=run), to / root.name)
+        return to / root.name
+    copied = to / (top.name or "repository")
+    copy(root, files(root, run=run), copied / root.relative_to(top))
+    _add_history(top, copied, to / "history", run)
+    return copied / root.relative_to(top)
+
+
+def _asks_git(root: Path) -> bool:
+    """Return whether a project's build asks git for its version."""
+    for name in ("pyproject.toml", "setup.py", "setup.cfg"):
+        try:
+            if _FROM_GIT.search((root / name).read_bytes()):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _add_history(top: Path, copied: Path, scratch: Path, run: Runner) -> None:
+    """Make a copy of a repository's files a work tree that is at the same commit.
+
+    What was not copied does not count as removed, or each version would be that of a change.
+    """
+    git = ["git", "-C", str(copied)]
+
+    def ask(*argv: str) -> str:
+        return run(argv, timeout=600, check=False).stdout
+
+    ask("git", "clone", "-q", "--shared", "--no-checkout", str(top), str(scratch))
+    if not (scratch / ".git").is_dir():  # not ours, or no repository: the build says what it needs
+        return
+    (scratch / ".git").rename(copied / ".git")
+    ask(*git, "reset", "-q")
+    missing = [name for name in ask(*git, "ls-files", "-d", "-z").split("\0") if name]
+    for start in range(0, len(missing), _NAMES_AT_ONCE):
+        names = missing[start : start + _NAMES_AT_ONCE]
+        ask(*git, "update-index", "--skip-worktree", "--", *names)
 
 
 def _is_left_behind(name: str) -> bool:

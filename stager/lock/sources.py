@@ -6,36 +6,61 @@ digest of its source, and used again until the source changes.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
+from packaging.markers import Marker
 from packaging.utils import parse_wheel_filename
+
+from bundle.protocol.digest import canonical_json
 
 from ..core.deletion import remove
 from ..core.errors import ResolveError, StagerError
+from ..core.processes import Runner
 from ..core.store import Store, sha256_of
 from ..core.values import Digest, Target
 from . import source_tree
+from .git_pin import GitPin
+from .indexes import strip_credentials
 from .located import SourceRequirement
 from .pip import Pip, condense
 from .source_builds import failed_build
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
 
 def build_all(
-    sources: Sequence[SourceRequirement], store: Store, pip: Pip
-) -> list[tuple[SourceRequirement, Path]]:
-    """Return the wheel of each source; build those that are missing.
+    sources: Sequence[SourceRequirement], store: Store, pip: Pip, pins: Sequence[GitPin] = ()
+) -> tuple[list[tuple[SourceRequirement, Path]], list[GitPin]]:
+    """Return the wheel of each source that the target needs, and the commits of repositories.
+
+    Args:
+        sources: the sources.
+        store: the offline root; wheels that are missing there are built.
+        pip: builds them.
+        pins: earlier commits of branches, which are kept.
 
     Raises:
         ResolveError: sources that cannot be built; one context line for each.
     """
     built: list[tuple[SourceRequirement, Path]] = []
     problems: list[str] = []
+    commits: list[GitPin] = []
+    nodes = {key: str(value) for key, value in pip.target.environment().items()}
     for source in sources:
+        if source.marker and not Marker(source.marker).evaluate(nodes):
+            continue
         try:
-            built.append((source, build(source, store, pip)))
+            pin = find_commit(source, pins, pip.run)
+            chosen = at_commit(source, pin) if pin else source
+            wheel = build(chosen, store, pip)
+            built.append((chosen, wheel))
+            if pin:
+                commits.append(replace(pin, name=parse_wheel_filename(wheel.name)[0]))
         except StagerError as exc:
             problems.append(f"{source.label}: {exc.message}")
     if problems:
@@ -47,7 +72,70 @@ def build_all(
             hint=hint,
             context=problems,
         )
-    return built
+    return built, commits
+
+
+def find_commit(source: SourceRequirement, pins: Sequence[GitPin], run: Runner) -> GitPin | None:
+    """Return the commit of a source from git: the earlier one, or the present one.
+
+    Returns:
+        None for another source, and for a revision that the repository does not list, such as the
+        beginning of a commit; pip finds it.
+    """
+    url, revision, subdirectory = _git_parts(source.requirement)
+    if not url:
+        return None
+    pin = GitPin(
+        name="",
+        url=strip_credentials(url),
+        revision=revision,
+        commit=revision,
+        subdirectory=subdirectory,
+    )
+    if _COMMIT.fullmatch(revision):
+        return replace(pin, revision="")
+    for earlier in pins:
+        if earlier.is_of(replace(pin, name=earlier.name)):
+            return earlier
+    asked = ["git", "ls-remote", "--", url, revision or "HEAD"]
+    env = {"GIT_TERMINAL_PROMPT": "0"}
+    listing = run(asked, timeout=600, env=env, check=False).stdout
+    known = {ref: commit for commit, _, ref in (row.partition("\t") for row in listing.split("\n"))}
+    for ref in (f"refs/heads/{revision}", f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}"):
+        if ref in known:
+            return replace(pin, commit=known[ref])
+    exact = known.get(revision or "HEAD")
+    return replace(pin, commit=exact) if exact else None
+
+
+def at_commit(source: SourceRequirement, pin: GitPin) -> SourceRequirement:
+    """Return a source from git at a commit, which stands for the same content for ever."""
+    inner = f"#subdirectory={pin.subdirectory}" if pin.subdirectory else ""
+    url, _, _ = _git_parts(source.requirement)
+    name, at, _ = source.requirement.partition(" @ ")
+    label = f"git+{pin.url}@{pin.commit}{inner}"
+    return replace(
+        source,
+        requirement=f"{name + at if at else ''}git+{url}@{pin.commit}{inner}",
+        label=label,
+        digest=Digest.of(canonical_json([pin.url, pin.commit, pin.subdirectory])),
+        moving=False,
+    )
+
+
+def _git_parts(requirement: str) -> tuple[str, str, str]:
+    """Return repository, revision and folder of a source from git; empty texts for another."""
+    place = requirement.rpartition(" @ ")[2]
+    if not place.startswith("git+"):
+        return "", "", ""
+    place, _, fragment = place.removeprefix("git+").partition("#")
+    scheme, _, rest = place.partition("://")
+    path, at, revision = rest.rpartition("@")
+    if not at or "/" not in path:  # the name of a user, and no revision
+        path, revision = rest, ""
+    folders = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
+    folder = folders[0].partition("=")[2] if folders else ""
+    return f"{scheme}://{path}", revision, folder
 
 
 def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
@@ -64,9 +152,8 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
     folder = Path(source.requirement)
     if folder.is_absolute() and folder.is_dir():
         # A build writes into its source, and an old build/ ends up in the wheel: build a copy.
-        work = pip.scratch / f"source-{source.digest[:12]}" / folder.name
-        source_tree.copy(folder, source_tree.files(folder, run=pip.run), work)
-        line = work.as_uri()
+        work = pip.scratch / f"source-{source.digest[:12]}"
+        line = source_tree.copy_to_build(folder, work, pip.run).as_uri()
     elif folder.is_absolute():
         line = folder.as_uri()
     else:

@@ -98,6 +98,13 @@ class Spec:
         return self.indexes.plus(Indexes(extra_index_urls=urls))
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        """Return the addresses of single files and repositories, with their credentials."""
+        texts = (*self.requirements, *(source.requirement for source in self.local_projects))
+        places = (text.rpartition(" @ ")[2].partition(" ")[0] for text in texts)
+        return tuple(place for place in places if "://" in place)
+
+    @property
     def overridden(self) -> frozenset[str]:
         """Return the packages that are taken against what other packages ask for."""
         if self.uv_lock:

@@ -21,7 +21,7 @@ from . import located, tool_settings, uv_lock, uv_project
 from .indexes import Indexes, is_true
 from .located import LocatedRequirement, SourceReader
 from .requirement_line import RequirementLine, expanded, extras_of, normal, read_hashes
-from .requirements import EDITABLE, RequirementReader
+from .requirements import RequirementReader, refuse_editable
 from .source_builds import NEED_NVCC, is_folder, prebuilt
 from .uv_lock import UvLock
 from .uv_project import UvProject
@@ -31,6 +31,8 @@ _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
 _HASH_IN_URL = re.compile(r"[#&]sha256=")
+_CONDA = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
+"""A line of `conda list --export`: package, version, build."""
 _INLINE = "environment.requirements"
 """Origin of a requirement that is written in the settings themselves."""
 
@@ -133,10 +135,10 @@ class SpecReader:
     def _read_entry(self, entry: str, key: str, *, constraint: bool) -> None:
         """Read one entry of ``environment.requirements`` or ``environment.constraints``."""
         if entry.startswith(("-e ", "--editable")):
-            self.problems.append(f"{key}: {entry} is refused: {EDITABLE}")
+            self.problems.append(f"{key}: {refuse_editable(entry)}")
         elif _PYPROJECT.fullmatch(entry) and not constraint:
             self.lines.read_pyproject(entry, origin=key)
-        elif _FILE.fullmatch(entry):
+        elif _FILE.fullmatch(entry) or self._is_file_with_spaces(entry):
             path = self.root / expanded(entry)
             self.lines.read_file(path, origin=key, constraint=constraint)
         elif not constraint and (block := self._block(entry)) is not None:
@@ -146,6 +148,11 @@ class SpecReader:
         else:
             line = RequirementLine(text=entry, origin=key, base=self.root)
             self.lines.add(line, constraint=constraint)
+
+    def _is_file_with_spaces(self, entry: str) -> bool:
+        """Return whether an entry is the name of a requirement file that has spaces in it."""
+        is_named = entry.endswith((".txt", ".in")) and " " in entry
+        return is_named and (self.root / expanded(entry)).is_file()
 
     def _block(self, entry: str) -> Mapping[str, Any] | None:
         """Return the block of a script (PEP 723) that an entry names; None if it names none."""
@@ -299,7 +306,11 @@ class SpecReader:
         return bool(problem)
 
     def _refuse_malformed(self, line: RequirementLine, exc: InvalidRequirement) -> None:
-        self.problems.append(f"{line.origin}: {line.text!r}: {located.first_line(exc)}")
+        why = located.first_line(exc)
+        conda = _CONDA.match(line.text)
+        if conda:
+            why = f"one = is conda's notation; write {conda[1]}=={conda[2]}"
+        self.problems.append(f"{line.origin}: {line.text!r}: {why}")
 
 
 def _has_block(script: Path) -> bool:

@@ -31,7 +31,7 @@ from ..core.errors import ResolveError
 from ..core.values import Target
 from .git_pin import GitPin, git_pin
 from .indexes import TORCH_INDEX, Indexes, pip_settings, place_variables
-from .pip import HOUR, index_unreachable, unreachable
+from .pip import HOUR, address_gone, index_unreachable, keep_end, unreachable
 from .pylock import drop_other_files, select
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 from .source_builds import advice, beside, failed_build
@@ -326,7 +326,10 @@ def _failed(output: str) -> ResolveError:
     """Return the error for a run that says nothing about the requirements."""
     if unreachable(output):
         return index_unreachable(output)
-    text = re.sub(r"\s+", " ", output.replace("error:", "")).strip()[:1200]
+    gone = address_gone(output)
+    if gone:
+        return gone
+    text = keep_end(re.sub(r"\s+", " ", output.replace("error:", "")).strip())
     if "unexpected argument" in output or "invalid value" in output:
         return ResolveError(
             "this version of uv lacks an option that stager needs",

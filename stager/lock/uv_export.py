@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from bundle.system.processes import CompletedCommand
 
 from ..core import toml
 from ..core.errors import ResolveError
-from .pip import HOUR, index_unreachable, unreachable
+from .pip import HOUR, index_unreachable, keep_end, unreachable
 from .resolver import ResolveRequest
 from .uv import required_command
 from .uv_lock import UvLock
@@ -64,6 +65,8 @@ def _may_be_unchecked(request: ResolveRequest) -> bool:
 
 def _arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     argv = ["export", "--format", "pylock.toml", "--no-editable"]
+    # A .python-version may name one that is not here, and the lock is for all.
+    argv += ["--python", sys.executable]
     argv += ["--script", str(lock.script)] if lock.script else ["--project", str(lock.project)]
     argv += ["--quiet", "--no-header", "--color", "never", "--no-progress"]
     if request.offline:
@@ -90,7 +93,7 @@ def _failure(lock: UvLock, request: ResolveRequest, output: str) -> ResolveError
         )
     if unreachable(output):
         return index_unreachable(output)
-    text = re.sub(r"\s+", " ", output.replace("error:", "")).strip()[:1200]
+    text = keep_end(re.sub(r"\s+", " ", output.replace("error:", "")).strip())
     return ResolveError(
         f"uv cannot read {lock.file}",
         hint=f"`{lock.command}` makes it again; one that a newer uv wrote needs that "

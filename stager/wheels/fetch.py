@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol.counts import counted
@@ -15,7 +15,7 @@ from ..core.store import Store, sha256_of
 from ..core.values import LockedFile, Wheel
 from ..lock import sources
 from ..lock.build_environment import install
-from ..lock.indexes import Indexes
+from ..lock.indexes import Indexes, restore_credentials
 from ..lock.pip import Pip
 from ..lock.pylock import Lock
 from ..lock.source_builds import BuildSettings, advice, needs_nvcc, refuse_without_nvcc
@@ -29,6 +29,8 @@ class FetchSettings:
 
     indexes: Indexes = field(default_factory=Indexes)
     """Its indexes, with the credentials for places that the lock names without."""
+    urls: tuple[str, ...] = ()
+    """Addresses of single files, with the credentials that the lock does not have."""
     builds: BuildSettings = field(default_factory=BuildSettings)
     """What builds from source are given."""
     elsewhere: FindElsewhere = lambda file: None
@@ -79,7 +81,7 @@ def fetch(
             run=run,
         )
         stored = StoredWheels(lock, store, given.builds, given.elsewhere)
-        fetcher = _Fetcher(lock, stored, pip, progress)
+        fetcher = _Fetcher(lock, stored, pip, progress, given.urls)
         try:
             fetcher.fetch()
             return fetcher.wheels()
@@ -90,8 +92,11 @@ def fetch(
 class _Fetcher:
     """Brings the files of one lock into the store, and collects the problems on the way."""
 
-    def __init__(self, lock: Lock, stored: StoredWheels, pip: Pip, progress: Progress) -> None:
+    def __init__(
+        self, lock: Lock, stored: StoredWheels, pip: Pip, progress: Progress, urls: Sequence[str]
+    ) -> None:
         self.lock = lock
+        self.urls = urls
         self.stored = stored
         self.store = stored.store
         self.pip = pip
@@ -150,7 +155,7 @@ class _Fetcher:
         """Download wheels, and build those of sdists."""
         self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
         downloads = Downloads(self.pip, self.store, self.progress)
-        downloads.fetch([file for file in files if file.is_wheel])
+        downloads.fetch([self.locate(file) for file in files if file.is_wheel])
         self.problems += downloads.problems
         self.build_all([file for file in files if not file.is_wheel])
 
@@ -226,7 +231,15 @@ class _Fetcher:
         place: Path | str = source
         if "://" not in source:
             place = self.lock.path.parent.absolute() / source
+        else:
+            place = restore_credentials(source, self.urls)
         return sources.build(sources.known_source(place, source), self.store, self.pip)
+
+    def locate(self, file: LockedFile) -> LockedFile:
+        """Return a file with the credentials of its address, if it has any."""
+        if file.url is None:
+            return file
+        return replace(file, url=restore_credentials(file.url, self.urls))
 
     def build_all(self, files: Sequence[LockedFile]) -> None:
         """Build the wheels of sdists."""
@@ -237,7 +250,7 @@ class _Fetcher:
     def build(self, file: LockedFile, packages: Path | None = None) -> None:
         """Build an sdist's wheel and note its digest beside it."""
         keep = self.stored.folder_of(file)
-        for line in dict.fromkeys((by_url(file), by_name(file))):
+        for line in dict.fromkeys((by_url(self.locate(file)), by_name(file))):
             try:
                 wheel = sources.build_line(line, keep, self.store, self.pip, packages)
             except ResolveError as exc:

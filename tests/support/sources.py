@@ -138,6 +138,14 @@ def own_backend(folder: Path) -> Path:
     return folder
 
 
+def own_sdist(folder: Path, name: str) -> Path:
+    """Write a source distribution, version 1.0, that brings its own build backend."""
+    path = folder / f"{name}-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(own_backend(folder / name), arcname=f"{name}-1.0")
+    return path
+
+
 def git_commit(folder: Path) -> str:
     """Commit all files of a folder on its branch ``main``, and return the commit."""
     git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]

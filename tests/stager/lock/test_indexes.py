@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stager.lock import indexes
-from stager.lock.indexes import Indexes, pip_settings, strip_credentials
+from stager.lock.indexes import Indexes, pip_settings, restore_credentials, strip_credentials
 
 FULL = Indexes(
     index_url="https://u:p@one.example/simple",
@@ -36,6 +36,36 @@ FULL = Indexes(
 )
 def test_credentials_are_stripped(url: str, expected: str) -> None:
     assert strip_credentials(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("locked", "known", "full"),
+    [
+        (
+            "https://h.example/x.whl",
+            "https://u:p@h.example/x.whl?t=1#sha256=0",
+            "u:p@h.example/x.whl?t=1",
+        ),
+        (
+            "https://h.example/x.tar.gz#sha256=0",
+            "https://h.example/x.tar.gz?t=1",
+            "h.example/x.tar.gz?t=1#sha256=0",
+        ),
+        (
+            "git+https://h.example/x.git@abc#subdirectory=b",
+            "git+https://u:p@h.example/x.git@main",
+            "u:p@h.example/x.git@abc#subdirectory=b",
+        ),
+        (
+            "git+ssh://h.example/x.git@abc",
+            "git+ssh://git@h.example/x.git",
+            "git@h.example/x.git@abc",
+        ),
+        ("https://other.example/x.whl", "https://u:p@h.example/x.whl", "other.example/x.whl"),
+    ],
+)
+def test_credentials_of_a_file_are_put_back(locked: str, known: str, full: str) -> None:
+    assert restore_credentials(locked, ["https://h.example/y", known]).partition("://")[2] == full
 
 
 def test_as_lines() -> None:

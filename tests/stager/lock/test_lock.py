@@ -1,6 +1,7 @@
 import hashlib
 import logging
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,11 +18,13 @@ from stager.core.store import Store
 from stager.core.values import Digest, Target
 from stager.lock.lock import make_lock
 from stager.lock.lock_file import read_lock, render
+from stager.lock.pip import condense
 from stager.lock.pylock import Lock
 from stager.lock.resolve import ResolveOptions
 from stager.lock.spec import Spec
+from stager.wheels.fetch import FetchSettings, fetch
 from tests.support.index_server import Index, serve
-from tests.support.sources import make_sdist
+from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
 from tests.support.wheelhouse import make_wheel
 
 HERE = Target.of_host()
@@ -426,19 +429,90 @@ def test_a_local_project_is_built_once_for_each_content(
 
 
 @pytest.mark.needs("git")
-def test_from_version_control(
-    lock: Callable[..., Lock], with_setuptools: Path, tmp_path: Path
+def test_from_version_control(lock: Callable[..., Lock], index_env: object, tmp_path: Path) -> None:
+    """A branch is a pin: the lock holds its commit, and the folder in the repository."""
+    repo = tmp_path / "repo"
+    inner = own_backend(repo / "below" / "from-git")
+    commit = git_commit(repo)
+    asked = f"git+file://{repo}@main#subdirectory=below/from-git"
+    for requirement in (asked, f"from-git @ {asked}"):
+        made = lock("uv", requirement)
+        assert versions(made) == {"from-git": "1.0"}
+        label = f"git+file://{repo}@{commit}#subdirectory=below/from-git"
+        assert made.sources == (("from_git-1.0-py3-none-any.whl", label),)
+        assert (made.git[0].revision, made.git[0].commit) == ("main", commit)
+        (inner / "more.py").write_text(f"X = {len(requirement)}\n")
+        git_commit(repo)
+
+
+@pytest.mark.needs("git")
+def test_a_version_that_git_knows(
+    lock: Callable[..., Lock], index_env: object, tmp_path: Path
 ) -> None:
-    repo = project(tmp_path / "repo", "from-git")
-    for argv in (
-        ["init", "-q"],
-        ["add", "-A"],
-        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "one"],
-    ):
-        subprocess.run(["git", *argv], cwd=repo, check=True)
-    made = lock("uv", f"from-git @ git+file://{repo}")
-    assert versions(made) == {"from-git": "1.0"}
-    assert made.sources == (("from_git-1.0-py3-none-any.whl", f"git+file://{repo}"),)
+    """The copy that is built has the history; what is left out of it is no change."""
+    folder = own_backend(tmp_path / "repo" / "of-git")
+    backend = (folder / "backend.py").read_text()
+    for before, after in (("}-1.0", "}-{VERSION}"), ("\\nVersion: 1.0", "\\nVersion: {VERSION}")):
+        backend = backend.replace(before, after)
+    asked = ["git", "describe", "--tags", "--dirty=.dirty"]
+    known = f"import subprocess\nVERSION = subprocess.check_output({asked}, text=True).strip()\n"
+    (folder / "backend.py").write_text(known + backend)
+    text = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(
+        text.replace('version = "1.0"', 'dynamic = ["version"]  # git describe')
+    )
+    (tmp_path / "repo" / "dist").mkdir()
+    (tmp_path / "repo" / "dist" / "tracked.txt").write_text("left out of a copy")
+    git_commit(tmp_path / "repo")
+    subprocess.run(["git", "tag", "3.1"], cwd=folder, check=True)
+    assert versions(lock("uv", str(folder))) == {"of-git": "3.1"}
+
+
+def test_what_the_target_does_not_need_is_not_fetched(
+    lock: Callable[..., Lock], index_env: object, root: Path
+) -> None:
+    nowhere = "https://127.0.0.1:9/gone-1.0"
+    (root / "r.txt").write_text(
+        f"gone @ {nowhere}.tar.gz ; sys_platform == 'win32'\n"
+        f"gone @ {nowhere}-py3-none-any.whl ; python_version < '3'\nbeta\n"
+    )
+    assert versions(lock("uv", "r.txt")) == {"beta": "2.0"}
+
+
+def test_a_project_for_another_python_is_built(
+    lock: Callable[..., Lock], index_env: object, tmp_path: Path
+) -> None:
+    """By that Python where it is here; else by this one, for a wheel that is for any."""
+    folder = own_backend(tmp_path / "later")
+    with (folder / "pyproject.toml").open("a") as file:
+        file.write('requires-python = ">=3.14"\n')
+    made = lock("uv", str(folder), python="3.14", platform=HERE.platform)
+    assert versions(made) == {"later": "1.0"}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_url_with_a_password_can_be_fetched(
+    lock: Callable[..., Lock],
+    index_env: object,
+    tmp_path: Path,
+    store: Store,
+    ask: Ask,
+    kind: str,
+) -> None:
+    """The lock has neither the password nor the token, which the requirement keeps."""
+    files = tmp_path / "elsewhere"
+    files.mkdir()
+    file = own_sdist(files, "gamma") if kind == "sdist" else make_wheel(files, "gamma")
+    with serve(Index(folder=files, user="u", password="secret")) as index:
+        text = f"gamma @ http://u:secret@127.0.0.1:{index.port}/files/{file.name}?token=hidden"
+        made = lock("uv", text)
+        for word in ("secret", "hidden"):
+            assert word not in made.path.read_text()
+        shutil.rmtree(store.built)
+        given = FetchSettings(urls=ask(text).urls)
+        with store.lock():
+            (wheel,) = fetch(made, store, offline=False, given=given)
+    assert wheel.name == "gamma"
 
 
 def test_sources_that_cannot_be_built_are_all_named(
@@ -807,6 +881,49 @@ def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
     assert texts[0] == texts[1]
 
 
+# --- causes ---
+
+
+def test_the_end_of_a_long_error_is_shown() -> None:
+    """pip lists every version before it says what is wrong; other tools go on about a build."""
+    versions = ", ".join(f"1.{number}" for number in range(500))
+    said = f"ERROR: Could not find a version of x (from versions: {versions})\nERROR: The cause\n"
+    assert condense(said) == (
+        "Could not find a version of x (from versions: ..., 1.495, 1.496, 1.497, 1.498, 1.499) "
+        "The cause"
+    )
+    cut = condense("word " * 1000 + "the cause")
+    assert cut.startswith("...")
+    assert cut.endswith(" the cause")
+
+
+def test_an_address_without_a_file_is_not_called_unreachable(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    with serve(Index(folder=wheelhouse)) as index:
+        url = f"http://127.0.0.1:{index.port}/files/gone-1.0-py3-none-any.whl"
+        error = fails(lock, "uv", f"gone @ {url}")
+    assert "no such file or page (404)" in error.message
+    assert url in "".join(error.context)
+
+
+def test_a_build_of_pytorch_without_its_index(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    make_wheel(wheelhouse, "torch", "1.13.1")
+    error = fails(lock, "uv", "torch==1.13.1+cu117")
+    assert "torch==1.13.1+cu117 is on PyTorch's own index: set" in error.hint
+    assert 'environment.torch-backend = "cu117"' in error.hint
+
+
+def test_a_package_for_gpus_that_is_asked_for(
+    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
+) -> None:
+    make_wheel(wheelhouse, "triton", "3.0")
+    error = fails(lock, "uv", "triton", torch_backend="cpu")
+    assert "the requirements name triton, which is for GPUs only" in error.message
+
+
 # --- settings of pip and uv ---------------------------------------------------------------------
 
 
@@ -878,12 +995,12 @@ def test_hashes_are_part_of_what_a_lock_is_made_for(
 
 @pytest.mark.parametrize("place", ["path", "file", "server", "sdist", "sdist on a server"])
 def test_hashes_of_a_path_and_of_a_url_are_checked(
-    lock: Callable[..., Lock], with_setuptools: Path, tmp_path: Path, root: Path, place: str
+    lock: Callable[..., Lock], index_env: object, tmp_path: Path, root: Path, place: str
 ) -> None:
     """As an option and as a fragment; an sdist is not even unpacked where they rule it out."""
     files = tmp_path / "elsewhere"
     files.mkdir()
-    file = make_sdist(files, "gamma") if "sdist" in place else make_wheel(files, "gamma")
+    file = own_sdist(files, "gamma") if "sdist" in place else make_wheel(files, "gamma")
     good = hashlib.sha256(file.read_bytes()).hexdigest()
     with serve(Index(folder=files)) as index:
         url = f"http://127.0.0.1:{index.port}/files/{file.name}"

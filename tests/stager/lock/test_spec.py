@@ -166,9 +166,37 @@ def test_a_device_as_a_package_is_refused(ask: Ask) -> None:
 def test_a_requirement_file_with_a_nul_character_is_refused(ask: Ask, root: Path) -> None:
     write(root, "binary.txt", "numpy\0\n")
     (line,) = problems(ask, "binary.txt")
-    assert line == (
-        "environment.requirements: binary.txt has a NUL character, so it is not a text file"
-    )
+    assert "binary.txt has a NUL character, so it is not a text file, or UTF-16" in line
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "latin-1"])
+def test_encodings_of_a_requirement_file(ask: Ask, root: Path, encoding: str) -> None:
+    """As pip reads them: PowerShell writes UTF-16. The name of a file may have spaces."""
+    text = f"# -*- coding: {encoding} -*-\nalpha==1  # d\u00e9j\u00e0 vu\n"
+    (root / "odd name.txt").write_bytes(text.encode(encoding))
+    assert ask("odd name.txt").requirements == ("alpha==1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"# caf\xe9\nalpha\n", "save it as UTF-8, or begin it with the encoding that it has"),
+        (b"# coding: nonsense\nalpha\n", "unknown encoding: nonsense"),
+        (b"-e git+https://example.org/x.git", "write it without -e: a wheel of its commit"),
+        (b"numpy @ file:///croot/numpy_17/work", "`pip list --format=freeze` writes versions"),
+        (b"alpha=1.0", "one = is conda's notation; write alpha==1.0"),
+        (b"alpha=1.0=py311h06a4308_0", "write alpha==1.0"),
+        (
+            b"alpha --no-binary alpha",
+            "--no-binary after a requirement is not supported; write it on",
+        ),
+        (b"alpha --config-settings=a=b", "build the wheel with it (`pip wheel`)"),
+    ],
+)
+def test_lines_that_other_tools_write(ask: Ask, root: Path, text: bytes, expected: str) -> None:
+    (root / "r.txt").write_bytes(text)
+    (problem,) = problems(ask, "r.txt")
+    assert expected in problem
 
 
 def test_index_options(ask: Ask, root: Path) -> None:

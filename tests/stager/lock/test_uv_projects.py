@@ -200,6 +200,7 @@ def test_uv_lock_is_read_with_all_that_uv_honours(
     groups += '[dependency-groups]\ndev = ["pth-pkg"]\ntrain = ["ns-one"]\n'
     write_project(root, NEEDED, groups + sources(indexes, tmp_path))
     subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    (root / ".python-version").write_text("3.99\n")  # which is not here
     make_wheel(indexes.usual.folder, "alpha", "4.0")  # the lock decides, not the index
     made = lock("uv.lock")
     assert versions(made) == LOCKED

@@ -1,0 +1,134 @@
+"""Odd wheels, each with what other people's builds have put into it: installed as uv does."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stager.layers.layer_file import LayerWriter
+from stager.layers.wheel import add_wheel
+from stager.lock.uv import required_command
+from tests.support.building import HOST, ORIGIN, SITE, contents
+from tests.support.wheelhouse import Member, Parts, make_wheel, parts
+
+Make = Callable[[Path, str], Path]
+_OURS = ("/INSTALLER", "/RECORD", "/REQUESTED", "/direct_url.json", "/uv_cache.json")
+"""Files that each installer writes for itself."""
+
+
+def _wheel(**options: object) -> Make:
+    return lambda folder, name: make_wheel(folder, name, **options)  # type: ignore[arg-type]
+
+
+def _parts(change: Callable[[Parts], Parts]) -> Make:
+    return lambda folder, name: change(parts(name)).write(folder)
+
+
+def _with(path: str, data: bytes) -> Make:
+    """A wheel with one more member; ``INFO`` in its path is the wheel's ``.dist-info``."""
+    return _parts(
+        lambda base: base.with_members(Member(name=path.replace("INFO", base.dist_info), data=data))
+    )
+
+
+ODD: dict[str, Make] = {
+    "one-module": _wheel(files={"one_module.py": "x = 1\n"}),
+    "top-level-names": _wheel(files={f"many{n}/__init__.py": "" for n in range(3)}),
+    "namespace-a": _wheel(files={"shared_space/a/__init__.py": "A = 1\n"}),
+    "namespace-b": _wheel(files={"shared_space/b/__init__.py": "B = 1\n"}),
+    "same-file-a": _wheel(files={"same/__init__.py": ""}),
+    "same-file-b": _wheel(files={"same/__init__.py": ""}),
+    "licence-a": _wheel(files={"licence_a.py": "", "LICENSE": "a"}),
+    "empty": _wheel(files={}),
+    "only-data": _wheel(files={}, data={"data/share/only/x": "x"}),
+    "data-etc": _wheel(data={"data/etc/odd/conf.d/x.conf": "x", "data/var/y": ""}),
+    "data-assets": _wheel(data={"data/assets/odd.bin": "x", "data/project/odd.txt": "x"}),
+    "data-python": _wheel(data={"data/python/odd.txt": "x"}),
+    "purelib-in-data": _wheel(files={}, data={"purelib/pure_in_data/__init__.py": ""}),
+    "platlib-in-data": _wheel(files={}, data={"platlib/plat_in_data/__init__.py": ""}),
+    "headers": _wheel(data={"headers/headers.h": "", "headers/sub/more.h": ""}),
+    "path-file": _wheel(files={"odd_path.pth": "import sys\n", "path_file.py": ""}),
+    "unicode": _wheel(files={"uni/d\u00e9j\u00e0.txt": "x", "uni/\u6570.bin": b"\0", "uni.py": ""}),
+    "spaces": _wheel(files={"spa ces/a b.py": "x = 1\n", "spa ces/__init__.py": ""}),
+    "hidden": _wheel(files={"hid/.config": "", "hid/.a/.b": "x", "hid/__init__.py": ""}),
+    "empty-file": _wheel(files={"emp/__init__.py": "", "emp/nothing": b""}),
+    "stray-bytecode": _wheel(files={"stray/__init__.py": "", "stray/old.pyc": b"x"}),
+    "bad-syntax": _wheel(files={"bad_syntax/template.py": "{{ name }} =\n"}),
+    "windows-lines": _wheel(files={"win/__init__.py": "x = 1\r\n", "win/a.bat": "rem\r\n"}),
+    "deep": _wheel(files={"/".join(["deep"] * 30) + "/x.py": ""}),
+    "large-text": _wheel(files={"large/x.txt": "0123456789" * 50_000}),
+    "tests-at-the-top": _wheel(files={"tests_at_top/tests/__init__.py": "", "docs/odd.md": "x"}),
+    "dots-in.name": _wheel(files={"dots_in_name/__init__.py": ""}),
+    "UpperCase": _wheel(files={"UpperCase/__init__.py": ""}, spelled="UpperCase"),
+    "local-version": _wheel(version="1.0+cu118.git5"),
+    "epoch": _wheel(version="1!2.0.post1.dev3"),
+    "platform": _wheel(tag=f"{HOST.python_tag}-{HOST.python_tag}-linux_{HOST.machine}"),
+    "abi3": _wheel(tag=f"cp38-abi3-manylinux_2_17_{HOST.machine}"),
+    "several-tags": _wheel(tag="py2.py3-none-any"),
+    "vendored-info": _with("odd_vendor/other-1.0.dist-info/METADATA", b"Name: other\n"),
+    "licences-in-info": _with("INFO/licenses/a/LICENSE", b"x"),
+    "sboms-in-info": _with("INFO/sboms/x.json", b"{}"),
+    "program": _wheel(entry_points="[console_scripts]\nodd-program = program:main\n"),
+    "windowed": _wheel(entry_points="[gui_scripts]\nodd-window = windowed:main\n"),
+    "with-extra": _wheel(entry_points="[console_scripts]\nodd-extra = a.b:C.d [fast]\n"),
+    "script": _wheel(scripts={"odd-script": "#!python\nprint(1)\n", "odd.sh": "#!/bin/sh\n"}),
+    "python-script": _wheel(scripts={"python-odd": "#!/bin/sh\n", "odd.bin": b"\x7fELF"}),
+    "script-and-program": _wheel(
+        entry_points="[console_scripts]\nodd-both = script_and_program:main\n",
+        scripts={"odd-both": "#!python\n"},
+    ),
+    "no-newline": _with("INFO/top_level.txt", b"a"),
+}  # fmt: skip
+"""Makes each wheel, by the name of its package."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
+    """The files of all odd wheels as uv installs them, and the folder with the wheels."""
+    folder = tmp_path_factory.mktemp("odd")
+    wheels = [make(folder, name) for name, make in ODD.items()]
+    place = folder / "env"
+    argv = [*required_command(), "pip", "install", "-q", "--no-deps", "--offline", "--no-cache"]
+    argv += ["--target", str(place), *map(str, wheels)]
+    subprocess.run(argv, check=True, timeout=200)
+    files = {
+        path.relative_to(place).as_posix(): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file()
+    }
+    return files, folder
+
+
+def test_the_files_are_those_of_uv(
+    installed: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    theirs, folder = installed
+    ours: dict[str, bytes] = {}
+    for wheel in sorted(folder.glob("*.whl")):
+        layer = tmp_path / f"{wheel.name}.layer"
+        with LayerWriter(tmp_path) as writer:
+            add_wheel(writer, wheel, HOST)
+            writer.write(layer, ORIGIN)
+        for path, data in contents(layer).items():
+            ours.setdefault(path, data)
+    compared = {_as_target(path): data for path, data in ours.items() if _is_of_wheel(path)}
+    expected = {path: data for path, data in theirs.items() if _is_of_wheel(path)}
+    assert sorted(compared) == sorted(expected)
+    different = [path for path in compared if compared[path] != expected[path]]
+    # Programs find their Python each in its way; the script has a line that is replaced.
+    assert [path for path in different if not path.startswith("bin/odd-")] == []
+
+
+def _is_of_wheel(path: str) -> bool:
+    return not path.endswith(_OURS) and "__pycache__/" not in path and path != ".lock"
+
+
+def _as_target(path: str) -> str:
+    """Return where uv puts a file of an environment with ``--target``."""
+    headers = f"include/site/python{HOST.python}/"
+    if path.startswith(headers):
+        return f"include/{path.removeprefix(headers)}"
+    return path.removeprefix(f"{SITE}/")
