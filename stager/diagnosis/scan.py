@@ -20,8 +20,8 @@ from ..catalogue.catalogue import (
 from ..catalogue.prefilter import Prefilter, PrefilterMatches
 from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
-from ..logs.prefixes import parse_line, show_block_as_terminal
-from .traceback import TRACEBACK, Trace, frame_above, shown, trace_at
+from ..logs.prefixes import TRACEBACK, parse_line, show_block_as_terminal
+from .traceback import Trace, frame_above, shown, trace_at
 from .wording import introduces_ignored, introduces_survived, says_survived
 
 BLOCK = 4 << 20

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..logs.prefixes import parse_line, show_as_terminal
+from ..logs.prefixes import TRACEBACK, TracebackPrefix, parse_line, show_as_terminal
 
-TRACEBACK = "Traceback (most recent call last)"
 _LINES = 200
 """Lines of a traceback that are kept."""
 _WINDOW = 1_000
@@ -21,9 +20,6 @@ _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
 _CHAINED = re.compile(
     r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
 )
-_NUMBER = re.compile(r"\d+")
-_BOXED = re.compile(r"( *)[╭┌]")
-"""The top of a box, which rich's logger draws behind its columns."""
 _ORIGINAL = "Original Traceback"
 """The words after the message of an exception that came from another process."""
 _FRAMED = " \t╰"
@@ -53,41 +49,17 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
         longest: characters of a line that count.
     """
     reader = _Reader()
-    box = _BOXED.match(show_as_terminal(lines[start][:longest].decode(errors="replace")))
-    indent = box[1] if box else ""
-    first = parse_line(shown(lines[start], longest))
-    reader.take(start, first.text[first.text.find(TRACEBACK) :])
     end = min(start + 1 + _WINDOW, len(lines))
-    head = (
-        _head_of_all(first.text, parse_line(shown(lines[start + 1], longest)).text)
-        if start + 1 < end
-        else None
-    )
+    below = shown(lines[start + 1], longest) if start + 1 < end else ""
+    prefix = TracebackPrefix(shown(lines[start], longest), below)
+    reader.take(start, prefix.first)
     for place in range(start + 1, end):
-        line = parse_line(shown(lines[place], longest).removeprefix(indent))
-        if line.marks == first.marks:
-            if head is None:
-                reader.take(place, line.text)
-            elif prefix := head.match(line.text):
-                reader.take(place, line.text[prefix.end() :])
+        text = prefix.strip(shown(lines[place], longest))
+        if text is not None:
+            reader.take(place, text)
         if reader.ended:
             break
     return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
-
-
-def _head_of_all(first: str, below: str) -> re.Pattern[str] | None:
-    """Return a pattern of what all lines of a traceback begin with; None for nothing.
-
-    Args:
-        first: the line that begins the traceback, without the prefixes that are known.
-        below: the line below it.
-    """
-    head = first[: first.find(TRACEBACK)]
-    if not head.strip():
-        return None
-    # A logger that nobody knows: its times and counts differ from line to line.
-    pattern = re.compile(_NUMBER.sub(r"\\d+", re.escape(head.rstrip())) + "(?: |$)?")
-    return pattern if pattern.match(below) else None
 
 
 def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:

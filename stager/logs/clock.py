@@ -21,10 +21,10 @@ _CLOCK = re.compile(
 )
 _MONTHS = b"Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _DATES = (
-    # torch and glog: E1122 05:21:32.123456 4711 ...; in C++ [W304 05:21:32.1 file.cpp:1] is March
-    re.compile(rb"\b[IWEFVC](?P<month>\d\d?)(?P<day>\d\d) $"),
     # ISO 8601, logging's default, torchrun's report (with an underscore)
     re.compile(rb"(?P<year>20\d\d)[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[ T_]$"),
+    # torch and glog: E1122 05:21:32.123456 4711 ...; in C++ [W304 05:21:32.1 file.cpp:1] is March
+    re.compile(rb"\b[IWEFVC](?P<month>\d\d?)(?P<day>\d\d) $"),
     # transformers: 11/22/2026 05:21:32; rich: 11/22/26; detectron2 and vLLM: 11/22, 11-22
     re.compile(rb"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?:20)?(?P<short_year>\d\d),? $"),
     re.compile(rb"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) $"),

@@ -26,8 +26,8 @@ _HOST = (
     r"node-?rank|local|proc|process|version|v|log|err|out|lr|bs)[_-]?\d)[A-Za-z][A-Za-z-]*\d[\w-]*"
 )
 _NODE_AND_TASK = re.compile(
-    r"(?:.*\.)?\d+(?:_\d+)?\.(?P<node>[A-Za-z][\w-]*)\.(?P<task>\d+)\.(?:out|err|log|txt)"
-    rf"|(?:.*[._-])?\d+(?:_\d+)?[_-](?P<host>{_HOST})[_-](?P<number>\d+)\.(?:out|err|log|txt)"
+    r"(?:.*\.)?(?P<job>\d+)(?:_\d+)?\.(?P<node>[A-Za-z][\w-]*)\.(?P<task>\d+)\.(?:out|err|log|txt)"
+    rf"|(?:.*[._-])?(?P<number>\d+)(?:_\d+)?[_-](?P<host>{_HOST})[_-](?P<rank>\d+)\.(?:out|err|log|txt)"
 )
 """Slurm's ``%x.%j.%N.%t.out`` and ``%x-%j-%N-%t.out``."""
 _BEHIND_JOB = re.compile(
@@ -325,8 +325,9 @@ def foreign(path: Path, folder: Path) -> LogFile:
         attempt, local_rank = map(int, of_torchrun.groups())
         return replace(log, node=_host(shown, log.job), attempt=attempt, local_rank=local_rank)
     if named := _NODE_AND_TASK.fullmatch(path.name):
-        node, task = named["node"] or named["host"], named["task"] or named["number"]
-        return replace(log, node=node, rank=int(task))
+        number = named["job"] or named["number"]
+        node, task = named["node"] or named["host"], named["task"] or named["rank"]
+        return replace(log, job=number, node=node, rank=int(task))
     log = replace(log, node=_host(shown, log.job))
     for rank in _RANK.finditer(shown):
         if rank["of"] is None:

@@ -13,10 +13,13 @@ from typing import BinaryIO
 from ..core.regular_files import opened
 from .clock import piece_of, stamp, year_of
 from .files import JobFiles, LogFile
+from .prefixes import parse_line, show_as_terminal
 from .suspects import Open, Suspects
 
 _MARK = re.compile(r"^\[rank(\d+)\]: ?")
-"""Torch's mark of a rank's lines; torchrun's ``[default3]:`` counts within its node."""
+"""Torch's mark of a rank's lines, which is shown in front of them anyway."""
+_PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"')
+_LONGEST_PREFIX = 120
 _EVENT = b'{"v": '
 _OPEN = 200
 """Files that are kept open at a time: fewer than any limit of open files."""
@@ -70,6 +73,7 @@ class LogReader:
         self.time = 0.0
         self._number = 0
         self._offset = 0
+        self._held = b""
         self._year = year_of(log.path)
 
     def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
@@ -83,7 +87,6 @@ class LogReader:
         skipped = 0
         for at, raw in enumerate(raws):
             self._number += 1
-            self._offset += len(raw)
             if wanted is not None and at not in wanted:
                 skipped += 1
                 continue
@@ -103,10 +106,13 @@ class LogReader:
 
     def _line(self, raw: bytes) -> Line:
         """Return the line that was read last."""
-        text, rank = raw.rstrip(b"\r\n").decode(errors="replace"), self.log.rank
+        text = show_as_terminal(_last_state(raw).decode(errors="replace"))
+        rank, node = self.log.rank, self.log.node
+        if not self.log.own:
+            rank, node = _writer_of(text, self.log)
         if marked := _MARK.match(text):
             rank, text = int(marked[1]), text[marked.end() :]
-        return Line(self.time, self.log.path, self._number, text, self.log.node, rank)
+        return Line(self.time, self.log.path, self._number, text, node, rank)
 
     def _wanted(self, raws: Sequence[bytes]) -> Collection[int] | None:
         if self._suspects is None:
@@ -135,13 +141,43 @@ class LogReader:
             if whole and raws and not raws[-1].endswith(b"\n"):
                 raws.pop()
             if not raws:
+                if self._held and not whole:
+                    raws, self._held = [self._held], b""
+                    yield from self.take(raws, time)
                 return
+            self._offset += sum(map(len, raws))
+            raws[0], self._held = self._held + raws[0], b""
             yield from self.take(raws, time)
 
     def piece(self, handle: BinaryIO, size: int, time: float) -> Iterator[Line]:
-        """Yield the lines of the next bytes, which were all written at one time."""
+        """Yield the lines that the next bytes end; these were all written at one time.
+
+        A progress bar grows by many pieces and has no end of a line: its last state is kept.
+        """
         handle.seek(self._offset)
-        yield from self.take(handle.read(size).splitlines(keepends=True), time)
+        *whole, rest = handle.read(size).split(b"\n")
+        self._offset += sum(map(len, whole)) + len(whole) + len(rest)
+        if whole:
+            whole[0], self._held = self._held + whole[0], b""
+        self._held = _last_state(self._held + rest)
+        yield from self.take([raw + b"\n" for raw in whole], time)
+
+
+def _last_state(raw: bytes) -> bytes:
+    """Return what a terminal shows last of a line: a progress bar is written over itself."""
+    return raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :] if b"\r" in raw else raw
+
+
+def _writer_of(text: str, log: LogFile) -> tuple[int | None, str]:
+    """Return rank and node of a line, from its prefixes, else from the name of its file."""
+    head = text[:_LONGEST_PREFIX]
+    if not any(part in head for part in _PARTS_OF_MARKS):  # most lines; parsing takes longer
+        return log.rank, log.node
+    line = parse_line(text)
+    rank = log.rank if line.rank is None else line.rank
+    if rank is None and line.local_rank is None:
+        rank = line.task
+    return rank, line.node or log.node
 
 
 def in_order(
@@ -219,16 +255,16 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
     try:
         with path.open("rb") as handle:
             handle.seek(max(0, path.stat().st_size - _BLOCK))
-            lines = handle.read().decode(errors="replace").splitlines()
+            lines = handle.read().decode(errors="replace").rstrip("\r\n").split("\n")
     except OSError:
         return ()
-    return tuple(lines[-count:])
+    return tuple(filter(None, map(show_as_terminal, lines[-count:])))
 
 
 def numbered(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their numbers, from 1; none of one that cannot be read."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as handle:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as handle:
             for number, line in enumerate(handle, start=1):
                 yield number, line.rstrip("\n")
     except OSError:

@@ -50,14 +50,18 @@ class LineFilter:
         return (line for line in chosen if pattern.search(line.text))
 
     def _may_have(self, log: LogFile) -> bool:
-        if self.ranks and log.rank is not None and log.rank not in self.ranks:
+        if self.ranks and log.own and log.rank not in self.ranks:
             return False
-        return not self.nodes or not log.node or log.node in self.nodes
+        return not log.node or self._is_on_wanted(log.node)
 
     def _fits(self, line: Line) -> bool:
         if self.ranks and line.rank not in self.ranks:
             return False
-        return not self.nodes or line.node in self.nodes
+        return self._is_on_wanted(line.node)
+
+    def _is_on_wanted(self, node: str) -> bool:
+        """Return whether a node is wanted, whether or not its domain is named."""
+        return not self.nodes or node in self.nodes or node.partition(".")[0] in self.nodes
 
 
 def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:

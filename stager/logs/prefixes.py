@@ -6,10 +6,12 @@ A group of a pattern is named for what it tells and for the program that writes 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass
 
+TRACEBACK = "Traceback (most recent call last)"
 _ESCAPES = (
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
     r"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles, links
@@ -19,6 +21,9 @@ _ESCAPE = re.compile(_ESCAPES)
 _ESCAPE_BYTES = re.compile(_ESCAPES.encode())
 _REWRITTEN_BYTES = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
 """Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
+_NUMBER = re.compile(r"\d+")
+_BOX_TOP = re.compile(r"( *)[╭┌]")
+"""The top of a box, which rich's logger draws behind its columns."""
 _MOST = 8
 """Prefixes of one line that are looked at."""
 _COLUMN = r"(?: (?=(?:  )*(?! )))?"
@@ -112,6 +117,10 @@ _BAR = re.compile(r".{0,80}?(?:\d+%\|[^|]*\| *\S+|\d+it) \[\d+:\d\d[^\]]*\](?=\s
 _NODE_MARK = re.compile(_NODE)
 _LOGGER = re.compile("|".join(_LOGGERS))
 _PART = re.compile("|".join(_ROW))
+_PLAIN = re.compile(
+    rf"(?!(?:submitit|Mon|Tue|Wed|Thu|Fri|Sat|Sun|{_MONTH}|{_LEVEL}) )[A-Za-z_]+(?:[ =,;]|$)"
+)
+"""The beginning of a line without any prefix, which most lines are."""
 _COLUMN_SPACE = re.compile(_COLUMN)
 _BOX = re.compile(r"(?P<indent> *)(?:[╭┌][─ ]+(?P<title>.*?)[─ ]+[╮┐]|[│┃] (?P<inside>.*?) *[│┃])$")
 """Lines of a box that rich draws; its last one, which Python has no line for, stays."""
@@ -146,6 +155,7 @@ class ParsedLine:
     """The time as it is written, see :func:`stager.logs.clock.stamp`; empty for none."""
 
 
+@functools.lru_cache(maxsize=64)
 def parse_line(line: str) -> ParsedLine:
     """Separate a line of a log from its prefixes.
 
@@ -153,6 +163,8 @@ def parse_line(line: str) -> ParsedLine:
         line: one line, with or without its end.
     """
     text = show_as_terminal(line)
+    if _PLAIN.match(text) and "%|" not in text and "it [" not in text:
+        return ParsedLine(text=text, logged=text)
     told: dict[str, str] = {}
     groups: dict[str, str] = {}
     if text.startswith("{"):
@@ -179,6 +191,44 @@ def parse_line(line: str) -> ParsedLine:
         level=told.get("level", ""),
         stamp=told.get("stamp", ""),
     )
+
+
+class TracebackPrefix:
+    """What stands before each line of one traceback."""
+
+    def __init__(self, first: str, below: str) -> None:
+        """Learn it from two lines, as a terminal shows them.
+
+        Args:
+            first: the line that begins the traceback.
+            below: the line below it; empty if it is not there yet.
+        """
+        box = _BOX_TOP.match(first)
+        self._indent = box[1] if box else ""
+        line = parse_line(first)
+        self._marks = line.marks
+        head, self.first, rest = line.text.partition(TRACEBACK)
+        self.first += rest
+        # A logger that nobody knows: its times and counts differ from line to line.
+        head = _NUMBER.sub(r"\\d+", re.escape(head.rstrip()))
+        self._head = re.compile(head + "(?: |$)?") if head else None
+        if self._head is not None and not self._head.match(parse_line(below).text):
+            self._head = None
+
+    @property
+    def writer(self) -> object:
+        """Return what tells its lines from another traceback's."""
+        return self._marks, None if self._head is None else self._head.pattern
+
+    def strip(self, line: str) -> str | None:
+        """Return the text of a line that may belong to the traceback; None for another writer's."""
+        parsed = parse_line(line.removeprefix(self._indent))
+        if parsed.marks != self._marks:
+            return None
+        if self._head is None:
+            return parsed.text
+        head = self._head.match(parsed.text)
+        return None if head is None else parsed.text[head.end() :]
 
 
 def show_block_as_terminal(block: bytes) -> bytes:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from ..catalogue.catalogue import catalogue
 from ..catalogue.prefilter import Prefilter
+from .prefixes import TRACEBACK, TracebackPrefix, show_block_as_terminal
 
-TRACEBACK = "Traceback (most recent call last)"
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")
 """Texts of which a line about an error has at least one, in any case."""
 _DIGITS = b"0123456789"
 
 
-_CLOSING = re.compile(rb"[A-Za-z_][\w.]*(?::|\s*$)")
+_CLOSING = re.compile(r"[A-Za-z_][\w.]*(?::|\s*$)")
 """The beginning of the line that ends a traceback: the exception, which is not indented."""
+_LINE_BYTES = 2_000
 _WINDOW = 1_000
 """Lines that may follow the one that begins a traceback; other ranks' may be among them."""
 
@@ -27,8 +28,8 @@ class Open:
 
     lines: int
     """The number of lines that may follow."""
-    head: bytes
-    """The mark before each of its lines."""
+    prefix: TracebackPrefix
+    """What stands before each of its lines."""
 
 
 class Suspects:
@@ -51,45 +52,53 @@ class Suspects:
         Returns:
             the places, and the tracebacks that these lines leave open.
         """
-        suspected = self._prefilter.among(_shapes(raws)).at
+        lines = _as_terminal(raws)
+        suspected = self._prefilter.among(_shapes(lines)).at
         places, still_open = set(suspected), []
-        ends: dict[bytes, int] = {}
+        ends: dict[object, int] = {}
         traces = [(0, trace) for trace in before]
         for at in suspected:
-            if _begins(raws[at]):
-                traces.append((at + 1, Open(_WINDOW, _head(raws[at]))))
+            if TRACEBACK.encode() in lines[at]:
+                traces.append((at + 1, Open(_WINDOW, _prefix(lines, at))))
         for start, trace in traces:
-            if start < ends.get(trace.head, 0):
+            if start < ends.get(trace.prefix.writer, 0):
                 continue  # it belongs to the one that is open
-            end, rest = _end(raws, start, trace)
-            ends[trace.head] = end
+            end, rest = _end(lines, start, trace)
+            ends[trace.prefix.writer] = end
             places.update(range(start, end))
             if rest is not None:
                 still_open.append(rest)
         return places, still_open
 
 
-def _shapes(raws: Sequence[bytes]) -> list[bytes]:
+def _shapes(lines: Sequence[bytes]) -> list[bytes]:
     """Return the lines in lower case and without digits."""
-    whole = b"".join(raws).lower().translate(None, _DIGITS).split(b"\n")
-    if raws and len(whole) == len(raws) + raws[-1].endswith(b"\n"):
-        return whole[: len(raws)]
-    return [raw.lower().translate(None, _DIGITS) for raw in raws]  # some end otherwise
+    return b"\n".join(lines).lower().translate(None, _DIGITS).split(b"\n") if lines else []
 
 
-def _begins(raw: bytes) -> bool:
-    return TRACEBACK.encode() in raw
+def _as_terminal(raws: Sequence[bytes]) -> list[bytes]:
+    """Return the lines as a terminal shows them."""
+    shown = show_block_as_terminal(b"".join(raws)).split(b"\n")
+    if raws and len(shown) == len(raws) + raws[-1].endswith(b"\n"):
+        return shown[: len(raws)]
+    return [show_block_as_terminal(raw) for raw in raws]  # some end otherwise
 
 
-def _head(raw: bytes) -> bytes:
-    return raw[: raw.index(TRACEBACK.encode())]
+def _text(line: bytes) -> str:
+    return line[:_LINE_BYTES].decode(errors="replace")
 
 
-def _end(raws: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
+def _prefix(lines: Sequence[bytes], at: int) -> TracebackPrefix:
+    below = _text(lines[at + 1]) if at + 1 < len(lines) else ""
+    return TracebackPrefix(_text(lines[at]), below)
+
+
+def _end(lines: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
     """Return the place behind the last line of a traceback, and the rest that is still open."""
-    stop = min(start + trace.lines, len(raws))
+    stop = min(start + trace.lines, len(lines))
     for at in range(start, stop):
-        if raws[at].startswith(trace.head) and _CLOSING.match(raws[at], len(trace.head)):
+        text = trace.prefix.strip(_text(lines[at]))
+        if text is not None and _CLOSING.match(text):
             return at + 1, None
     more = trace.lines - (stop - start)
-    return stop, Open(more, trace.head) if more else None
+    return stop, Open(more, trace.prefix) if more else None

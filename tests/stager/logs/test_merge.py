@@ -21,7 +21,7 @@ from stager.diagnosis.diagnose import diagnose
 from stager.logs.clock import stamp
 from stager.logs.error_lines import errors_of
 from stager.logs.files import LogFile, find, of_job
-from stager.logs.lines import Line
+from stager.logs.lines import Line, last_lines, numbered
 from stager.logs.merge import LineFilter, follow, merged
 
 TRACE = """\
@@ -115,12 +115,27 @@ def test_lines_come_in_the_order_in_which_they_were_written(written: Written) ->
         "first",
         "second",
         "third",
-        "fourth, with ü and \x1b[1m",
+        "fourth, with ü and ",
         "fifth",
     ]
     assert [line.who for line in found] == ["n2 1", "n1 0", "n1 0", "n2 1", "n1 0"]
     assert [line.time for line in found] == [1001, 1002, 1002, 1003, 1004]
     assert [line.number for line in found] == [1, 1, 2, 2, 3]
+
+
+def test_a_progress_bar_is_one_line(written: Written) -> None:
+    for percent in range(100):
+        written.now = 1000 + percent
+        written.logs.output("n1", 0, f"\r{percent:3}%|{'#' * percent}".encode(), ("rank",))
+    written.logs.output("n1", 0, b"\r100%|done\nafter it\n\r  1%|#", ("rank",))
+    expected = ["n1 0: 100%|done", "n1 0: after it", "n1 0:   1%|#"]
+    assert all_of(written.folder) == expected
+    assert [line.number for line in merged(of_job(written.folder, "17"), LineFilter())] == [1, 2, 3]
+    written.end()
+    assert shown(follow(lambda: of_job(written.folder, "17"), LineFilter())) == expected
+    log = written.folder / "a.17.b.17.n1.0.out"
+    assert last_lines(log, 2) == ("after it", "  1%|#")
+    assert list(numbered(log))[1] == (2, "after it")
 
 
 def test_what_a_log_has_beyond_the_order_is_not_lost(written: Written) -> None:
@@ -395,6 +410,10 @@ def test_the_folders_of_torchrun(tmp_path: Path) -> None:
         (["train.o4711", "train.e4711"], ["train.o4720", "train.e4720"]),
         (["71604_0_log.err"], ["71605_0_log.err", "71605_1_log.err"]),
         (["4711/rank0.txt"], ["4712/rank0.txt", "4712/rank1.txt"]),
+        (
+            ["t.77.node01.0.out"],
+            ["t.78.node01.0.out", "t.78.node12.100.out", "t.78.node12.101.out"],
+        ),
         ([], ["slurm-81234_3.out", "slurm-81234_7.out"]),
         ([], ["nccl.node01.4711.log", "nccl.node01.4712.log"]),
         ([], ["rank0-20261121.out", "rank1-20261122.out"]),
@@ -439,6 +458,40 @@ def test_marks_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> None:
     assert all_of(folder, ranks=(1,)) == ["1: one"]
     theirs = ["slurm_77.out: nobody's", "slurm_77.out: [default0]:zero"]
     assert all_of(folder) == ["1: one", *theirs]
+
+
+def test_prefixes_in_a_shared_log_choose_too(foreign: Callable[..., Path]) -> None:
+    folder = foreign(
+        slurm_77__out=(
+            "node1: [default2]:[rank2]: one\nnode2: [default2]:[rank6]: two\n"
+            "node2.cluster: [1,6]<stderr>:three\n5: four\nfive\n"
+        ),
+        train__77__node02__1__out="[rank6]: six\nseven\n",  # a task that is a torchrun
+    )
+    six = ["node02 6: six", "node2 6: node2: [default2]:[rank6]: two"]
+    assert sorted(all_of(folder, ranks=(6,))) == [
+        *six,
+        "node2.cluster 6: node2.cluster: [1,6]<stderr>:three",
+    ]
+    assert all_of(folder, ranks=(5,)) == ["5: 5: four"]
+    assert all_of(folder, ranks=(6,), nodes=("node02",)) == six[:1]
+    assert len(all_of(folder, nodes=("node2",))) == 2
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(Worker pid=5) ERROR 07-29 21:48:5{} [core.py:1141] ",
+        "<<my own {}>> ",
+        "\x1b[31m[1,{}]\x1b[0m ",
+    ],
+)
+def test_errors_with_a_prefix_are_whole(foreign: Callable[..., Path], shape: str) -> None:
+    trace = TRACE.format(line=12, closing="ValueError: x").splitlines()
+    text = "".join(f"{shape.format(at)}{line}\n" for at, line in enumerate(trace))
+    folder = foreign(slurm__out=f"step 1\n{text}step 2\n")
+    found = all_of(folder, errors=True)
+    assert [line[-8:] for line in found] == [line[-8:] for line in trace]
 
 
 def test_errors_come_once_and_without_noise(foreign: Callable[..., Path]) -> None:
