@@ -15,7 +15,7 @@ from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
 from ..node import host, locks, removal
 from ..protocol.counts import counted
-from ..protocol.enumerations import Launcher
+from ..protocol.enumerations import Allocation, Launcher
 from ..protocol.launch_answers import (
     Departure,
     FailureRecord,
@@ -39,7 +39,7 @@ from .output_reader import Outputs, run_launcher
 from .rank_monitor import Rank, RankMonitor
 from .recent_output import RecentOutput
 from .staged_files import make_work_dir
-from .variables import group_variables, native_variables, rank_variables
+from .variables import drop_schedulers, group_variables, native_variables, rank_variables
 
 _SHOWN = 30
 
@@ -231,7 +231,8 @@ def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
 def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest) -> _Start:
     job = request.job
     program = commands.wrapper(directories, job.launch.command)
-    variables = rank_variables(directories, group, os.environ, job.launch.pass_env)
+    base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
+    variables = rank_variables(directories, group, base, job.launch.pass_env)
     hub_cache.prepare(directories, os.environ)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name

@@ -27,6 +27,11 @@ RANK = re.compile(
     r"|ROLE_(NAME|RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|TORCHELASTIC_"
 )
 """Variables that say which rank a process is: of the caller, which is none, or another one."""
+SCHEDULER = re.compile(
+    r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC|PBS|LSB|LSF|OAR|OAR2|SGE|PALS|PMI|HYDRA|JSM)_"
+    r"|(OMPI|PMIX)_(?!MCA_)|FLUX_(JOB|TASK|URI)"
+)
+"""Variables of a scheduler or an MPI launcher; those of MCA are the user's own settings."""
 USE_CPU = "ACCELERATE_USE_CPU"
 """Makes accelerate, and so the Trainer of transformers, use gloo."""
 _TORCHRUN_SECONDS = 30
@@ -93,6 +98,15 @@ def environment_variables(
         "STAGER_TRAINER": os.path.join(directories.environment, STATE, "site"),
         "STAGER_JOB_DIR": directories.job_dir,
     }
+
+
+def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
+    """Return the caller's variables for ranks that no scheduler starts.
+
+    Programs take such variables for their rank: Lightning starts as many processes as
+    ``SLURM_NTASKS`` says, for example.
+    """
+    return {name: value for name, value in base.items() if not SCHEDULER.match(name)}
 
 
 def rank_variables(

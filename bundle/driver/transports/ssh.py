@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 
+from ...launch.variables import drop_schedulers
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.masking import without_secrets
@@ -29,7 +30,7 @@ _LOADER = "import binascii,sys,zlib;exec(zlib.decompress(binascii.a2b_base64(sys
 """Runs the bootstrap program from an argument in which no shell finds anything of its own."""
 _IS_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 9))"
 _OF_THIS_HOST = re.compile(
-    r"(SSH|XDG|DBUS|SLURM|SRUN|SBATCH|SALLOC|PBS|LSB|LSF|OAR|OAR2|SGE|KRB5\w*|STAGER_PROGRAM)_\w*"
+    r"(SSH|XDG|DBUS|KRB5\w*|STAGER_PROGRAM)_\w*"
     r"|HOME|USER|LOGNAME|SHELL|SHLVL|PATH|PWD|OLDPWD|MAIL|TERM|COLUMNS|LINES|DISPLAY|XAUTHORITY"
     r"|HOSTNAME|HOST|TMPDIR|TMP|TEMP|TTY|KRB5CCNAME|_"
 )
@@ -88,7 +89,8 @@ class SshCluster:
         """Return the variables that hosts get, besides their own."""
         allowed = self._job.launch.pass_env if ranks else ()
         sent = without_secrets(os.environ, allowed)
-        return {name: sent[name] for name in sent if not _OF_THIS_HOST.fullmatch(name)}
+        own = drop_schedulers(sent)
+        return {name: own[name] for name in own if not _OF_THIS_HOST.fullmatch(name)}
 
     def waiting(self, on_event: OnEvent) -> Waiting:
         """Return a wait that is over at once: each host answers for itself."""

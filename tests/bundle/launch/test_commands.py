@@ -14,6 +14,7 @@ from bundle.launch.directories import JobDirectories
 from bundle.launch.group import RankGroup
 from bundle.launch.step_ranks import step_variables
 from bundle.launch.variables import (
+    drop_schedulers,
     environment_variables,
     native_variables,
     rank_variables,
@@ -200,6 +201,13 @@ KEPT = [
     *("PYTHONBREAKPOINT", "XPYTHONPATH", "PYTHONPATH_OLD", "MY_RANK", "RANKING", "NCCL_DEBUG"),
     *("CUDA_VISIBLE_DEVICES", "STAGER_PATCHES", "MASTER_ADDRESSES"),
 ]
+
+
+def test_variables_of_schedulers_are_dropped_where_none_starts_the_ranks() -> None:
+    foreign = ("SLURM_NTASKS", "PBS_JOBID", "LSB_JOBID", "PMI_RANK", "PMIX_RANK", "FLUX_JOB_ID")
+    own = {"OMPI_MCA_btl": "tcp", "LS_COLORS": "x", "FLUX_MODEL": "y"}
+    given = {**dict.fromkeys((*foreign, "OMPI_COMM_WORLD_RANK"), "3"), **own}
+    assert drop_schedulers(given) == own
 
 
 @pytest.mark.parametrize("name", DECOYS)
