@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,23 @@ class SourceBuilder:
     """File name and source of each wheel."""
     git: list[GitPin] = field(default_factory=list)
     """The commits that were built."""
+
+    def build_all(
+        self, named: Sequence[SourceRequirement], pins: Sequence[GitPin]
+    ) -> tuple[str, ...]:
+        """Build the sources that the user has named; return requirements that install the wheels.
+
+        Args:
+            named: the sources.
+            pins: earlier commits of branches, which are kept.
+
+        Raises:
+            ResolveError: sources that cannot be built; one context line for each.
+        """
+        made, commits = sources.build_all(named, self.store, self.pip, pins)
+        self.built += [(wheel.name, source.label) for source, wheel in made]
+        self.git += commits
+        return tuple(sources.requirement_for(source, wheel) for source, wheel in made)
 
     def file(
         self, package: Package, selected: PackageVcs | PackageDirectory, base: Path

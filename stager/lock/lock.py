@@ -15,11 +15,11 @@ from packaging.pylock import is_valid_pylock_path
 from ..core.errors import ConfigError, ResolveError
 from ..core.processes import Runner, run
 from ..core.store import Store
-from . import refusals, sources, torch_backend
+from . import refusals, torch_backend
 from .build_environment import resolve_all
 from .built_sources import SourceBuilder
 from .file_digests import index_answers, measure
-from .indexes import TORCH_INDEX, Indexes, pip_settings
+from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
 from .kept import kept
 from .lock_file import digest_of, earlier_lock, no_file, parsed, publish, render
 from .pylock import Lock, select
@@ -60,24 +60,20 @@ def make_lock(
     spec = torch_backend.settled(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
-    if settings and settings.require_hashes and not spec.require_hashes:
-        spec = replace(spec, require_hashes="pip's configuration")
+    spec = _require_hashes(spec, settings)
     keep = kept(options, None if supplied else earlier_lock(path, spec.target))
     with store.scratch("lock") as scratch:
         request = _resolve_request(spec, store, scratch, options, run)
-        made, commits = sources.build_all(spec.local_projects, store, request.pip, keep.git)
-        extra = (sources.requirement_for(source, wheel) for source, wheel in made)
-        request = replace(request, requirements=(*request.requirements, *extra))
-        built = [(wheel.name, source.label) for source, wheel in made]
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
-        request = replace(keep.added_to(request), build=builder.file, settings=settings)
+        wanted = (*request.requirements, *builder.build_all(spec.local_projects, keep.git))
+        request = replace(request, requirements=wanted, build=builder.file, settings=settings)
+        request = keep.added_to(request)
         request, resolved = _answer(spec, request, options, reachable or index_answers)
         if automatic:
             torch_backend.refuse_newer_cuda(resolved, spec.torch_backend)
-        built += builder.built
         request = replace(request, indexes=request.indexes.plus(spec.all_indexes))
         files = measure(resolved, store=store, pip=request.pip)
-        refusals.refuse_other_files(files, spec, [wheel for wheel, _ in built])
+        refusals.refuse_other_files(files, spec, dict(builder.built))
     indexes = spec.indexes if options.offline else request.indexes
     lock = Lock(
         path=path,
@@ -86,14 +82,21 @@ def make_lock(
         spec_digest=spec.digest,
         digest=digest_of(spec.target, files),
         indexes=indexes.without_credentials(),
-        sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in built),
+        sources=tuple((wheel, _beside(label, spec.root, path)) for wheel, label in builder.built),
         torch_backend=spec.torch_backend if automatic else None,
-        git=(*commits, *builder.git),
+        git=tuple(builder.git),
         exclude_newer=keep.cutoff,
     )
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
         publish(path, render(lock))
     return lock
+
+
+def _require_hashes(spec: Spec, settings: PipSettings | None) -> Spec:
+    """Return a spec that requires hashes where pip's configuration does."""
+    if settings is None or not settings.require_hashes or spec.require_hashes:
+        return spec
+    return replace(spec, require_hashes="pip's configuration")
 
 
 def _refuse_other_name(path: Path) -> None:
