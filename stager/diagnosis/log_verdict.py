@@ -24,6 +24,10 @@ from .scan import EXCEPTION, Hit, Scanned
 from .verdict import Candidate, Role, blamed
 from .waiting import absent, hang
 
+_OF_LAUNCHER = re.compile(
+    r"torch/distributed/(?:run|launcher/api)\.py|accelerate/commands/|deepspeed/launcher/"
+)
+"""Frames of a launcher's own traceback, which is no rank's."""
 _ENDED_BY_KERNEL = (FailureClass.OUT_OF_MEMORY, FailureClass.KILLED)
 """Classes of failures whose own line tells no rank, but that of the launcher does."""
 _NEAR_LINES = 40
@@ -175,7 +179,9 @@ class _Logs:
             if report.log == hit.log and report.number > hit.number and report.raised
         ]
         root = min(below, key=lambda report: (report.followed, report.number), default=None)
-        return hit if root is None else replace(hit, rank=root.rank)
+        if root is None or any(map(_OF_LAUNCHER.search, hit.trace)):
+            return hit
+        return replace(hit, rank=root.rank)
 
     def _with_rank_below(self, hit: Hit) -> Hit:
         """Return a line with the rank whose traceback follows it, if there is only one."""
@@ -310,12 +316,18 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
     )
     report = _exit_of(rank, ended)
     if report is None:
-        return failure
+        return replace(failure, node=node or _only_node(hit, ended))
     return replace(failure, node=node or report.node, exit_code=report.code)
 
 
 def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
     return hit.node or ("" if rank is None else nodes.get(rank, ""))
+
+
+def _only_node(hit: Hit, ended: Sequence[Exit]) -> str:
+    """Return the node of which the log of a hit says that a process ended badly; empty for many."""
+    nodes = {report.node for report in ended if report.log == hit.log}
+    return nodes.pop() if len(nodes) == 1 and hit.rank is None else ""
 
 
 def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
