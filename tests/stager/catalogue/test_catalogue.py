@@ -39,7 +39,7 @@ FOREIGN = {
     *("--main", "--config", "--include", "--hostfile", "--launcher"),  # accelerate, DeepSpeed
     *("--allow-run-as-root", "--bind-to", "--map-by", "--oversubscribe", "--mca", "--host"),
     *("--address", "--head", "--gpus", "--local", "--local-rank"),  # Ray, Docker, PyTorch
-    *("--node-rank", "--prtemca", "--previous"),  # torchrun, mpirun, kubectl
+    *("--node-rank", "--master-port", "--prtemca", "--previous", "--signal"),  # torchrun, kubectl
     *("--gpus-per-node", "--gres", "--shm-size", "--pids-limit"),  # Slurm, Docker
     "--out",  # the trainer's
 }
