@@ -55,11 +55,24 @@ _reading = threading.local()
 
 def is_needed(load: types.ModuleType) -> bool:
     """Return True if ``datasets.load`` is not patched, and the hub's cache has data sets."""
-    if hasattr(load.dataset_module_factory, _MARK):
-        return False
+    return not hasattr(load.dataset_module_factory, _MARK) and _has_any("datasets--*")
+
+
+def has_left_out(file_download: types.ModuleType) -> bool:
+    """Return True if ``huggingface_hub.file_download`` is not patched, and files were left out."""
+    return not hasattr(file_download.hf_hub_download, _MARK) and _has_any(f"*/{PART}")
+
+
+def has_spaces(loading: types.ModuleType) -> bool:
+    """Return True if ``evaluate.loading`` is not patched, and the hub's cache has Spaces."""
+    return not hasattr(loading, _MARK) and _has_any("spaces--*")
+
+
+def _has_any(pattern: str) -> bool:
+    """Return True if the hub's cache has a path like this."""
     cache = Path(os.environ.get("HF_HUB_CACHE", ""))
     with contextlib.suppress(OSError):
-        return cache.is_absolute() and any(cache.glob("datasets--*"))
+        return cache.is_absolute() and any(cache.glob(pattern))
     return False
 
 
@@ -79,16 +92,6 @@ def snapshot_of(
             return None
     snapshot = repository / "snapshots" / commit
     return snapshot if snapshot.is_dir() else None
-
-
-def has_left_out(file_download: types.ModuleType) -> bool:
-    """Return True if ``huggingface_hub.file_download`` is not patched, and files were left out."""
-    if hasattr(file_download.hf_hub_download, _MARK):
-        return False
-    cache = Path(os.environ.get("HF_HUB_CACHE", ""))
-    with contextlib.suppress(OSError):
-        return cache.is_absolute() and any(cache.glob(f"*/{PART}"))
-    return False
 
 
 def refuse_left_out(file_download: Any) -> None:
@@ -118,6 +121,30 @@ def refuse_left_out(file_download: Any) -> None:
 
     setattr(hf_hub_download, _MARK, True)
     file_download.hf_hub_download = hf_hub_download
+
+
+def read_spaces(loading: Any) -> None:
+    """Make ``evaluate.load`` find a metric, which is a Space, in the hub's cache when offline."""
+    factory = loading.HubEvaluationModuleFactory
+    get_module = factory.get_module
+
+    @wraps(get_module)
+    def get_module_offline(self: Any) -> Any:
+        snapshot = None
+        if _is_offline():
+            snapshot = snapshot_of(self.name, self.revision, "space")
+        if snapshot is None:
+            return get_module(self)
+        return loading.LocalEvaluationModuleFactory(
+            str(snapshot / f"{self.name.rpartition('/')[2]}.py"),
+            module_type=self.module_type,
+            download_config=self.download_config,
+            download_mode=self.download_mode,
+            dynamic_modules_path=self.dynamic_modules_path,
+        ).get_module()
+
+    factory.get_module = get_module_offline
+    setattr(loading, _MARK, True)
 
 
 def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:

@@ -134,6 +134,14 @@ def _read_hub_cache(load: types.ModuleType) -> None:
     _hub_datasets().read_snapshots(load)
 
 
+def _spaces_are_ignored(loading: types.ModuleType) -> bool:
+    return bool(_hub_datasets().has_spaces(loading))
+
+
+def _read_spaces(loading: types.ModuleType) -> None:
+    _hub_datasets().read_spaces(loading)
+
+
 def _left_out_is_absent(file_download: types.ModuleType) -> bool:
     return bool(_hub_datasets().has_left_out(file_download))
 
@@ -174,6 +182,14 @@ PATCHES: tuple[Patch, ...] = (
         module="huggingface_hub.file_download",
         applies=_left_out_is_absent,
         apply=_refuse_left_out,
+    ),
+    Patch(
+        name="hub-spaces",
+        reason="evaluate, when offline, does not look into the hub's cache for a metric's name.",
+        link="https://github.com/huggingface/evaluate/issues/456",
+        module="evaluate.loading",
+        applies=_spaces_are_ignored,
+        apply=_read_spaces,
     ),
 )
 """Every patch; ``tests/bundle/environment/test_patches.py`` tests each with the real fault."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os.path
+import contextlib
+import os
 import re
 from collections.abc import Collection, Mapping
 
@@ -36,10 +37,13 @@ USE_CPU = "ACCELERATE_USE_CPU"
 """Makes accelerate, and so the Trainer of transformers, use gloo."""
 _TORCHRUN_SECONDS = 30
 """Seconds until torchrun itself kills ranks that it told to end (``LaunchConfig``, torch 2.13)."""
+ENV = "assets/.stager-env"
+"""The directory in an environment with a link to an asset for each variable of ``assets.env``."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
+    "HF_EVALUATE_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -86,6 +90,7 @@ def environment_variables(
         **env,
         **hub_cache.variables(directories, env),
         **_OFFLINE,
+        **_asset_variables(directories.environment),
         "PATH": os.pathsep.join(
             [os.path.join(directories.environment, "bin"), env.get("PATH") or os.defpath]
         ),
@@ -107,6 +112,17 @@ def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
     ``SLURM_NTASKS`` says, for example.
     """
     return {name: value for name, value in base.items() if not SCHEDULER.match(name)}
+
+
+def _asset_variables(environment: str) -> dict[str, str]:
+    """Return the variables that are places of assets; none in an older environment."""
+    folder = os.path.join(environment, ENV)
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            goal = os.readlink(os.path.join(folder, name))
+            found[name] = os.path.normpath(os.path.join(folder, goal))
+    return found
 
 
 def rank_variables(

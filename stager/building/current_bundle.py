@@ -180,8 +180,8 @@ def _of_script(config: Config, listener: Listener) -> ChosenBundle:
 
 
 def hub_requests(config: Config) -> tuple[HubRequest, ...]:
-    """Return the models and data sets that the settings name."""
-    return (*config.assets.models, *config.assets.datasets)
+    """Return the models, data sets and Spaces that the settings name."""
+    return (*config.assets.models, *config.assets.datasets, *config.assets.spaces)
 
 
 def inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:

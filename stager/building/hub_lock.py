@@ -51,7 +51,7 @@ def upgraded(
         if "/" in name:
             known = ", ".join(dict.fromkeys(request.label for request in requests))
             raise ConfigError(
-                f"--upgrade-package {name}: no model or data set of {config.source.name} has this "
+                f"--upgrade-package {name}: no asset of {config.source.name} on the hub has this "
                 "name",
                 hint=f"there are {known}" if known else "its assets name none",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ class LockResult:
     """Number of models of the hub in it."""
     datasets: int = 0
     """Number of data sets of the hub in it."""
+    spaces: int = 0
+    """Number of Spaces of the hub in it."""
     asset_bytes: int = 0
     """The size of their files in bytes."""
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -63,11 +66,13 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
         lock = _make_lock(config, spec, store, options, listener)
         files = hub_files(store, options.offline, listener)
         lock = with_assets(config, lock, files, listener, moved=moved)
+    kinds = Counter(repository.request.kind for repository in lock.assets)
     return LockResult(
         lock=lock.path,
         packages=len(lock.files),
-        models=sum(repository.request.kind == "model" for repository in lock.assets),
-        datasets=sum(repository.request.kind == "dataset" for repository in lock.assets),
+        models=kinds["model"],
+        datasets=kinds["dataset"],
+        spaces=kinds["space"],
         asset_bytes=sum(repository.size for repository in lock.assets),
         first=earlier is None,
         changes=changes(earlier, lock),

@@ -52,6 +52,7 @@ class ProjectLook:
             "repository": str(repository_of(folder.resolve())),
             "patterns": [*project.exclude, None, *project.outputs, None, *left_out],
             "assets": [str(path) for path in assets.paths],
+            "env": [[name, str(path)] for name, path in assets.env],
         }
         self._key = Digest.of(canonical_json(shaped_by))
         self._store = store

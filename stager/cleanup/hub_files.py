@@ -16,7 +16,7 @@ from ..core.deletion import remove, size_of
 from ..hub.caches import is_the_users
 from .files import files_in, folders_in
 
-_REPOSITORIES = ("models--", "datasets--")
+_REPOSITORIES = ("models--", "datasets--", "spaces--")
 _OWN = "own-"
 """Small files that a build writes for its layers."""
 _SNAPSHOTS, _BLOBS, _LOCKS = "snapshots", "blobs", ".locks"

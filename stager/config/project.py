@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.launch.variables import DROPPED, RANK
 from bundle.results import patterns
 
 from ..hub.names import HubRequest, Kind, parse_request
@@ -14,6 +15,9 @@ from .table import Table
 
 _LONGEST_NAME = 100
 """A file's name has 255 bytes; a log's also has the job's id, a node's name and a task's number."""
+
+_OURS = re.compile(rf"PATH$|STAGER_|{DROPPED.pattern}|{RANK.pattern}")
+"""Variables that ranks do not get from the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +39,15 @@ class AssetsConfig:
     """``[assets]``: models and data, fetched at build time and never later."""
 
     paths: tuple[Path, ...]
-    """Files and folders, absolute."""
+    """Files and folders, absolute, with those that ``env`` names."""
     models: tuple[HubRequest, ...]
     """Models (and their tokenizers) of the hub."""
     datasets: tuple[HubRequest, ...]
     """Data sets of the hub."""
+    spaces: tuple[HubRequest, ...] = ()
+    """Spaces of the hub, such as the metrics of ``evaluate``."""
+    env: tuple[tuple[str, Path], ...] = ()
+    """Variables of the ranks, each with the asset that it is the place of."""
 
 
 def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
@@ -88,10 +96,25 @@ def output(value: object) -> str:
 
 def assets(table: Table, root: Path) -> AssetsConfig:
     """Read ``[assets]``; problems are noted in the table."""
+    paths = table.take("paths", (), checks.each(checks.path(root)), "a list of paths")
+    env = table.take(
+        "env", (), checks.variables, 'a table of paths, { TIKTOKEN_CACHE_DIR = "caches/tiktoken" }'
+    )
+    places = []
+    for name, value in env:
+        try:
+            if _OURS.match(name):
+                raise ValueError("stager sets this variable itself")
+            places.append((name, checks.path(root)(value)))
+        except ValueError as exc:
+            table.problem(f"env.{name}", str(exc) or f"{value!r} is no path")
+    more = (place for _, place in places if not any(map(place.is_relative_to, paths)))
     return AssetsConfig(
-        paths=table.take("paths", (), checks.each(checks.path(root)), "a list of paths"),
+        paths=(*paths, *dict.fromkeys(more)),
+        env=tuple(places),
         models=_of_hub(table, "models", "model"),
         datasets=_of_hub(table, "datasets", "dataset"),
+        spaces=_of_hub(table, "spaces", "space"),
     )
 
 

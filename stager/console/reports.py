@@ -102,6 +102,8 @@ class Reports(Output):
             parts.append(counted(result.models, "model"))
         if result.datasets:
             parts.append(counted(result.datasets, "data set"))
+        if result.spaces:
+            parts.append(counted(result.spaces, "Space"))
         self.say(f"locked {', '.join(parts)} in {result.lock}", "good")
         for name, files in result.left_out.items():
             self.say(f"  {visible(name)} without {_some(files, len(files))}")

@@ -87,8 +87,10 @@ class HubClient:
         library = _library()
         with _explained(request):
             api = library.HfApi(endpoint=_endpoint(), library_name="stager")
-            ask = api.model_info if request.kind == "model" else api.dataset_info
-            info = ask(request.name, revision=request.revision or None, files_metadata=True)
+            asks = {"model": api.model_info, "dataset": api.dataset_info, "space": api.space_info}
+            info = asks[request.kind](
+                request.name, revision=request.revision or None, files_metadata=True
+            )
             card = info.card_data.to_dict() if hasattr(info.card_data, "to_dict") else {}
         configs = card.get("configs")
         return HubAnswer(
@@ -141,7 +143,7 @@ def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
         import huggingface_hub
     except ImportError as exc:
         raise ConfigError(
-            "assets.models and assets.datasets need huggingface_hub, which is not installed",
+            "models, datasets and spaces in [assets] need huggingface_hub, which is not installed",
             hint=f"in the clone of stager: {_INSTALL}; or in its virtual environment: "
             "pip install huggingface_hub",
             context=[str(exc)],

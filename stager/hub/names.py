@@ -1,4 +1,4 @@
-"""The names in ``assets.models`` and ``assets.datasets``: repositories of a hub."""
+"""The names in ``assets.models``, ``datasets`` and ``spaces``: repositories of a hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Kind = Literal["model", "dataset"]
+Kind = Literal["model", "dataset", "space"]
 _REPOSITORY = re.compile(
     r"(?!.*(--|\.\.|\.git$))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?"
 )
@@ -19,15 +19,16 @@ _PART = re.compile(r"[\w.+ -]{1,200}")
 _KEYS: Mapping[Kind, tuple[str, ...]] = {
     "model": ("name", "revision", "files"),
     "dataset": ("name", "revision", "config", "split", "files"),
+    "space": ("name", "revision", "files"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubRequest:
-    """One model or data set that the user asks for."""
+    """One model, data set or Space that the user asks for."""
 
     kind: Kind
-    """``model`` or ``dataset``."""
+    """``model``, ``dataset`` or ``space``."""
     name: str
     """The repository, ``org/name`` or ``name``."""
     revision: str = ""

@@ -37,6 +37,7 @@ FILES_LIMIT = 1000
 _ASSET_TYPES = {
     "model": ComponentType.MACHINE_LEARNING_MODEL,
     "dataset": ComponentType.DATA,
+    "space": ComponentType.APPLICATION,
     "file": ComponentType.DATA,
 }
 _REFERENCES = {
@@ -143,8 +144,8 @@ def _asset(asset: InventoryAsset) -> Component:
 
 
 def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
-    """Return the package URL of a repository; a data set's has the path that it has on the hub."""
-    folder = f"datasets/{owner}" if asset.type == "dataset" else owner
+    """Return the package URL of a repository: but for models, with its path on the hub."""
+    folder = owner if asset.type == "model" else f"{asset.type}s/{owner}"
     return _purl("huggingface", folder, name, asset.commit, {})
 
 

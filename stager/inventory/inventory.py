@@ -229,7 +229,7 @@ def _asset(
     type_ = said.get("type", "")
     return InventoryAsset(
         id=layer.id,
-        type=type_ if type_ in ("model", "dataset") else "file",
+        type=type_ if type_ in ("model", "dataset", "space") else "file",
         name=said.get("name", "") or clean(layer.name),
         commit=said.get("commit", ""),
         tree=origin.content,

@@ -14,7 +14,7 @@ class LicensedComponent:
     """A component of a bundle that somebody else has made, with its licence."""
 
     kind: str
-    """``package``, ``decompressor``, ``model`` or ``dataset``."""
+    """``package``, ``decompressor``, ``model``, ``dataset`` or ``space``."""
     name: str
     """Its name."""
     version: str

@@ -156,6 +156,22 @@ def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
     return ConfigError(f"assets.paths: {len(problems)} problems", hint=hint, context=problems)
 
 
+def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
+    """Return where a file or folder of ``assets.paths``, or in a folder there, lies in the assets.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
+    listed = [pattern for pattern in patterns if path.is_relative_to(pattern)]
+    assets, problems = _named(root, [*listed, str(path)])
+    if problems:
+        raise _bad_assets(
+            [problem.replace("assets.paths", "assets.env") for problem in problems], root
+        )
+    first = assets[0]
+    return posixpath.normpath(posixpath.join(first.path, os.path.relpath(path, first.source)))
+
+
 def asset_excludes(paths: Sequence[str], root: Path) -> tuple[str, ...]:
     """Return patterns with which :func:`project_files` leaves out the assets in the project.
 

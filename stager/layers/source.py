@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
 from bundle.format.layer_head import INDEX_FORMAT
 from bundle.format.layer_origin import Origin
+from bundle.launch.variables import ENV
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.digest import Digest
 
@@ -21,7 +23,7 @@ from .compiler import SETTINGS, Compiler
 from .ignore import anchored
 from .interpreter import Interpreter
 from .layer_file import compression
-from .project import asset_excludes, asset_files, project_files
+from .project import asset_excludes, asset_files, asset_place, project_files
 from .prune import RULES, concerned
 from .prune_patterns import of_package
 from .tree import Tree, tree_digest
@@ -168,6 +170,8 @@ def project_sources(
     for path in assets:
         tree = asset_files(config.root, [path])
         sources.append(LayerSource.of_tree("asset", Path(path).name, tree, "assets"))
+    if config.assets.env:
+        sources.append(_variables(config, assets))
     return sources
 
 
@@ -183,6 +187,19 @@ def _advise_on_size(tree: Tree) -> str:
         f"{counted(len(largest), 'file')}: name data in assets.paths, so that an edit of your code "
         "does not send it again, and what ranks do not need in project.exclude"
     )
+
+
+def _variables(config: Config, assets: Sequence[str]) -> LayerSource:
+    """Return the source of the links that say of which assets variables are the places.
+
+    It has a version, as what the settings name and an imported project is not written with.
+    """
+    links = []
+    for name, path in sorted(config.assets.env):
+        place = asset_place(config.root, assets, path)
+        links.append((name, posixpath.relpath(f"/assets/{place}", f"/{ENV}")))
+    tree = Tree(files=(), links=tuple(links), skipped=())
+    return replace(LayerSource.of_tree("asset", "variables", tree, ENV), version="1")
 
 
 def _brought_back(output: str) -> list[str]:

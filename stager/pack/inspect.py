@@ -40,7 +40,7 @@ class InspectedRepository:
     """A model or data set of a hub in a bundle."""
 
     type: str
-    """``model`` or ``dataset``."""
+    """``model``, ``dataset`` or ``space``."""
     name: str
     """The repository."""
     commit: str

@@ -70,6 +70,25 @@ def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:
     assert (quiet.stderr, quiet.stdout) == ("", done.stdout)
 
 
+def test_variables_of_ranks_are_places_of_assets(project: Project, tmp_path: Path) -> None:
+    """Of a folder that env alone names, of one in another asset, and of one outside."""
+    for place in ("project/caches/tiktoken", "project/data/nltk", "elsewhere/hub"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "file").write_text(place)
+    env = {"TIKTOKEN_CACHE_DIR": "caches/tiktoken", "NLTK_DATA": "data/nltk/",
+           "TORCH_HOME": str(tmp_path / "elsewhere/hub")}  # fmt: skip
+    table = ", ".join(f"{name} = {json.dumps(path)}" for name, path in env.items())
+    project.settings("alpha", more=f'[assets]\npaths = ["data"]\nenv = {{ {table} }}').build()
+    names = f"(os.environ[name] for name in {list(env)})"
+    code = f"import os; print(*(open(f'{{place}}/file').read() for place in {names}))"
+    ran = project.stager("exec", "--", "python", "-c", code, env=dict.fromkeys(env, "/nowhere"))
+    assert ran.stdout == "project/caches/tiktoken project/data/nltk elsewhere/hub\n", ran.stderr
+    project.settings("alpha", more='[assets]\nenv = { PATH = "x", B = "" }')
+    said = project.stager("build").stderr
+    assert "assets.env.PATH: stager sets this variable itself" in said
+    assert "assets.env.B: '' is no path" in said
+
+
 def test_every_locale_gives_the_same_bundle(project: Project, tmp_path: Path) -> None:
     """Names of files are bytes: "é" is two in UTF-8, and none of these locales may read them."""
     (project.root / "caf\u00e9 \u6570.csv").write_text("1\n")

@@ -56,6 +56,7 @@ DATA = Repository(
         ],
     },
 )  # fmt: skip
+SPACE = Repository(name="org/f1", kind="space", files={"f1.py": b"pass\n"})
 FIND = """
 import json, os, pathlib
 cache = pathlib.Path(os.environ["HF_HUB_CACHE"])
@@ -74,7 +75,7 @@ print(json.dumps({
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HOME", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with serve_hub(HubServer(repositories=[MODEL, SIBLING, DATA])) as running:
+    with serve_hub(HubServer(repositories=[MODEL, SIBLING, DATA, SPACE])) as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         yield running
@@ -104,16 +105,18 @@ def in_environment(project: Project, **env: str) -> dict[str, Any]:
 
 
 def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServer) -> None:
-    naming(project, '["org/tiny", "org/sibling"]', '["org/news"]')
+    naming(project, '["org/tiny", "org/sibling"]', '["org/news"]\nspaces = ["org/f1"]')
     locked = done(project, "lock", "--json")
-    assert (locked["models"], locked["datasets"]) == (2, 1)
+    assert (locked["models"], locked["datasets"], locked["spaces"]) == (2, 1, 1)
     assert locked["left_out"] == {"model org/tiny": ["pytorch_model.bin", "tf_model.h5"]}
     assert (
         "  model org/tiny without pytorch_model.bin, tf_model.h5" in project.stager("lock").stderr
     )
     entries = toml.read(Path(locked["lock"]))["tool"]["stager"]["assets"]
-    assert [entry["commit"] for entry in entries] == [MODEL.commit, SIBLING.commit, DATA.commit]
-    assert [entry["licence"] for entry in entries] == ["apache-2.0", "", "mit"]
+    assert [entry["commit"] for entry in entries] == [
+        MODEL.commit, SIBLING.commit, DATA.commit, SPACE.commit,
+    ]  # fmt: skip
+    assert [entry["licence"] for entry in entries] == ["apache-2.0", "", "mit", ""]
     # Weights of other frameworks, and pickled ones beside safetensors, stay where they are.
     assert [file["path"] for file in entries[0]["content"]] == [
         "README.md", "config.json", "model.safetensors",
@@ -121,7 +124,7 @@ def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServe
     assert not any("GET /storage/" in line for line in hub.asked)  # no weights for a lock
 
     built = done(project, "build", "--json", "--locked")
-    assert built["layers_built"] == 4 + 3
+    assert built["layers_built"] == 4 + 4
     assert sum("GET /storage/" in line for line in hub.asked) == 3  # the shared weights once
     assert not (project.store.root / "hub").exists()
 
@@ -130,6 +133,7 @@ def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServe
         ("model", "org/tiny", "apache-2.0"),
         ("model", "org/sibling", ""),
         ("dataset", "org/news", "mit"),
+        ("space", "org/f1", ""),
     ]
     assert inspected["hub"][1]["unpacked_bytes"] < 1000 < inspected["hub"][0]["unpacked_bytes"]
     said = project.stager("inspect").stdout
@@ -144,7 +148,8 @@ def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServe
     bill = {one["name"]: one for one in done(project, "inspect", "--sbom")["components"]}
     assert bill["tiny"]["purl"] == f"pkg:huggingface/org/tiny@{MODEL.commit}"
     assert bill["news"]["purl"] == f"pkg:huggingface/datasets/org/news@{DATA.commit}"
-    for name, repository in (("tiny", MODEL), ("sibling", SIBLING), ("news", DATA)):
+    assert bill["f1"]["purl"] == f"pkg:huggingface/spaces/org/f1@{SPACE.commit}"
+    for name, repository in (("f1", SPACE), ("tiny", MODEL), ("sibling", SIBLING), ("news", DATA)):
         files = {one["name"]: one["hashes"][0]["content"] for one in bill[name]["components"]}
         assert files == {path: hashlib.sha256(repository.files[path]).hexdigest() for path in files}
     # The weights that two models share are stored with the first of them.
@@ -157,6 +162,7 @@ def test_from_a_name_to_files_in_the_environment(project: Project, hub: HubServe
     assert seen["found"][f"{snapshot}/model.safetensors"] == WEIGHTS.hex()[:8]
     assert f"datasets--org--news/snapshots/{DATA.commit}/data/train-0.parquet" in seen["found"]
     assert "models--org--tiny/refs/main" in seen["found"]
+    assert f"spaces--org--f1/snapshots/{SPACE.commit}/f1.py" in seen["found"]
     assert seen["offline"] == "1"
     assert seen["home"] != seen["cache"]
 

@@ -6,8 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from bundle.environment import hub_datasets
 
 PACKAGE = Path(__file__).resolve().parents[3] / "bundle" / "environment"
 COMMIT = "c" * 40
@@ -60,6 +64,38 @@ def snapshot(cache: Path, name: str, *files: str) -> Path:
     for number, file in enumerate(files):
         (data / file).write_text("text\n" + "some words\n" * (2 - number))
     return repository
+
+
+def test_a_metric_is_read_from_its_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``evaluate.loading`` 0.4 has it; that library is not among those of the tests."""
+    script = tmp_path / "spaces--org--f1" / "snapshots" / COMMIT / "f1.py"
+    script.parent.mkdir(parents=True)
+    (tmp_path / "spaces--org--f1" / "refs").mkdir()
+    (tmp_path / "spaces--org--f1" / "refs" / "main").write_text(COMMIT)
+
+    class Local:
+        def __init__(self, path: str, **settings: object) -> None:
+            self.found = (path, settings["module_type"])
+
+        def get_module(self) -> tuple[str, object]:
+            return self.found
+
+    class Hub(SimpleNamespace):
+        def get_module(self) -> str:
+            return "asked the hub"
+
+    loading: Any = SimpleNamespace(
+        HubEvaluationModuleFactory=Hub, LocalEvaluationModuleFactory=Local
+    )
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub_datasets.has_spaces(loading)
+    hub_datasets.read_spaces(loading)
+    assert not hub_datasets.has_spaces(loading)
+    given = {"revision": None, "module_type": "metric", "download_config": None,
+             "download_mode": None, "dynamic_modules_path": None}  # fmt: skip
+    assert Hub(name="org/f1", **given).get_module() == (str(script), "metric")
+    assert Hub(name="org/other", **given).get_module() == "asked the hub"
 
 
 def test_a_data_set_is_found_by_name_and_nothing_is_written_to_it(tmp_path: Path) -> None:

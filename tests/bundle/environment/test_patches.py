@@ -109,7 +109,9 @@ def test_unknown_name_is_told_and_the_others_apply(env):
     assert done.stdout == "True\n"
     assert done.stderr.startswith("patch failed: numpy3: no patch has this name")
     assert done.stderr.count("\n") == 1
-    assert "datasets-numpy2, hub-datasets, hub-files, torch-cpu-set-device" in done.stderr
+    assert (
+        "datasets-numpy2, hub-datasets, hub-files, hub-spaces, torch-cpu-set-device" in done.stderr
+    )
 
 
 # --- a table of the test's own: how a patch is applied --------------------------------------------

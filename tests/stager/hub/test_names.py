@@ -10,6 +10,7 @@ GOOD: list[tuple[Kind, Any, HubRequest]] = [
     ("dataset", "o/n@refs/pr/1", HubRequest(kind="dataset", name="o/n", revision="refs/pr/1")),
     ("dataset", {"name": "o/n", "config": "en", "split": "train"},
      HubRequest(kind="dataset", name="o/n", config="en", split="train")),
+    ("space", "o/n", HubRequest(kind="space", name="o/n")),
     ("model", {"name": "o/n", "files": ["*"]}, HubRequest(kind="model", name="o/n", files=("*",))),
 ]  # fmt: skip
 BAD: list[tuple[Kind, Any]] = [

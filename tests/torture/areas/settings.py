@@ -25,7 +25,7 @@ _KEYS = {
                     "offline-root", "imports", "prune", "find-links", "no-build-isolation",
                     "build-env", "nosuch"),
     "project": ("path", "exclude", "outputs", "command", "name"),
-    "assets": ("paths", "models", "datasets"),
+    "assets": ("paths", "models", "datasets", "spaces", "env"),
     "cluster": ("nodes", "partition", "cpus-per-task", "time", "salloc-args", "node-root", "stage",
                 "min-nodes", "gpus-per-node", "container-image", "container-mounts", "account",
                 "exclude", "log-dir"),
