@@ -118,7 +118,7 @@ class _Logs:
             candidate = self._hit(Role.CAUSE, hit)
             if not candidate.survived:
                 yield candidate
-            elif not hit.is_weak:
+            elif self._ended and not hit.is_weak:
                 yield replace(candidate, role=Role.SURVIVED)
         for report in self._before_the_end(self._ended):
             if report.by_itself:

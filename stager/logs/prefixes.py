@@ -97,7 +97,7 @@ _LOGGERS = (
     # all others; TorchTitan has a word before the time
     rf"(?:\[[a-z]\w*\] )?\[?(?P<stamp_logger>{_STAMP})\]?(?=[ :|\[-])",
 )
-_NODE = rf"(?P<node_pdsh>{_NUMBERED_HOST}):(?: |$)"
+_NODE = rf"(?!slurmstepd-)(?P<node_pdsh>{_NUMBERED_HOST}):(?: |$)"
 """pdsh, clush, and DeepSpeed's launcher over them."""
 _ROW = (
     rf" ?(?:[-|] )?\[?(?P<level_row>{_LEVEL})\]? *(?:[-|:] ?)?(?:[a-z_][a-z\d_.]*:(?= ))?",

@@ -118,6 +118,7 @@ def test_a_logger_s_prefix_is_taken_off(shape: str) -> None:
         "host1:123:456 [3] NCCL INFO x",
         "srun: error: node3: task 5: Exited with exit code 1",
         "slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2026-11-22T05:21:32 ***",
+        "slurmstepd-node02: error: execve(): /x/train.sh: Permission denied",
         "train.py: error: unrecognized arguments: --x",
         "/bin/sh: 1: foo: not found",
         "bash: line 3: 1234 Killed   python",
