@@ -164,8 +164,13 @@ def _spec_of(module: str) -> ModuleSpec | None:
 
 
 def _found(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """Ask the finders of this Python, which may have more than the usual ones."""
-    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    """Ask the finders of this Python, which may have more than the usual ones.
+
+    That of setuptools finds no module of a package. Asked for pip, it prevents setuptools from
+    being imported (pypa/pip#8761).
+    """
+    asked = (one for one in sys.meta_path if type(one).__module__ != "_distutils_hack")
+    finders = (getattr(finder, "find_spec", None) for finder in asked)
     specs = (find(name, path) for find in finders if find)
     return next((spec for spec in specs if spec is not None), None)
 

@@ -112,7 +112,7 @@ def _setting_up() -> Iterator[None]:
     )
     main, temporary = sys.modules["__main__"], tempfile.tempdir
     sys.modules["__main__"] = types.ModuleType("__main__")
-    tempfile.tempdir = _folder_for_socket()
+    tempfile.tempdir = _find_folder_for_socket()
     try:
         yield
     finally:
@@ -121,7 +121,7 @@ def _setting_up() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _folder_for_socket() -> str | None:
+def _find_folder_for_socket() -> str | None:
     """Return the temporary directory for the server's socket: the usual one if its path is short.
 
     A socket's path has at most 107 bytes (unix(7)), of which ``multiprocessing`` needs 32 itself.

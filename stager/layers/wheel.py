@@ -41,7 +41,7 @@ from .large_member import LARGE, METHODS, ChangedMemberError, LargeMember
 from .layer_file import LayerWriter, Unread
 from .prune import NOTE, left_out, note
 from .wheel_members import DAMAGED, refuse_members
-from .wheel_programs import entry_point_names, relocate_script, write_entry_point
+from .wheel_programs import read_entry_point_names, relocate_script, write_entry_point
 
 RESERVED = ("pyvenv.cfg", ".stager")
 """Names in an environment that no wheel may provide."""
@@ -99,7 +99,7 @@ def add_wheel(
         metadata = {"INSTALLER": b"stager\n"}
         if source.left_out:
             metadata[NOTE] = note(archive, source.left_out, prune)
-        source.left_out |= source.scripts_of_entry_points()
+        source.left_out |= source.find_shadowed_scripts()
         destination = _LayerDestination(writer, source, target, modules)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # __pycache__ members are skipped
@@ -171,7 +171,7 @@ class _CheckedWheel(WheelFile):
                 "RECORD does not describe the wheel", hint=_WRITE_RECORD, context=faults
             )
 
-    def scripts_of_entry_points(self) -> frozenset[str]:
+    def find_shadowed_scripts(self) -> frozenset[str]:
         """Return the scripts whose names entry points have, too: these win, as with pip and uv.
 
         Raises:
@@ -179,7 +179,7 @@ class _CheckedWheel(WheelFile):
         """
         if "entry_points.txt" not in self.dist_info_filenames:
             return frozenset()
-        names = entry_point_names(self.read_dist_info("entry_points.txt"))
+        names = read_entry_point_names(self.read_dist_info("entry_points.txt"))
         return frozenset(f"{self.data_dir}/scripts/{name}" for name in names)
 
     def get_contents(self) -> Iterator[WheelContentElement]:

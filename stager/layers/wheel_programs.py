@@ -71,7 +71,7 @@ def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bo
     return _LAUNCHER.format(python=python).encode() + rest, False
 
 
-def entry_point_names(text: str) -> set[str]:
+def read_entry_point_names(text: str) -> set[str]:
     """Return the names of the programs in an ``entry_points.txt``.
 
     Raises:

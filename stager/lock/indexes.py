@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..core.processes import Runner, run
-from .requirement_line import expanded
+from .requirement_line import expand_user
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 
@@ -189,7 +189,7 @@ def pip_settings(run: Runner = run) -> PipSettings:
             pre=is_true(values.get("pre", "")),
         ),
         environment=_uv_environment(values),
-        constraints=_places(values.get("constraint", ""), os.environ.get("UV_CONSTRAINT", "")),
+        constraints=_read_places(values.get("constraint", ""), os.environ.get("UV_CONSTRAINT", "")),
         require_hashes=is_true(values.get("require-hashes", "")),
     )
 
@@ -220,7 +220,7 @@ def strip_credentials(url: str) -> str:
 def restore_credentials(url: str, known: Iterable[str]) -> str:
     """Return a URL with the user, password and query that one of some URLs for its file has."""
     for full in known:
-        if _file_at(full) == _file_at(url):
+        if _identify_file(full) == _identify_file(url):
             parts = urlsplit(url)
             query = urlsplit(full).query
             query = f"?{query}" if query else ""
@@ -229,7 +229,7 @@ def restore_credentials(url: str, known: Iterable[str]) -> str:
     return url
 
 
-def _file_at(url: str) -> str:
+def _identify_file(url: str) -> str:
     """Return what a URL leads to, without credentials, and without the revision of a repository."""
     place = strip_credentials(url)
     path, at, _ = place.rpartition("@")
@@ -285,17 +285,17 @@ def _uv_environment(values: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value and name not in os.environ}
 
 
-def place_variables() -> dict[str, str]:
+def resolve_place_variables() -> dict[str, str]:
     """Return the variables of pip and uv that name files, for a process in another directory."""
     names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "UV_BUILD_CONSTRAINT")
     values = {name: os.environ.get(name, "") for name in names}
-    return {name: " ".join(_places(value)) for name, value in values.items() if value}
+    return {name: " ".join(_read_places(value)) for name, value in values.items() if value}
 
 
-def _places(*values: str) -> tuple[str, ...]:
+def _read_places(*values: str) -> tuple[str, ...]:
     """Return the files that settings name, each once; paths start at the working directory."""
     words = [word for value in values for word in value.split()]
-    places = [word if "://" in word else str(expanded(word).absolute()) for word in words]
+    places = [word if "://" in word else str(expand_user(word).absolute()) for word in words]
     return tuple(dict.fromkeys(places))
 
 

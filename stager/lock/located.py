@@ -23,7 +23,13 @@ from ..core.store import sha256_of
 from ..core.values import Digest
 from . import source_tree, tool_settings
 from .indexes import strip_credentials
-from .requirement_line import RequirementLine, expanded, extras_of, normal, read_hashes
+from .requirement_line import (
+    RequirementLine,
+    expand_user,
+    format_extras,
+    normalize_requirement,
+    read_hashes,
+)
 from .uv_project import UvProject
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
@@ -120,8 +126,8 @@ class SourceReader:
         scheme = place.partition("://")[0] if "://" in place else ""
         if scheme not in ("", "file") or place.startswith("file://$"):
             return self._read_url(requirement, hashes)
-        path = _local_path(place, self._bases(requirement.line))
-        problem = _unusable(path, place) or _unlike(path, place, hashes)
+        path = _local_path(place, self._list_bases(requirement.line))
+        problem = _unusable(path, place) or _compare_hashes(path, place, hashes)
         if problem:
             self.problems.append(f"{origin}: {problem}")
         elif path.suffix == ".whl" and path.is_file():
@@ -131,7 +137,7 @@ class SourceReader:
             self._add_local_source(requirement, path)
         return None
 
-    def _bases(self, line: RequirementLine) -> tuple[Path, ...]:
+    def _list_bases(self, line: RequirementLine) -> tuple[Path, ...]:
         """Return the folders that a path may start from, the first one first.
 
         pip and uv start at the working directory, which is the project's folder; in the metadata
@@ -196,7 +202,7 @@ class SourceReader:
         line = f"{name} @ {url}" if name else url
         source = SourceRequirement(
             requirement=" ".join([line, *(f"--hash=sha256:{digest}" for digest in hashes)]),
-            label=clean + _public_fragment(fragment, hashes),
+            label=clean + _keep_fragment(fragment, hashes),
             suffix=requirement.extras,
             marker=requirement.marker,
             digest=Digest.of(canonical_json([clean, fragment, *requirement.line.hashes])),
@@ -224,7 +230,7 @@ class SourceReader:
         text = f"{name}{requirement.extras} @ {url}"
         if requirement.marker:
             text += f" ; {requirement.marker}"
-        return normal(Requirement(text))
+        return normalize_requirement(Requirement(text))
 
 
 def names_place(text: str) -> bool:
@@ -242,7 +248,7 @@ def parse(line: RequirementLine) -> LocatedRequirement | None:
     return LocatedRequirement(
         line=line,
         place=match["place"].strip(),
-        extras=extras_of(extra.strip() for extra in extras),
+        extras=format_extras(extra.strip() for extra in extras),
         marker=(match["marker"] or "").strip(),
     )
 
@@ -279,7 +285,7 @@ def _unusable(path: Path, place: str) -> str:
     return ""
 
 
-def _unlike(path: Path, place: str, hashes: Collection[str]) -> str:
+def _compare_hashes(path: Path, place: str, hashes: Collection[str]) -> str:
     """Return why a path is not what its hashes allow; empty if it is, or if there are none."""
     if not hashes:
         return ""
@@ -291,7 +297,7 @@ def _unlike(path: Path, place: str, hashes: Collection[str]) -> str:
     return f"{place}: its sha256 is {digest}, which is not among the hashes given"
 
 
-def _public_fragment(fragment: str, hashes: Sequence[str]) -> str:
+def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
     """Return the parts of a source's fragment that a build of it needs, to be kept in a lock."""
     kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
     if len(hashes) == 1:
@@ -302,7 +308,7 @@ def _public_fragment(fragment: str, hashes: Sequence[str]) -> str:
 def _local_path(place: str, folders: Iterable[Path]) -> Path:
     """Return the path that a line means: the first that exists, else that in the first folder."""
     text = unquote(urlsplit(place).path) if place.startswith("file://") else place
-    paths = [Path(os.path.normpath(folder / expanded(text))) for folder in folders]
+    paths = [Path(os.path.normpath(folder / expand_user(text))) for folder in folders]
     for path in paths:
         if path.exists():
             return path

@@ -24,7 +24,7 @@ from ..core.deletion import remove
 from ..core.errors import ResolveError, StagerError
 from ..core.processes import Runner, run
 from ..core.values import Target
-from .indexes import Indexes, place_variables
+from .indexes import Indexes, resolve_place_variables
 from .source_builds import BuildSettings, beside, build_requires
 
 HOUR = 3600.0
@@ -99,7 +99,7 @@ class Pip:
 
     def environment(self) -> dict[str, str]:
         """Return variables for pip; offline, they disable its configuration."""
-        plain = {"PIP_NO_COLOR": "1", "PYTHONWARNINGS": "ignore", **place_variables()}
+        plain = {"PIP_NO_COLOR": "1", "PYTHONWARNINGS": "ignore", **resolve_place_variables()}
         if not self.offline:
             return plain
         alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
@@ -330,7 +330,7 @@ def keep_end(text: str) -> str:
     return text if len(text) <= LONGEST_ERROR else "..." + text[-LONGEST_ERROR:]
 
 
-def address_gone(output: str) -> ResolveError | None:
+def find_gone_address(output: str) -> ResolveError | None:
     """Return the error for an address that a server does not know; None for other output."""
     lines = [line.strip() for line in without_url_secrets(output).splitlines()]
     kept = [line for line in lines if _GONE.search(line) or "failed to fetch" in line.lower()]

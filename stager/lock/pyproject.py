@@ -110,14 +110,18 @@ class PyprojectReader:
         if not isinstance(project, dict):
             self.problems.append(f"{self.shown}: project is not a table")
             return
+        self._read_dependencies(project)
+        for extra in extras:
+            self._read_extra(project, extra)
+
+    def _read_dependencies(self, project: Mapping[str, Any]) -> None:
+        """Read ``[project] dependencies``."""
         if tool_settings.is_dynamic(project):
             self.problems.append(
                 f"{self.shown}: its dependencies are dynamic, only a build knows them; "
                 f"name the folder instead of the file to install the project with them"
             )
         self._add(project.get("dependencies", []), "project.dependencies")
-        for extra in extras:
-            self._read_extra(project, extra)
 
     def _read_extra(self, project: Mapping[str, Any], extra: str) -> None:
         """Read one extra."""
@@ -147,7 +151,7 @@ class PyprojectReader:
         seen: set[tuple[str, str]] = set()
         while pending:
             line = pending.pop(0)
-            reference = _reference_to(name, line.text)
+            reference = _parse_reference(name, line.text)
             if reference is None:
                 self.lines.append(line)
                 continue
@@ -160,10 +164,10 @@ class PyprojectReader:
                 if extra:
                     self._read_extra(project, extra)
                 else:
-                    self._add(project.get("dependencies", []), "project.dependencies")
+                    self._read_dependencies(project)
             pending = [*(_limit(found, marker) for found in self.lines), *pending]
             self.lines = own
-        nodes = tool_settings.node_markers(self.python)
+        nodes = tool_settings.list_node_markers(self.python)
         return {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}
 
     def _read_group(self, data: Mapping[str, Any], group: str) -> None:
@@ -191,7 +195,7 @@ class PyprojectReader:
             self.lines.append(RequirementLine(text=text, origin=origin, base=base, metadata=True))
 
 
-def _reference_to(name: str, text: str) -> Requirement | None:
+def _parse_reference(name: str, text: str) -> Requirement | None:
     """Return a requirement if it is for the project of this name; None for any other."""
     try:
         requirement = Requirement(text)

@@ -49,17 +49,17 @@ def read_hashes(options: str, fragment: str) -> tuple[str, ...]:
     return digests
 
 
-def normal(requirement: Requirement) -> str:
+def normalize_requirement(requirement: Requirement) -> str:
     """Return the one spelling of a requirement, the same with every version of packaging."""
     name = canonicalize_name(requirement.name)
-    extras = extras_of(requirement.extras)
+    extras = format_extras(requirement.extras)
     versions = ",".join(sorted(str(specifier) for specifier in requirement.specifier))
     url = f" @ {requirement.url}" if requirement.url else ""
     marker = f" ; {requirement.marker}" if requirement.marker else ""
     return f"{name}{extras}{versions}{url}{marker}"
 
 
-def extras_of(names: Iterable[str]) -> str:
+def format_extras(names: Iterable[str]) -> str:
     """Return extras as they follow a name, ``[a,b]``; an empty string for no extras."""
     normalized = sorted(canonicalize_name(name) for name in names if name)
     if not normalized:
@@ -67,6 +67,6 @@ def extras_of(names: Iterable[str]) -> str:
     return f"[{','.join(normalized)}]"
 
 
-def expanded(text: str) -> Path:
+def expand_user(text: str) -> Path:
     """Return a path with a leading ``~`` expanded, if there is such a user."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for an unknown one

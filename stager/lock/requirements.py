@@ -22,7 +22,7 @@ from ..core.regular_files import bytes_of
 from . import pyproject
 from .indexes import Indexes
 from .pyproject import PyprojectReader
-from .requirement_line import RequirementLine, expanded, read_hashes
+from .requirement_line import RequirementLine, expand_user, read_hashes
 from .uv_project import UvProject
 
 _NEAR = 0.8
@@ -252,7 +252,7 @@ class RequirementReader:
                 option = word.partition("=")[0]
                 self.problems.append(
                     f"{origin}: {option} after a requirement is not supported; "
-                    + _elsewhere(option)
+                    + _name_place_for(option)
                 )
         try:
             return read_hashes(options, "")
@@ -302,7 +302,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield start, line
 
 
-def _elsewhere(option: str) -> str:
+def _name_place_for(option: str) -> str:
     """Return where an option belongs that stands after a requirement."""
     if option in _INDEX_OPTIONS or option in _LONG_NAMES.values() or option in _WITHOUT_VALUE:
         return "write it on a line of its own"
@@ -337,7 +337,7 @@ def _find_links(value: str, bases: Sequence[Path]) -> str:
     """
     if "://" in value or "${" in value:
         return value
-    places = [Path(os.path.normpath(base / expanded(value))) for base in bases]
+    places = [Path(os.path.normpath(base / expand_user(value))) for base in bases]
     return str(next((place for place in places if place.exists()), places[0]))
 
 

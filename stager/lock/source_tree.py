@@ -104,7 +104,7 @@ def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
     Where its version is taken from git, the copy gets the repository's history as well.
     """
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
-    if top is None or not _asks_git(root):
+    if top is None or not _is_versioned_by_git(root):
         copy(root, files(root, run=run), to / root.name)
         return to / root.name
     copied = to / (top.name or "repository")
@@ -113,7 +113,7 @@ def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
     return copied / root.relative_to(top)
 
 
-def _asks_git(root: Path) -> bool:
+def _is_versioned_by_git(root: Path) -> bool:
     """Return whether a project's build asks git for its version."""
     for name in ("pyproject.toml", "setup.py", "setup.cfg"):
         try:

@@ -56,7 +56,7 @@ def build_all(
             continue
         try:
             pin = find_commit(source, pins, pip.run)
-            chosen = at_commit(source, pin) if pin else source
+            chosen = pin_source(source, pin) if pin else source
             wheel = build(chosen, store, pip)
             built.append((chosen, wheel))
             if pin:
@@ -82,7 +82,7 @@ def find_commit(source: SourceRequirement, pins: Sequence[GitPin], run: Runner) 
         None for another source, and for a revision that the repository does not list, such as the
         beginning of a commit; pip finds it.
     """
-    url, revision, subdirectory = _git_parts(source.requirement)
+    url, revision, subdirectory = _split_git_url(source.requirement)
     if not url:
         return None
     pin = GitPin(
@@ -108,10 +108,10 @@ def find_commit(source: SourceRequirement, pins: Sequence[GitPin], run: Runner) 
     return replace(pin, commit=exact) if exact else None
 
 
-def at_commit(source: SourceRequirement, pin: GitPin) -> SourceRequirement:
+def pin_source(source: SourceRequirement, pin: GitPin) -> SourceRequirement:
     """Return a source from git at a commit, which stands for the same content for ever."""
     inner = f"#subdirectory={pin.subdirectory}" if pin.subdirectory else ""
-    url, _, _ = _git_parts(source.requirement)
+    url, _, _ = _split_git_url(source.requirement)
     name, at, _ = source.requirement.partition(" @ ")
     label = f"git+{pin.url}@{pin.commit}{inner}"
     return replace(
@@ -123,7 +123,7 @@ def at_commit(source: SourceRequirement, pin: GitPin) -> SourceRequirement:
     )
 
 
-def _git_parts(requirement: str) -> tuple[str, str, str]:
+def _split_git_url(requirement: str) -> tuple[str, str, str]:
     """Return repository, revision and folder of a source from git; empty texts for another."""
     place = requirement.rpartition(" @ ")[2]
     if not place.startswith("git+"):
@@ -219,7 +219,7 @@ def requirement_for(source: SourceRequirement, wheel: Path) -> str:
     return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
 
 
-def known_source(where: Path | str, label: str) -> SourceRequirement:
+def describe_source(where: Path | str, label: str) -> SourceRequirement:
     """Return a source from its place alone, to build a wheel again that a lock names."""
     if isinstance(where, str):
         content, moving = Digest.of(where.encode()), True

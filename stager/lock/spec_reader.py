@@ -20,7 +20,13 @@ from ..core.processes import Runner
 from . import located, tool_settings, uv_lock, uv_project
 from .indexes import Indexes, is_true
 from .located import LocatedRequirement, SourceReader
-from .requirement_line import RequirementLine, expanded, extras_of, normal, read_hashes
+from .requirement_line import (
+    RequirementLine,
+    expand_user,
+    format_extras,
+    normalize_requirement,
+    read_hashes,
+)
 from .requirements import RequirementReader, refuse_editable
 from .source_builds import NEED_NVCC, is_folder, prebuilt
 from .uv_lock import UvLock
@@ -84,7 +90,7 @@ class SpecReader:
             self._add_constraint(line)
         self._refuse_empty(entries)
         projects = [*self.lines.uv_projects, *self.located.uv_projects]
-        self.uv_project, problem = uv_project.merged(projects)
+        self.uv_project, problem = uv_project.merge_projects(projects)
         if problem:
             self.problems.append(problem)
         return None
@@ -120,7 +126,7 @@ class SpecReader:
         return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
 
     def _supplied_lock(self, entry: str, *, alone: bool) -> Path | None:
-        path = self.root / expanded(entry)
+        path = self.root / expand_user(entry)
         if not alone:
             self.problems.append(
                 f"environment.requirements: {entry} is a complete lock and must stand alone; "
@@ -139,10 +145,10 @@ class SpecReader:
         elif _PYPROJECT.fullmatch(entry) and not constraint:
             self.lines.read_pyproject(entry, origin=key)
         elif _FILE.fullmatch(entry) or self._is_file_with_spaces(entry):
-            path = self.root / expanded(entry)
+            path = self.root / expand_user(entry)
             self.lines.read_file(path, origin=key, constraint=constraint)
         elif not constraint and (block := self._block(entry)) is not None:
-            self.lines.read_script(self.root / expanded(entry), block)
+            self.lines.read_script(self.root / expand_user(entry), block)
         elif entry.startswith("-"):
             self.problems.append(f"{key}: {entry}: options belong in a requirement file")
         else:
@@ -152,14 +158,14 @@ class SpecReader:
     def _is_file_with_spaces(self, entry: str) -> bool:
         """Return whether an entry is the name of a requirement file that has spaces in it."""
         is_named = entry.endswith((".txt", ".in")) and " " in entry
-        return is_named and (self.root / expanded(entry)).is_file()
+        return is_named and (self.root / expand_user(entry)).is_file()
 
     def _block(self, entry: str) -> Mapping[str, Any] | None:
         """Return the block of a script (PEP 723) that an entry names; None if it names none."""
         if not _SCRIPT.fullmatch(entry):
             return None
         try:
-            return script_block.read(self.root / expanded(entry))
+            return script_block.read(self.root / expand_user(entry))
         except ConfigError as exc:
             self.problems.append(f"environment.requirements: {exc.message}")
             return {}
@@ -172,7 +178,7 @@ class SpecReader:
     def _locked_script(self, entries: Sequence[str]) -> UvLock | None:
         """Return the lock of the script that is all that is asked for; None without one."""
         for entry in entries:
-            script = self.root / expanded(entry)
+            script = self.root / expand_user(entry)
             file = uv_lock.beside_script(script)
             if file is None or not _SCRIPT.fullmatch(entry) or not _has_block(script):
                 continue
@@ -251,13 +257,13 @@ class SpecReader:
             self._allow_hashes(parsed, line)
             parsed.url = None  # uv reads the place from the file
         if parsed.url is None:
-            self.requirements.append(normal(parsed))
+            self.requirements.append(normalize_requirement(parsed))
             self._allow_hashes(parsed, line)
             return
         requirement = LocatedRequirement(
             line=line,
             place=parsed.url,
-            extras=extras_of(parsed.extras),
+            extras=format_extras(parsed.extras),
             marker=str(parsed.marker or ""),
             name=parsed.name,
         )
@@ -271,7 +277,7 @@ class SpecReader:
         except InvalidRequirement as exc:
             self._refuse_malformed(line, exc)
             return
-        self.constraints.append(normal(parsed))
+        self.constraints.append(normalize_requirement(parsed))
         self._allow_hashes(parsed, line)
 
     def _add_located(self, line: RequirementLine) -> None:

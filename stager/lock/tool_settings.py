@@ -277,7 +277,7 @@ def other_environments(data: Mapping[str, Any], python: str, *, shown: str) -> s
     markers = table(table(data, "tool"), "uv").get("environments")
     if not isinstance(markers, list) or not markers:
         return ""
-    nodes = node_markers(python)
+    nodes = list_node_markers(python)
     try:
         if any(Marker(str(marker)).evaluate(nodes) for marker in markers):
             return ""
@@ -289,7 +289,7 @@ def other_environments(data: Mapping[str, Any], python: str, *, shown: str) -> s
     )
 
 
-def node_markers(python: str) -> dict[str, str]:
+def list_node_markers(python: str) -> dict[str, str]:
     """Return the values of environment markers that all nodes with a Python version have."""
     nodes = {"python_version": python, "python_full_version": f"{python}.0"}
     return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}

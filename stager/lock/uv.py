@@ -30,8 +30,8 @@ from ..core import toml
 from ..core.errors import ResolveError
 from ..core.values import Target
 from .git_pin import GitPin, git_pin
-from .indexes import TORCH_INDEX, Indexes, pip_settings, place_variables
-from .pip import HOUR, address_gone, index_unreachable, keep_end, unreachable
+from .indexes import TORCH_INDEX, Indexes, pip_settings, resolve_place_variables
+from .pip import HOUR, find_gone_address, index_unreachable, keep_end, unreachable
 from .pylock import drop_other_files, select
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 from .source_builds import advice, beside, failed_build
@@ -121,7 +121,7 @@ class Uv:
         _write_pins(request.scratch / ANSWER, request.pins)
         # uv looks for a project's settings in this folder and upwards, and stops at the first file.
         _write(request.scratch / "uv.toml", [])
-        env = {**settings.environment, **place_variables(), "UV_CONSTRAINT": ""}
+        env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
         env |= {"UV_PYTHON_DOWNLOADS": "never", **request.builds.variables}
         if request.packages is not None:
             env |= beside(request.packages)
@@ -326,7 +326,7 @@ def _failed(output: str) -> ResolveError:
     """Return the error for a run that says nothing about the requirements."""
     if unreachable(output):
         return index_unreachable(output)
-    gone = address_gone(output)
+    gone = find_gone_address(output)
     if gone:
         return gone
     text = keep_end(re.sub(r"\s+", " ", output.replace("error:", "")).strip())

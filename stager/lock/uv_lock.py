@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from ..core import toml
 from ..core.store import sha256_of
 from . import tool_settings
-from .requirement_line import expanded
+from .requirement_line import expand_user
 from .uv_project import index_urls, script_identity, script_settings, settings_around
 from .uv_workspace import declared
 
@@ -216,7 +216,7 @@ def _path(entry: str) -> str:
 
 def _place(entry: str, root: Path) -> Path:
     """Return the lock or the folder that an entry names."""
-    return Path(os.path.normpath(root / expanded(_path(entry))))
+    return Path(os.path.normpath(root / expand_user(_path(entry))))
 
 
 def _split(lists: Iterable[str | None]) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class UvProject:
         return sorted(found)
 
 
-def merged(projects: Sequence[UvProject]) -> tuple[UvProject | None, str]:
+def merge_projects(projects: Sequence[UvProject]) -> tuple[UvProject | None, str]:
     """Return the one project with settings of uv, and why several cannot be honoured together."""
     merged: dict[Path, UvProject] = {}
     for project in projects:

@@ -233,7 +233,7 @@ class _Fetcher:
             place = self.lock.path.parent.absolute() / source
         else:
             place = restore_credentials(source, self.urls)
-        return sources.build(sources.known_source(place, source), self.store, self.pip)
+        return sources.build(sources.describe_source(place, source), self.store, self.pip)
 
     def locate(self, file: LockedFile) -> LockedFile:
         """Return a file with the credentials of its address, if it has any."""

@@ -100,6 +100,27 @@ def test_an_import_that_raises_anything_is_named(project: Project, wheelhouse: P
     assert line == "rude: the module cannot be imported: SystemExit: no licence"
 
 
+def test_pip_and_setuptools_together(project: Project, wheelhouse: Path) -> None:
+    """The finder of setuptools, once it was asked for pip, prevents the import of setuptools."""
+    hack = (
+        "import sys\nasked = []\n"
+        "class Finder:\n    def find_spec(self, name, path, target=None):\n"
+        "        asked.append(name)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    files = {
+        "distutils-precedence.pth": "import _distutils_hack\n",
+        "_distutils_hack/__init__.py": hack,
+        "setuptools/__init__.py": "import _distutils_hack as h\nassert 'pip' not in h.asked\n",
+    }
+    make_wheel(wheelhouse, "setuptools", files=files)
+    make_wheel(wheelhouse, "pip")
+    project.settings("pip", "setuptools")
+    proof = project.build(prove=True).proof
+    assert proof is not None
+    assert proof.done
+
+
 def test_an_import_that_needs_the_network_fails(project: Project, wheelhouse: Path) -> None:
     needs("namespaces")
     with socket.create_server(("127.0.0.1", 0)) as server:
