@@ -22,8 +22,8 @@ _CHAINED = re.compile(
 )
 _ORIGINAL = "Original Traceback"
 """The words after the message of an exception that came from another process."""
-_FRAMED = " \t╰"
-"""The first characters of the line above an exception; the last is drawn by ``rich``."""
+_FRAMED = " \t╰+"
+"""The first characters of the line above an exception; ``rich`` draws the last two."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,18 @@ _ESCAPE = re.compile(_ESCAPES)
 _ESCAPE_BYTES = re.compile(_ESCAPES.encode())
 _REWRITTEN_BYTES = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
 """Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
+_TAG = (
+    r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
+    r"\[[^\]\s,]*\d,\d+\]<std(?:out|err|diag)>:"
+)
+_TAGS = re.compile(rf"^({_TAG})|{_TAG}", re.M)
+_TAGS_BYTES = re.compile(rf"^({_TAG})|{_TAG}".encode(), re.M)
+"""Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
+_CUT_TITLE = r"(╭(?:─)+ Traceback )(?!\(most recent call last\))[^\n]*?╮"
+_WHOLE_TITLE = r"\1(most recent call last) ╮"
+"""The title of a box that is narrow, as that of rich's logger is where no terminal is."""
 _NUMBER = re.compile(r"\d+")
+_BOX_BYTES = "╭".encode()
 _BOX_TOP = re.compile(r"( *)[╭┌]")
 """The top of a box, which rich's logger draws behind its columns."""
 _MOST = 8
@@ -64,8 +75,6 @@ _MARKS = (
     # Open MPI and PRRTE with time stamps, which may stand before the tag or without one
     rf"\[?(?P<stamp_openmpi>{_STAMP})\]?(?=\[[^\]\s]*,\d+\](?:\[[^\]]*\])?<std)",
     rf"\[?(?P<stamp_untagged>{_STAMP})\]?<std(?:out|err|diag)>:{_COLUMN}",
-    # MPICH and Intel MPI: [3] text; but a shell's "[1]+  Done", "[1]   Killed" and "[1] 4711"
-    r"\[(?P<rank_mpich>\d+)\] (?!\s*(?:[+-]|\d+\s*$|(?:Done|Exit|Killed|Terminated|Running)\b))",
     # srun --label, flux run --label-io
     r" *(?P<task_srun>\d{1,6}):(?: |$)",
     # Ray and vLLM: (RayTrainWorker pid=518, ip=10.0.0.5), (VllmWorker rank=1 pid=518), (pid=518)
@@ -97,6 +106,10 @@ _LOGGERS = (
     # all others; TorchTitan has a word before the time
     rf"(?:\[[a-z]\w*\] )?\[?(?P<stamp_logger>{_STAMP})\]?(?=[ :|\[-])",
 )
+_MPICH = (
+    r"\[(?P<rank_mpich>\d{1,5})\] (?!\s*(?:[+-]|\d+\s*$|(?:Done|Exit|Killed|Terminated|Running)\b))"
+)
+"""MPICH and Intel MPI: [3] text; but a shell's "[1]+  Done", "[1]   Killed" and "[1] 4711"."""
 _NODE = rf"(?!slurmstepd-)(?P<node_pdsh>{_NUMBERED_HOST}):(?: |$)"
 """pdsh, clush, and DeepSpeed's launcher over them."""
 _ROW = (
@@ -114,7 +127,8 @@ _ROW = (
 _MARK = re.compile("|".join(_MARKS))
 _BAR = re.compile(r".{0,80}?(?:\d+%\|[^|]*\| *\S+|\d+it) \[\d+:\d\d[^\]]*\](?=\s*\S)")
 """A bar of tqdm: it has no end of its own, so what is printed next follows it in its line."""
-_NODE_MARK = re.compile(_NODE)
+_FIRST_MARK = re.compile(rf"{_NODE}|{_MPICH}")
+"""Prefixes that mean something else behind a time."""
 _LOGGER = re.compile("|".join(_LOGGERS))
 _PART = re.compile("|".join(_ROW))
 _PLAIN = re.compile(
@@ -122,7 +136,9 @@ _PLAIN = re.compile(
 )
 """The beginning of a line without any prefix, which most lines are."""
 _COLUMN_SPACE = re.compile(_COLUMN)
-_BOX = re.compile(r"(?P<indent> *)(?:[╭┌][─ ]+(?P<title>.*?)[─ ]+[╮┐]|[│┃] (?P<inside>.*?) *[│┃])$")
+_BOX = re.compile(
+    r"(?P<indent> *)(?:[╭┌][─ ]+(?P<title>.*?)[─ ]+[╮┐]|[│┃] (?P<inside>.*?) *[│┃]) *$"
+)
 """Lines of a box that rich draws; its last one, which Python has no line for, stays."""
 _GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
 """The margin of an exception group (Python 3.11)."""
@@ -235,7 +251,11 @@ def show_block_as_terminal(block: bytes) -> bytes:
     """Return lines as a terminal shows them; there are as many, and the last may be cut."""
     if b"\r" in block:
         block = _REWRITTEN_BYTES.sub(b"", block)
-    return _ESCAPE_BYTES.sub(b"", block) if b"\x1b" in block else block
+    if b"\x1b" in block:
+        block = _ESCAPE_BYTES.sub(b"", block)
+    if _BOX_BYTES in block:
+        block = re.sub(_CUT_TITLE.encode(), _WHOLE_TITLE.encode(), block)
+    return _TAGS_BYTES.sub(rb"\1", block) if b"<std" in block else block
 
 
 def show_as_terminal(line: str) -> str:
@@ -245,6 +265,10 @@ def show_as_terminal(line: str) -> str:
         line = line.rpartition("\r")[2]
     if "\x1b" in line:
         line = _ESCAPE.sub("", line)
+    if "╭" in line:
+        line = re.sub(_CUT_TITLE, _WHOLE_TITLE, line)
+    if "<std" in line:
+        line = _TAGS.sub(r"\1", line)
     return line.replace("\0", "") if "\0" in line else line
 
 
@@ -252,7 +276,7 @@ def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
     """Match a prefix that names the writer of a line; behind a time, no words that may be hosts."""
     mark = _MARK.match(text) or (_GROUP.match(text) if text.startswith("  ") else None)
     if mark is None and not has_stamp:
-        mark = _NODE_MARK.match(text)
+        mark = _FIRST_MARK.match(text)
     return _BAR.match(text) if mark is None and "[" in text else mark
 
 

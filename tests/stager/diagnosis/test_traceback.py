@@ -116,11 +116,17 @@ Traceback (most recent call last):
 ValueError: shard 17 is empty
 """
 RICH = """\
-[10:00:01] ERROR    it failed                                   train.py:12
-                    ╭──── Traceback (most recent call last) ────╮
-                    │ /home/you/train.py:3 in <module>          │
-                    ╰───────────────────────────────────────────╯
-                    ValueError: shard 17 is empty
+[10:00:01] ERROR    it failed                       train.py:12
+                    ╭─ Traceback (most recent call las─╮        
+                    │ /home/you/train.py:3 in <module> │        
+                    ╰──────────────────────────────────╯        
+                    ValueError: shard 17 is empty               
+"""
+RICH_IN_ASCII = """\
++-------- Traceback (most recent call last) --------+
+| /home/you/train.py:3 in <module>                  |
++---------------------------------------------------+
+ValueError: shard 17 is empty
 """
 GROUP = """\
   + Exception Group Traceback (most recent call last):
@@ -154,6 +160,8 @@ def prefixed(shape: str) -> str:
         ("  5%|▌ | 5/100 [00:01<00:19,  4.9it/s]" + prefixed("[rank6]: {}"), 6, ""),
         (LOGURU, None, ""),
         (RICH, None, ""),
+        (RICH_IN_ASCII, None, ""),
+        (prefixed("2026-03-04 10:00:0{at},123 [26659] node-A <ERROR> {}"), None, ""),
         (GROUP, None, ""),
     ],
 )
@@ -161,7 +169,7 @@ def test_decorated_tracebacks_are_seen(
     tmp_path: Path, text: str, rank: int | None, node: str
 ) -> None:
     last = hits(tmp_path, f"step 1\n{text}")[-1]
-    assert last.trace[-1] == "ValueError: shard 17 is empty"
+    assert last.trace[-1].strip() == "ValueError: shard 17 is empty"
     assert (last.rank, last.node) == (rank, node)
 
 

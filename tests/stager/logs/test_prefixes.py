@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from stager.logs.prefixes import parse_line, show_as_terminal
+from stager.logs.prefixes import parse_line, show_as_terminal, show_block_as_terminal
 
 FRAME = '  File "train.py", line 3, in main'
+CTIME = "Sat Nov 28 21:08:12 2026"
 TRACE = "Traceback (most recent call last):"
 
 # Each prefix as its program writes it, with what it tells; {} is the program's own text.
@@ -108,6 +109,7 @@ def test_a_logger_s_prefix_is_taken_off(shape: str) -> None:
         "rank3: hello",
         "layer4: 12 parameters",
         "h5py.Error: x",
+        "[1]  + exit 1     python train.py",
         "resnet50: 25 M parameters",
         "gpu0: 12 GiB",
         "[1]+  Killed                  python train.py",
@@ -143,11 +145,17 @@ def test_what_looks_like_a_prefix_is_left(line: str) -> None:
         ("\x1b]8;;file:///x\x1b\\link\x1b]8;;\x07 \x1b[1A\x1b[2Kx", "link x"),
         ("  1%|   | 1/100\r  2%|   | 2/100\r\n", "  2%|   | 2/100"),
         ("bus error\0", "bus error"),
+        ("[1,1]<stderr>:KeyError[1,1]<stderr>:: [1,1]<stderr>:'x'[1,1]<stderr>:", "KeyError: 'x'"),
+        (
+            f"{CTIME}[1,1]<stderr>:    {CTIME}[1,1]<stderr>:main(){CTIME}[1,1]<stderr>:",
+            "    main()",
+        ),
     ],
 )
 def test_a_line_as_a_terminal_shows_it(line: str, text: str) -> None:
-    assert show_as_terminal(line) == text
+    assert show_as_terminal(line).endswith(text)
     assert parse_line(line).text == text
+    assert show_block_as_terminal(line.encode()).rstrip(b"\r\n\0").decode().endswith(text)
 
 
 @pytest.mark.parametrize(
