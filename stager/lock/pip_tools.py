@@ -45,9 +45,25 @@ class PipTools:
         if missing:
             unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
             raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-        files = [_resolved_file(file) for file in chosen]
+        files = [self._take_allowed(_resolved_file(file), request) for file in chosen]
         _require_pinned(files, set().union(*pins.values()))
         return files
+
+    def _take_allowed(self, file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
+        """Return the file of the same version that the requirements' hashes allow.
+
+        pip looks at hashes only where each requirement has some, and downloads every file then.
+        """
+        name, version = file.identity
+        hashes = request.hashes.get(name, ())
+        if not hashes or file.sha256 in hashes:
+            return file
+        line = " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
+        try:
+            chosen, _ = request.pip.choose([line])
+        except ResolveError:  # there is none; the digest of this one is refused
+            return file
+        return _resolved_file(chosen[0]) if chosen else file
 
     def check(self, request: ResolveRequest) -> None:
         """Resolve with pip alone: no digests are needed to know if there is a solution."""

@@ -1,5 +1,6 @@
 import hashlib
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -1048,14 +1049,23 @@ def test_wheels_are_chosen_by_platform_and_then_by_build_tag(
     assert chosen == f"gamma-1.0-10-py3-none-manylinux_2_17_{HERE.machine}.whl"
 
 
+@BOTH
 def test_the_file_that_the_hashes_allow_is_taken(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path
+    lock: Callable[..., Lock],
+    wheelhouse: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: str,
 ) -> None:
     make_wheel(wheelhouse, "gamma", "1.0", tag=f"{HERE.python_tag}-none-any")
     other = make_wheel(wheelhouse, "gamma", "1.0")
     digest = hashlib.sha256(other.read_bytes()).hexdigest()
     (root / "r.txt").write_text(f"gamma==1.0 --hash=sha256:{digest}\n")
-    assert lock("uv", "r.txt").files[0].filename == other.name
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with serve(Index(folder=wheelhouse)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        assert lock(resolver, "r.txt").files[0].filename == other.name
 
 
 def test_hashes_that_are_required(
