@@ -308,6 +308,7 @@ def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
 def _local_path(place: str, folders: Iterable[Path]) -> Path:
     """Return the path that a line means: the first that exists, else that in the first folder."""
     text = unquote(urlsplit(place).path) if place.startswith("file://") else place
+    text = text.removeprefix("file:")  # which may stand before a relative path
     paths = [Path(os.path.normpath(folder / expand_user(text))) for folder in folders]
     for path in paths:
         if path.exists():

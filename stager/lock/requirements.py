@@ -55,6 +55,9 @@ _INDEX_OPTIONS: Mapping[str, Callable[[str], Indexes]] = {
 }
 """Options about places to look for packages, and the meaning of each value."""
 
+_KNOWN = {*_LONG_NAMES.values(), *_WITHOUT_VALUE, *_WITHOUT_EFFECT, *_INDEX_OPTIONS}
+"""Options that are read or have no effect here."""
+
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",  # before that of UTF-16, with which it begins
@@ -203,6 +206,8 @@ class RequirementReader:
         if options:
             hashes = self._hashes(options[1], origin)
             line = line[: options.start()]
+        if "://" not in line:  # those of a URL may be secrets, and the resolvers fill them in
+            line = _with_variables(line)
         requirement = RequirementLine(
             text=line.strip(), origin=origin, base=file.folder, hashes=hashes
         )
@@ -216,7 +221,13 @@ class RequirementReader:
             self.problems.append(f"{origin}: {exc}")
             return
         while words:
+            if not words[0].startswith("-"):
+                self.problems.append(f"{origin}: {words[0]} belongs on a line of its own")
+                return
             name, value = _next_option(words)
+            if name not in _KNOWN:
+                self.problems.append(f"{origin}: the option {name} is not known here")
+                return
             if value is None:
                 self.problems.append(f"{origin}: {name} needs a value")
             else:
@@ -234,8 +245,6 @@ class RequirementReader:
             self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
         elif name == "--require-hashes":
             self.require_hashes = self.require_hashes or origin
-        elif name not in _WITHOUT_EFFECT:
-            self.problems.append(f"{origin}: the option {name} is not known here")
 
     def _include(self, name: str, origin: str, file: _File) -> None:
         """Read a file that ``-r`` or ``-c`` names."""

@@ -20,7 +20,6 @@ from bundle.protocol.digest import canonical_json
 
 from ..core.deletion import remove
 from ..core.errors import ResolveError, StagerError
-from ..core.processes import Runner
 from ..core.store import Store, sha256_of
 from ..core.values import Digest, Target
 from . import source_tree
@@ -55,7 +54,7 @@ def build_all(
         if source.marker and not Marker(source.marker).evaluate(nodes):
             continue
         try:
-            pin = find_commit(source, pins, pip.run)
+            pin = find_commit(source, pins, pip)
             chosen = pin_source(source, pin) if pin else source
             wheel = build(chosen, store, pip)
             built.append((chosen, wheel))
@@ -75,12 +74,12 @@ def build_all(
     return built, commits
 
 
-def find_commit(source: SourceRequirement, pins: Sequence[GitPin], run: Runner) -> GitPin | None:
+def find_commit(source: SourceRequirement, pins: Sequence[GitPin], pip: Pip) -> GitPin | None:
     """Return the commit of a source from git: the earlier one, or the present one.
 
     Returns:
-        None for another source, and for a revision that the repository does not list, such as the
-        beginning of a commit; pip finds it.
+        None for another source, for a revision that the repository does not list, such as the
+        beginning of a commit, which pip finds, and offline.
     """
     url, revision, subdirectory = _split_git_url(source.requirement)
     if not url:
@@ -93,13 +92,15 @@ def find_commit(source: SourceRequirement, pins: Sequence[GitPin], run: Runner) 
         subdirectory=subdirectory,
     )
     if _COMMIT.fullmatch(revision):
-        return replace(pin, revision="")
+        return pin
     for earlier in pins:
         if earlier.is_of(replace(pin, name=earlier.name)):
             return earlier
+    if pip.offline:
+        return None
     asked = ["git", "ls-remote", "--", url, revision or "HEAD"]
     env = {"GIT_TERMINAL_PROMPT": "0"}
-    listing = run(asked, timeout=600, env=env, check=False).stdout
+    listing = pip.run(asked, timeout=600, env=env, check=False).stdout
     known = {ref: commit for commit, _, ref in (row.partition("\t") for row in listing.split("\n"))}
     for ref in (f"refs/heads/{revision}", f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}"):
         if ref in known:

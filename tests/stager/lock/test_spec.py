@@ -68,6 +68,7 @@ def test_a_requirement_file_as_pip_reads_it(
     ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EXTRA", "more")
+    monkeypatch.setenv("VERSION_OF_IT", "7")
     write(
         root,
         "requirements.in",
@@ -80,6 +81,7 @@ def test_a_requirement_file_as_pip_reads_it(
         gamma==1 --hash=sha256:abc \\
             --hash=sha256:def
         odd@https://example.org/odd-1.0-py3-none-any.whl#egg=odd
+        epsilon==${VERSION_OF_IT}
         -r sub/${EXTRA}.txt
         -c limits.txt
         --requirement=sub/last.txt
@@ -96,6 +98,7 @@ def test_a_requirement_file_as_pip_reads_it(
         'beta>=2 ; python_version > "3"',
         "gamma==1",
         "odd @ https://example.org/odd-1.0-py3-none-any.whl#egg=odd",
+        "epsilon==7",
         "delta",
         "last",
     )
@@ -190,6 +193,8 @@ def test_encodings_of_a_requirement_file(ask: Ask, root: Path, encoding: str) ->
             b"alpha --no-binary alpha",
             "--no-binary after a requirement is not supported; write it on",
         ),
+        (b"--no-deps\nalpha", "the option --no-deps is not known here"),
+        (b"--index-url https://example.org/simple alpha", "alpha belongs on a line of its own"),
         (b"alpha --config-settings=a=b", "build the wheel with it (`pip wheel`)"),
     ],
 )
@@ -345,6 +350,7 @@ def test_a_folder_is_a_source(ask: Ask, root: Path) -> None:
         str(root / "mylib"),
         (root / "mylib").as_uri(),
         f"my-lib @ {(root / 'mylib').as_uri()}",
+        "my-lib @ file:./mylib",
     ):
         spec = ask(entry)
         assert spec.requirements == ()
