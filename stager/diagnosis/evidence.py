@@ -13,7 +13,7 @@ from bundle.protocol.launch_answers import Departure, LaunchAnswer, Lingering, V
 from bundle.protocol.problem import Problem
 
 from ..catalogue.catalogue import LineRole
-from ..logs.events import parse_line
+from ..logs.events import parse_event
 from ..logs.files import JobFiles
 from ..logs.lines import numbered
 from .exit_reports import Exit
@@ -101,7 +101,7 @@ def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
 def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
     """Return what no log shows: a rank that is killed, a node that fails, an end by Slurm."""
     for number, line in numbered(files.events):
-        record = parse_line(line)
+        record = parse_event(line)
         text = "" if record is None else _part_of_event(record.event, first)
         if text and text in line:
             return Evidence(path=files.events, number=number, text=text)

@@ -12,7 +12,7 @@ from bundle.protocol.events import JobEnds
 
 from ..core.errors import StagerError
 from ..core.regular_files import opened
-from ..logs.events import parse_line, summarize
+from ..logs.events import parse_event, summarize
 from ..logs.files import of_job
 from .incident import EndedJob
 
@@ -56,7 +56,7 @@ def _may_have_ended(events: Path) -> bool:
     _, before, last = end.rstrip(b"\n").rpartition(b"\n")
     if not before and size > _LAST_BYTES:
         return True
-    record = parse_line(last)
+    record = parse_event(last)
     return record is not None and isinstance(record.event, JobEnds)
 
 

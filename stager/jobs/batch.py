@@ -17,7 +17,7 @@ from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, feed, run
 from ..core.store import Store
-from ..logs.events import parse_line
+from ..logs.events import parse_event
 from ..pack.existing import node_program
 from ..slurm import accounting, messages
 from .driver import OnEvent
@@ -268,5 +268,5 @@ class _EventLog:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        records = map(parse_line, whole.splitlines())
+        records = map(parse_event, whole.splitlines())
         return [record for record in records if record is not None]

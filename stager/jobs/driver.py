@@ -24,7 +24,7 @@ from ..config.load import Config
 from ..core.errors import JobError, StagerError
 from ..core.processes import Streamed, become, stream
 from ..core.store import Store
-from ..logs.events import parse_line, records
+from ..logs.events import parse_event, records
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..slurm import messages
@@ -142,7 +142,7 @@ class _Driven:
 
     def take(self, line: str) -> None:
         """Take a line of its standard output."""
-        record = parse_line(line)
+        record = parse_event(line)
         if record is None:
             self.output.append(line)
             return

@@ -44,12 +44,12 @@ def records(path: Path) -> Iterator[Record]:
         return
     with handle:
         for line in handle:
-            record = parse_line(line)
+            record = parse_event(line)
             if record is not None:
                 yield record
 
 
-def parse_line(line: str | bytes) -> Record | None:
+def parse_event(line: str | bytes) -> Record | None:
     """Read a line of a driver; None for one that is no event."""
     try:
         return read_record(json.loads(line))

@@ -159,6 +159,8 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
         raise _no_logs("there are no logs of any job", log_dir, jobs)
     if wanted in jobs:
         return of_job(log_dir, wanted)
+    if logs := [] if jobs else [log for log in _foreign_logs(log_dir) if log.job == wanted]:
+        return JobFiles(folder=log_dir, job_id="", logs=tuple(_with_ranks(logs)))
     if _NUMBER.fullmatch(wanted):
         raise _no_logs(f"there are no logs of job {wanted}", log_dir, jobs)
     raise _no_such_path(wanted, log_dir, jobs)
@@ -229,7 +231,7 @@ def _in_folder(folder: Path) -> JobFiles:
     jobs = _jobs(folder)
     if jobs:
         return of_job(folder, _newest(folder, jobs))
-    logs = [foreign(path, folder) for path in _below(folder) if _is_log(path)]
+    logs = _foreign_logs(folder)
     if not logs:
         raise StagerError(
             f"there are no logs in {folder}", hint="give the directory that holds what ranks wrote"
@@ -238,6 +240,10 @@ def _in_folder(folder: Path) -> JobFiles:
     return JobFiles(
         folder=folder, job_id="", logs=tuple(_with_ranks(newest)), other_jobs=tuple(others)
     )
+
+
+def _foreign_logs(folder: Path) -> list[LogFile]:
+    return [foreign(path, folder) for path in _below(folder) if _is_log(path)]
 
 
 def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:

@@ -16,7 +16,7 @@ from .files import JobFiles, LogFile
 from .prefixes import parse_line, show_as_terminal
 from .suspects import Open, Suspects
 
-_MARK = re.compile(r"^\[rank(\d+)\]: ?")
+_MARK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 """Torch's mark of a rank's lines, which is shown in front of them anyway."""
 _PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"')
 _LONGEST_PREFIX = 120

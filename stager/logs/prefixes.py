@@ -142,6 +142,7 @@ _BOX = re.compile(
 """Lines of a box that rich draws; its last one, which Python has no line for, stays."""
 _GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
 """The margin of an exception group (Python 3.11)."""
+_LONGEST_NUMBER = 8
 _OF_WRITER = ("rank", "local", "task", "node", "process")
 _JSON_TEXTS = ("log", "message", "msg")
 _JSON_STAMPS = ("time", "timestamp", "asctime", "ts")
@@ -306,7 +307,8 @@ def _collect(
 
 
 def _number(told: dict[str, str], name: str) -> int | None:
-    return int(told[name]) if name in told else None
+    text = told.get(name, "")
+    return int(text) if text and len(text) < _LONGEST_NUMBER else None
 
 
 def _unbox(text: str) -> str:

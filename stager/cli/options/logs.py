@@ -51,8 +51,9 @@ def chosen_files(
         summary = files.summary
         console.say(f"newest job: {summary if named else replace(summary, project='')}")
     if files.other_jobs:
-        others = counted(len(files.other_jobs), "older job")
         console.say(
-            f"newest job: {max(log.job for log in files.logs)}; {others} in {files.folder} left out"
+            f"newest job: {max(log.job for log in files.logs)}; for one of the "
+            f"{counted(len(files.other_jobs), 'older job')} there, give its number, such as "
+            f"{files.other_jobs[-1]}, and --log-dir {files.folder}"
         )
     return files

@@ -429,6 +429,9 @@ def test_the_newest_of_somebody_else_s_jobs_counts(
     files = find(str(tmp_path), tmp_path)
     assert sorted(log.path.relative_to(tmp_path).as_posix() for log in files.logs) == sorted(newest)
     assert len(files.other_jobs) == bool(older)
+    for number in files.other_jobs:
+        logs = find(number, tmp_path).logs
+        assert sorted(log.path.relative_to(tmp_path).as_posix() for log in logs) == sorted(older)
 
 
 def test_files_that_are_no_logs_are_left_alone(foreign: Callable[..., Path]) -> None:
