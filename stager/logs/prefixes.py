@@ -25,8 +25,8 @@ _TAG = (
     r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
     r"\[[^\]\s,]*\d,\d+\]<std(?:out|err|diag)>:"
 )
-_TAGS = re.compile(rf"^({_TAG})|{_TAG}", re.M)
-_TAGS_BYTES = re.compile(rf"^({_TAG})|{_TAG}".encode(), re.M)
+_TAGS = re.compile(rf"^([^\n]*?{_TAG})|{_TAG}", re.M)
+_TAGS_BYTES = re.compile(_TAGS.pattern.encode(), re.M)
 """Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
 _CUT_TITLE = r"(╭(?:─)+ Traceback )(?!\(most recent call last\))[^\n]*?╮"
 _WHOLE_TITLE = r"\1(most recent call last) ╮"
