@@ -14,6 +14,8 @@ _WINDOW = 1_000
 """Lines among which those of one traceback are looked for, where several ranks' are mixed."""
 _CHAIN = 4
 """Lines within which one traceback says that it led to another one."""
+_OTHERS = 25
+"""Lines of other processes among which a traceback that another one led to is still looked for."""
 _FRAME = 4
 """Lines of the place that stands above an exception: file, source, marks below it, and one more."""
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
@@ -57,6 +59,8 @@ def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
         text = prefix.strip(shown(lines[place], longest))
         if text is not None:
             reader.take(place, text)
+        else:
+            reader.skip(place)
         if reader.ended:
             break
     return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
@@ -107,6 +111,10 @@ class _Reader:
             self._look_for_another(text)
         if len(self._texts) >= _LINES:
             self.ended = True
+
+    def skip(self, place: int) -> None:
+        """Pass over a line of another process; many of them below an exception end the search."""
+        self.ended = not self._inside and place - self._at[-1] > _OTHERS
 
     def _look_for_exception(self) -> None:
         last = len(self._texts) - 1
