@@ -27,6 +27,7 @@ _TAG = (
 )
 _TAGS = re.compile(rf"^([^\n]*?{_TAG})|{_TAG}", re.M)
 _TAGS_BYTES = re.compile(_TAGS.pattern.encode(), re.M)
+_REPEATED = re.compile(rb"<std\w+>:[^\n<]*<std")
 """Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
 _CUT_TITLE = r"(╭(?:─)+ Traceback )(?!\(most recent call last\))[^\n]*?╮"
 _WHOLE_TITLE = r"\1(most recent call last) ╮"
@@ -59,8 +60,9 @@ _STAMP = (
 _MARKS = (
     # torch: [rank3]: before the lines of a traceback, [rank3]:[E1122 ... in C++
     rf"\[rank(?P<rank_torch>\d+)\]:{_COLUMN}",
-    # Lightning: [rank: 3] text; Determined: [rank=3] || text
+    # Lightning: [rank: 3] text; Determined: [rank=3] || text, with time and container before it
     r"\[rank[:=] ?(?P<rank_lightning>\d+)\] (?:\|\| )?",
+    rf"\[(?P<stamp_determined>{_ISO})\] [\da-f]{{4,}} (?:\|\| |(?=\[rank=))",
     # Composer: rank3[1234][MainThread]: ERROR: composer.trainer: text
     r"rank(?P<rank_composer>\d+)\[\d+\]\[\w+\]: ",
     # torchrun --tee 3 --role "$(hostname -s):"
@@ -256,7 +258,9 @@ def show_block_as_terminal(block: bytes) -> bytes:
         block = _ESCAPE_BYTES.sub(b"", block)
     if _BOX_BYTES in block:
         block = re.sub(_CUT_TITLE.encode(), _WHOLE_TITLE.encode(), block)
-    return _TAGS_BYTES.sub(rb"\1", block) if b"<std" in block else block
+    if b"<std" in block and _REPEATED.search(block):
+        block = _TAGS_BYTES.sub(rb"\1", block)
+    return block
 
 
 def show_as_terminal(line: str) -> str:
