@@ -176,6 +176,30 @@ def test_the_last_of_torchruns_folders_is_judged(judged: Judge, last: str, cause
     assert (found.first.cause if found.first else "") == cause
 
 
+def test_a_line_replaces_those_that_follow_from_it(judged: Judge) -> None:
+    timed_out = (
+        "[rank{0}]:[E304 10:32:31.4 X.cpp:607] [Rank {0}] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLGATHER, Timeout(ms)=9) ran for 9 milliseconds\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    )
+    first = judged(timed_out.format(0) + timed_out.format(1)).first
+    assert first is not None
+    assert first.kind == "hang"
+
+
+def test_the_line_of_a_launcher_places_a_crash_above_it(judged: Judge) -> None:
+    crash = "[c1:23] *** Process received signal ***\n[c1:23] Signal: Segmentation fault (11)\n"
+    told = "mpirun noticed that process rank 1 with PID 23 on node c1 exited on signal 11 "
+    first = judged(crash + told + "(Segmentation fault).\n").first
+    assert first is not None
+    assert (first.kind, first.rank, first.node) == ("killed", 1, "c1")
+    started = "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+    started = TRACE.replace("home/you/train.py", "x/torch/distributed/run.py") + started
+    first = judged(f"{started}while trying to connect to (n1, 29500).\n{EXITED}").first
+    assert first is not None
+    assert (first.kind, first.rank, first.node) == ("rendezvous", None, "n1")
+
+
 def test_torchrun_that_failed_at_last_had_one_table(judged: Judge) -> None:
     earlier = KEY_ERROR.replace("cat", "dog") + REPORT
     first = judged(earlier + KEY_ERROR + table((1, -15), (0, 1))).first
