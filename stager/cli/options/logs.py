@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bundle.protocol.counts import counted
-
 from .values import path_option
 
 if TYPE_CHECKING:
@@ -51,9 +49,9 @@ def chosen_files(
         summary = files.summary
         console.say(f"newest job: {summary if named else replace(summary, project='')}")
     if files.other_jobs:
+        newest = max(log.job for log in files.logs)
         console.say(
-            f"newest job: {max(log.job for log in files.logs)}; for one of the "
-            f"{counted(len(files.other_jobs), 'older job')} there, give its number, such as "
-            f"{files.other_jobs[-1]}, and --log-dir {files.folder}"
+            f"newest job: {newest}, of {len(files.other_jobs) + 1} jobs in {files.folder}; "
+            "--log-dir and a number choose another one"
         )
     return files
