@@ -62,7 +62,7 @@ class JobLogs(Output):
         failure = diagnosis.first
         if failure is None:
             self.data(f"{_name(diagnosis)}: {_without_failure(diagnosis)}")
-            self._evidence("printed, but nothing shows that it ended anything:", diagnosis)
+            self._evidence("printed and survived:", diagnosis)
             return
         self.data(_headline(diagnosis, failure))
         self._cause(failure)

@@ -22,7 +22,7 @@ from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
 from ..logs.prefixes import TRACEBACK, parse_line, show_block_as_terminal
 from .traceback import Trace, frame_above, shown, trace_at
-from .wording import introduces_ignored, introduces_survived, says_survived
+from .wording import introduces_ignored, introduces_survived, says_gave_up, says_survived
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""
@@ -403,7 +403,9 @@ def _is_weak(entry: CatalogueEntry, text: str) -> bool:
     """Return whether a line alone may tell of an error that its program survived."""
     if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
         return entry.weak
-    return says_survived(text) or (entry.weak and not _EXCEPTION.match(text))
+    if _EXCEPTION.match(text) or says_gave_up(text):
+        return says_survived(text)
+    return entry.weak or says_survived(text)
 
 
 def _takes_back(text: str, hit: Hit) -> bool:

@@ -31,6 +31,9 @@ _RECOVERED = re.compile(
     |\busing\ the\ default\b""",
     re.IGNORECASE | re.VERBOSE,
 )
+_GAVE_UP = re.compile(
+    r"\b(?:stopping|aborting|exiting|giving up|gave up|terminating)\b", re.IGNORECASE
+)
 _RESTARTED = re.compile(
     r"""(?<!not\ )\b(?:re-?start(?:s|ed|ing)?|resum(?:e[ds]?|ing)|re-?launch(?:ed|ing)?
     |requeue[ds]?|(?:attempt|try|retry)\W{0,3}\d+|restart_count)\b""",
@@ -72,6 +75,11 @@ def says_recovered(text: str) -> bool:
 def says_survived(text: str) -> bool:
     """Return whether a line says, by its level too, that its program survived what it tells."""
     return bool(_LEVEL.search(text)) or says_recovered(text)
+
+
+def says_gave_up(text: str) -> bool:
+    """Return whether a line says that its program ends because of what it tells."""
+    return bool(_GAVE_UP.search(text)) and not says_survived(text)
 
 
 def introduces_survived(text: str) -> bool:

@@ -58,6 +58,12 @@ def test_what_programs_print_and_survive_is_no_failure(judged: Judge, line: str)
     assert found.ok is None
 
 
+def test_a_program_that_says_that_it_gives_up_has_failed(judged: Judge) -> None:
+    first = judged(STEPS + "Loss is nan, stopping training\n").first
+    assert first is not None
+    assert first.kind == "python-error"
+
+
 def test_what_was_survived_is_listed(judged: Judge) -> None:
     found = judged(KEY_ERROR + STEPS)
     assert found.first is None
