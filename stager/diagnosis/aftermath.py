@@ -7,14 +7,17 @@ optional import. Only what follows such a line tells it from the one that ended 
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..catalogue.catalogue import match
+from ..logs.lines import last_lines
 from ..logs.prefixes import ParsedLine, parse_line
 from .scan import Hit
 from .traceback import shown
-from .wording import is_of_an_end, says_ended_well, says_recovered, says_restarted
+from .wording import is_of_an_end, says_ended_well, says_recovered, says_restarted, says_trained
 
 _BYTES = 1 << 16
 """Bytes below a hit that are read."""
@@ -22,6 +25,15 @@ _ENOUGH = 200
 """Ordinary lines after which nothing more is counted."""
 _NEAR = 3
 """Ordinary lines below a hit that may tell what its program did about it."""
+_LAST_OUTPUT = 5
+"""Lines at the end of a standard output that may say how it ended."""
+_STREAMS = (
+    (re.compile(r"\.err$"), ".out"),
+    (re.compile(r"\.e$"), ".o"),
+    (re.compile(r"\.e(?=\d+$)"), ".o"),
+    (re.compile(r"\bstderr\b"), "stdout"),
+)
+"""The names of a file of standard errors, and of the standard output beside it."""
 _FIRST = 20
 """Ordinary lines below an end in which another attempt says that it begins."""
 _CHARACTERS = 500
@@ -43,6 +55,8 @@ class Aftermath:
     """Whether another attempt says that it begins."""
     ended_well: bool
     """Whether the last of the lines say that all ended well."""
+    trained: bool
+    """Whether the output of the same process, in a file of its own, ends with a trained model."""
 
     def shows_survival(self, hit: Hit, *, shared: bool) -> bool:
         """Return whether the writer survived what the hit tells.
@@ -56,7 +70,7 @@ class Aftermath:
         enough = _OF_TRACE if hit.trace else _OF_LINE
         if shared and not hit.marks:
             enough = _OF_OTHERS
-        if self.ordinary >= enough or self.recovered:
+        if self.ordinary >= enough or self.recovered or self.trained:
             return True
         return self.ended_well and self.ordinary >= _NEAR
 
@@ -84,7 +98,17 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
         recovered=any(map(says_recovered, ordinary[:_NEAR])),
         restarted=any(map(says_restarted, ordinary[:_FIRST])),
         ended_well=any(map(says_ended_well, last)),
+        trained=any(map(says_trained, _last_output(hit.log.path))),
     )
+
+
+def _last_output(errors: Path) -> tuple[str, ...]:
+    """Return the last lines of the standard output that belongs to a file of standard errors."""
+    for of_errors, of_output in _STREAMS:
+        name = of_errors.sub(of_output, errors.name)
+        if name != errors.name:
+            return last_lines(errors.with_name(name), _LAST_OUTPUT)
+    return ()
 
 
 def _is_same_process(hit: Hit, mark: ParsedLine) -> bool:

@@ -44,6 +44,12 @@ _ENDED_WELL = re.compile(
     |\bexit(?:ed)?\b.{0,12}\b(?:code|status)\W{0,3}0\b""",
     re.IGNORECASE | re.VERBOSE,
 )
+_TRAINED = re.compile(
+    r"""\b(?:train(?:ing)?|fit(?:ting)?|epochs?)\b.{0,30}\b(?:finished|completed?|done|ended)\b
+    |\b(?:finished|completed|done)\b.{0,20}\b(?:training|epochs?)\b
+    |\bmax_(?:epochs|steps)\S*\ reached|\btrain_runtime\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _ENDED_BADLY = re.compile(
     r"error|fail|abort|unsuccess|\bnot\b|\b(?:code|status|rc)\W{0,3}-?[1-9]", re.IGNORECASE
 )
@@ -100,6 +106,11 @@ def says_restarted(text: str) -> bool:
 def says_ended_well(text: str) -> bool:
     """Return whether a line says that all ended well."""
     return bool(_ENDED_WELL.search(text)) and not _ENDED_BADLY.search(text)
+
+
+def says_trained(text: str) -> bool:
+    """Return whether a line says that the training itself ended well, and not only its script."""
+    return bool(_TRAINED.search(text)) and not _ENDED_BADLY.search(text)
 
 
 def is_of_an_end(text: str) -> bool:

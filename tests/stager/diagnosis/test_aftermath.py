@@ -58,6 +58,18 @@ def test_what_programs_print_and_survive_is_no_failure(judged: Judge, line: str)
     assert found.ok is None
 
 
+@pytest.mark.parametrize("name", ["train-17.{}", "train.{}17", "none_x/attempt_0/1/std{}.log"])
+def test_errors_in_a_file_of_their_own_are_survived_by_a_trained_model(
+    judged: Judge, name: str
+) -> None:
+    streams = ("o", "e") if name.startswith("train.") else ("out", "err")
+    out, err = map(name.format, streams)
+    assert judged(**{out: STEPS + "Training completed.\n", err: KEY_ERROR}).first is None
+    first = judged(**{out: STEPS + "Job finished\n", err: KEY_ERROR}).first
+    assert first is not None
+    assert first.cause == "KeyError: 'cat'"
+
+
 def test_a_program_that_says_that_it_gives_up_has_failed(judged: Judge) -> None:
     first = judged(STEPS + "Loss is nan, stopping training\n").first
     assert first is not None
