@@ -60,6 +60,8 @@ _NO_LOGS = {
     ".pt", ".pth", ".bin", ".safetensors", ".npz", ".npy", ".ckpt", ".pkl", ".parquet", ".arrow",
     ".png", ".jpg", ".gz", ".zst", ".xz", ".zip", ".tar", ".whl", ".pyc", ".py", ".so", ".html",
 }  # fmt: skip
+_APART = 60.0
+"""Seconds between the files of two jobs from which on their times tell them apart."""
 _BINARY_PROBE = 4096
 _LISTED = 8
 """Jobs that a message lists."""
@@ -243,7 +245,13 @@ def _in_folder(folder: Path) -> JobFiles:
 
 
 def _foreign_logs(folder: Path) -> list[LogFile]:
-    return [foreign(path, folder) for path in _below(folder) if _is_log(path)]
+    logs = [foreign(path, folder) for path in _below(folder) if _is_log(path)]
+    if any(log.job for log in logs):
+        return logs
+    shown = [log.path.relative_to(folder).as_posix() for log in logs]
+    return [
+        replace(log, job=_number_of_folders(path)) for log, path in zip(logs, shown, strict=True)
+    ]
 
 
 def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
@@ -256,8 +264,13 @@ def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
         return [], list(logs)
     *others, newest = jobs
     before = max(_changed(log.path) for log in logs if log.job in others)
+    since = min(_changed(log.path) for log in logs if log.job == newest)
+    # Where the times do not tell the jobs apart, files without a number may be of the newest.
+    is_told = since > before + _APART
     kept = [
-        log for log in logs if log.job == newest or (not log.job and _changed(log.path) > before)
+        log
+        for log in logs
+        if log.job == newest or (not log.job and not (is_told and _changed(log.path) <= before))
     ]
     return others, kept
 
@@ -326,7 +339,7 @@ def foreign(path: Path, folder: Path) -> LogFile:
     behind the job's number, or if nothing but hosts is called so.
     """
     shown = path.relative_to(folder).as_posix()
-    log = LogFile(path=path, job=_job_number(shown))
+    log = LogFile(path=path, job="" if _OF_TORCHRUN.search(shown) else _job_number(path.name))
     if of_torchrun := _OF_TORCHRUN.search(path.as_posix()):
         attempt, local_rank = map(int, of_torchrun.groups())
         return replace(log, node=_host(shown, log.job), attempt=attempt, local_rank=local_rank)
@@ -354,9 +367,8 @@ def _host(shown: str, job: str) -> str:
     return known[1] if known else ""
 
 
-def _job_number(shown: str) -> str:
-    """Return the number of a job that a path names; empty for none."""
-    *folders, name = _OF_TORCHRUN.sub("/-", shown).split("/")
+def _job_number(name: str) -> str:
+    """Return the number of a job that a file's name has; empty for none."""
     for pattern in _JOB_NUMBERS:
         if named := pattern.search(name):
             return named[1]
@@ -364,6 +376,12 @@ def _job_number(shown: str) -> str:
         numbers: list[str] = _LONG_NUMBER.findall(_DATE.sub("", name))
         if numbers:
             return max(reversed(numbers), key=len)
+    return ""
+
+
+def _number_of_folders(shown: str) -> str:
+    """Return the number of a job that the folders of a path name; empty for none."""
+    folders = _OF_TORCHRUN.sub("/-", shown).split("/")[:-1]
     of_folders = (_JOB_FOLDER.fullmatch(folder) for folder in folders if not _DATE.search(folder))
     return next((folder[1] for folder in of_folders if folder), "")
 

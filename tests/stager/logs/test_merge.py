@@ -414,6 +414,7 @@ def test_the_folders_of_torchrun(tmp_path: Path) -> None:
             ["t.77.node01.0.out"],
             ["t.78.node01.0.out", "t.78.node12.100.out", "t.78.node12.101.out"],
         ),
+        (["slurm-99.out"], ["slurm-100.out", "steps/1000/rank0.txt"]),
         ([], ["slurm-81234_3.out", "slurm-81234_7.out"]),
         ([], ["nccl.node01.4711.log", "nccl.node01.4712.log"]),
         ([], ["rank0-20261121.out", "rank1-20261122.out"]),
@@ -426,6 +427,8 @@ def test_the_newest_of_somebody_else_s_jobs_counts(
     for name in [*newest, *older]:  # a copy has other times
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x\n")
+    (tmp_path / "app.log").write_text("x\n")
+    newest.append("app.log")  # of nobody knows which
     files = find(str(tmp_path), tmp_path)
     assert sorted(log.path.relative_to(tmp_path).as_posix() for log in files.logs) == sorted(newest)
     assert len(files.other_jobs) == bool(older)
