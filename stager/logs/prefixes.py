@@ -256,9 +256,9 @@ def show_block_as_terminal(block: bytes) -> bytes:
         block = _REWRITTEN_BYTES.sub(b"", block)
     if b"\x1b" in block:
         block = _ESCAPE_BYTES.sub(b"", block)
-    if _BOX_BYTES in block:
+    if not block.isascii() and _BOX_BYTES in block:
         block = re.sub(_CUT_TITLE.encode(), _WHOLE_TITLE.encode(), block)
-    if b"<std" in block and _REPEATED.search(block):
+    if b"<" in block and b"<std" in block and _REPEATED.search(block):
         block = _TAGS_BYTES.sub(rb"\1", block)
     return block
 
