@@ -35,7 +35,7 @@ _STREAMS = (
 )
 """The names of a file of standard errors, and of the standard output beside it."""
 _FIRST = 20
-"""Ordinary lines below an end in which another attempt says that it begins."""
+"""Lines below an end in which another attempt says that it begins."""
 _CHARACTERS = 500
 """Characters of a line that are looked at."""
 _OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
@@ -82,6 +82,7 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
         hit: the hit.
         until: the number of the line at which to stop; None for the end of the file.
     """
+    first: list[str] = []
     ordinary: list[str] = []
     last: collections.deque[str] = collections.deque(maxlen=_NEAR)
     for number, line in enumerate(_below(hit), start=hit.last + 1):
@@ -91,12 +92,15 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
         if not mark.logged.strip() or (hit.marks and not _is_same_process(hit, mark)):
             continue
         last.append(mark.logged)
-        if not is_of_an_end(mark.logged) and match(mark.logged) is None:
+        known = match(mark.logged) is not None
+        if not known and len(first) < _FIRST:
+            first.append(mark.logged)
+        if not known and not is_of_an_end(mark.logged):
             ordinary.append(mark.logged)
     return Aftermath(
         ordinary=len(ordinary),
         recovered=any(map(says_recovered, ordinary[:_NEAR])),
-        restarted=any(map(says_restarted, ordinary[:_FIRST])),
+        restarted=any(map(says_restarted, first)),
         ended_well=any(map(says_ended_well, last)),
         trained=any(map(says_trained, _last_output(hit.log.path))),
     )

@@ -39,6 +39,8 @@ _RESTARTED = re.compile(
     |requeue[ds]?|(?:attempt|try|retry)\W{0,3}\d+|restart_count)\b""",
     re.IGNORECASE | re.VERBOSE,
 )
+_OF_RUNTIME = ("[", "srun: ", "slurm")
+"""The beginning of lines of torch's C++ and of Slurm, which count their own attempts."""
 _ENDED_WELL = re.compile(
     r"""\b(?:finished|completed?|done|success(?:ful(?:ly)?)?|succeeded|ended\ well)\b
     |\bexit(?:ed)?\b.{0,12}\b(?:code|status)\W{0,3}0\b""",
@@ -100,7 +102,7 @@ def introduces_ignored(text: str) -> bool:
 
 def says_restarted(text: str) -> bool:
     """Return whether a line says that another attempt begins."""
-    return bool(_RESTARTED.search(text))
+    return bool(_RESTARTED.search(text)) and not text.startswith(_OF_RUNTIME)
 
 
 def says_ended_well(text: str) -> bool:

@@ -130,6 +130,7 @@ def test_lines_of_other_ranks_are_no_survival(judged: Judge) -> None:
     [
         PREEMPTED.format("PREEMPTION"),
         EXITED + "=== attempt 2 ===\n",
+        EXITED + "training failed, restarting\n",
         REPORT.replace("exitcode: 1", "exitcode: -9") + STEPS,
     ],
 )
