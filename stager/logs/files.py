@@ -198,7 +198,7 @@ def _no_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
 
 
 def _no_such_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
-    exists = _mode(expanded(wanted)) is not None
+    exists = _stat(expanded(wanted)) is not None
     return StagerError(
         f"{wanted} is neither a directory nor a log"
         if exists
@@ -218,12 +218,10 @@ def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
 
 def _at_path(path: Path) -> JobFiles | None:
     """Return the logs of a directory, or a single log; None where there is neither."""
-    mode = _mode(path)
-    if mode is None:
-        return None
-    if stat.S_ISDIR(mode):
+    found = _stat(path)
+    if found is not None and stat.S_ISDIR(found.st_mode):
         return _in_folder(path)
-    if not stat.S_ISREG(mode):
+    if not _is_regular(path):
         return None
     _refuse_unreadable([path])
     return JobFiles(folder=path.parent, job_id="", logs=(foreign(path, path.parent),))
@@ -310,8 +308,9 @@ def newest_change(folder: Path) -> float:
     """
     newest = 0.0
     for path in _entries(folder):
-        if _job_name(path) and _size(path):
-            newest = max(newest, _changed(path))
+        found = _stat(path) if _job_name(path) else None
+        if found is not None and found.st_size:
+            newest = max(newest, found.st_mtime)
     return newest
 
 
@@ -416,16 +415,16 @@ def _below(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _mode(path: Path) -> int | None:
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_mode
+        return path.stat()
     except (OSError, ValueError):
         return None
 
 
 def _is_regular(path: Path) -> bool:
-    mode = _mode(path)
-    return mode is not None and stat.S_ISREG(mode)
+    found = _stat(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def _sorted(logs: Iterable[LogFile]) -> tuple[LogFile, ...]:
@@ -443,15 +442,6 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    found = _stat(path)
+    return 0.0 if found is None else found.st_mtime
