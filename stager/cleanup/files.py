@@ -41,10 +41,17 @@ def is_outdated(bundle: Path) -> bool:
 
 
 def nobody_has_open(path: Path) -> bool:
-    """Return whether no job or command has a file of the store open, or a lock of it taken."""
+    """Return whether no job or command has a file of the store open, or a lock of it taken.
+
+    Of what cannot be opened, a directory in its place for one, that cannot be known.
+    """
     # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
     operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
-    with opened(path) as handle:
+    try:
+        file = opened(path)
+    except OSError:
+        return False
+    with file as handle:
         try:
             fcntl.flock(handle, operation | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -414,3 +414,12 @@ def test_nodes_keep_each_projects_newest(project: Project) -> None:
     assert nodes_keep(store, own, everything=False) == [own]
     (store.root / "projects" / "made-by-hand.json").write_text("{")
     assert nodes_keep(store, own, everything=False) == [own]
+
+
+@pytest.mark.parametrize("name", [".lock", ".tmp.lock"])
+def test_a_directory_in_the_place_of_a_lock_is_named(project: Project, name: str) -> None:
+    path = project.store.root / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    with pytest.raises(StagerError, match=rf"{name} is a directory, but a file is expected"):
+        apply(project.store, Rules(), later())
