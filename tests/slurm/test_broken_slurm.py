@@ -28,6 +28,8 @@ def unnoticed(cluster: Cluster) -> Iterator[None]:
     before = conf.read_text()
     conf.write_text(before.replace("SlurmdTimeout=10", "SlurmdTimeout=900"))
     cluster.run(["scontrol", "reconfigure"])
+    for node in cluster.nodes:  # since 23.11 it starts all daemons anew
+        cluster.wait_state(node, "idle", "mixed", "allocated")
     try:
         yield
     finally:
@@ -38,12 +40,9 @@ def unnoticed(cluster: Cluster) -> Iterator[None]:
 @contextmanager
 def dead_slurmd(cluster: Cluster, node: str) -> Iterator[None]:
     """A node whose slurmd is gone, and Slurm has not noticed."""
-    number = cluster.slurmd(node)
-    assert number is not None
     with unnoticed(cluster):
-        os.kill(number, signal.SIGKILL)
         try:
-            assert until(lambda: cluster.slurmd(node) is None)
+            cluster.stop_slurmd(node)
             yield
         finally:
             cluster.start_slurmd(node)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from tests.support.containers import INSIDE, stand_in
+from tests.support.needs import lacks
 from tests.support.provoking import Bench
 
 RANK = f"""\
@@ -17,6 +19,10 @@ sys.exit(int(sys.argv[1]))
 
 
 def test_agents_and_ranks_run_inside(bench: Bench) -> None:
+    """In this container the only Python is the system's."""
+    own = f"python3.{sys.version_info[1]}"
+    if not os.path.realpath("/usr/bin/python3").endswith(own):
+        lacks("system python", f"it is not {own}, which the bundle needs")
     shared = bench.logs.parent
     script, image = shared / "inside.py", shared / "lab.sif"
     script.write_text(RANK)

@@ -238,7 +238,11 @@ def down_nodes(listed: str) -> dict[str, str]:
     """
     rows = [line.split() for line in listed.splitlines()]
     states = {row[0]: row[1] for row in rows if len(row) > 1}
-    return {node: state for node, state in states.items() if state.startswith(_DOWN)}
+    return {
+        node: state
+        for node, state in states.items()
+        if state.startswith(_DOWN) or state.endswith("*")  # does not respond, see sinfo(1)
+    }
 
 
 def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:

@@ -140,6 +140,15 @@ def not_created(stderr: str) -> bool:
     return "Unable to create step for job" in stderr
 
 
+def is_of_new_controller(stderr: str) -> bool:
+    """Return whether the controller refused a step as it knows nothing of the nodes' memory yet.
+
+    Our steps ask for none. Since 23.11 ``scontrol reconfigure`` starts another ``slurmctld``, and
+    until nodes have registered there it refuses steps so (seen with 24.11).
+    """
+    return not_created(stderr) and "Memory required by task is not available" in stderr
+
+
 def network_fault(fault: str) -> bool:
     """Return whether a fault that Slurm reports of a node is about the network, not its disk."""
     return bool(_NETWORK.search(fault))

@@ -91,6 +91,8 @@ class Waiting:
         if fault and not self._until:
             self._until = now + self._seconds
             self._note(fault)
+        elif not self._until and slurm_faults.is_of_new_controller(errors):
+            self._until = now + self._seconds
         waits = bool(fault) or self._is_settling(errors, now)
         if not waits or now > self._until:
             return False

@@ -322,6 +322,12 @@ def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
     assert whys == faults
 
 
+def test_a_node_that_is_down_or_does_not_respond_can_start_nothing() -> None:
+    listed = "n1 mixed\nn2 down*\nn3 mixed*\nn4 draining\nn2 down*\nn5 unknown\n"
+    down = {"n2": "down*", "n3": "mixed*", "n5": "unknown"}
+    assert slurm_commands.down_nodes(listed) == down
+
+
 @pytest.mark.parametrize("name", ["limit", "scancel", "wait"])
 def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
     found = slurm_faults.step_faults(sample(name))

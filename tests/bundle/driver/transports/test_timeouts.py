@@ -1,4 +1,4 @@
-"""Nodes that send no heartbeats: when Slurm is asked about them, and what follows."""
+"""Nodes that send no heartbeats, and a controller that refuses steps: who waits for what."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bundle.driver.transports import timeouts
-from bundle.driver.transports.timeouts import QUIET_SECONDS, Watch
+from bundle.driver.transports.timeouts import QUIET_SECONDS, Waiting, Watch
 from bundle.protocol.problem import ProblemCode
 
 
@@ -49,7 +49,12 @@ class Watched:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(timeouts, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    time = SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep)
+    monkeypatch.setattr(timeouts, "time", time)
     return clock
 
 
@@ -82,3 +87,20 @@ def test_a_silent_node_without_the_job_is_lost_at_the_second_look(clock: SimpleN
         watched.watch.look((), {"n3"})
         clock.now += 1
     assert watched.watch.lost["n3"].problem is ProblemCode.NO_ANSWER_DESERTED
+
+
+REFUSED = "srun: error: Unable to create step for job 9: "
+
+
+@pytest.mark.parametrize(
+    ("why", "tries"),
+    [("Memory required by task is not available", 10), ("Requested nodes are busy", 0)],
+)
+def test_a_controller_that_knows_no_memory_yet_is_asked_again(
+    clock: SimpleNamespace, why: str, tries: int
+) -> None:
+    """It has just begun, by ``scontrol reconfigure``; any other refusal is an answer."""
+    waiting, tried = Waiting(print), 0
+    while waiting.again(REFUSED + why):
+        tried += 1
+    assert tried == tries
