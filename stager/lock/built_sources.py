@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.pylock import Package, PackageDirectory, PackageVcs
 
-from bundle.protocol.digest import canonical_json
-
 from ..core.errors import ResolveError
 from ..core.store import Store
-from ..core.values import Digest
 from . import source_tree, sources
 from .git_pin import GitPin
-from .indexes import strip_credentials
+from .indexes import Indexes, strip_credentials
 from .located import SourceRequirement, relative
 from .pip import Pip
+from .pylock import Lock
 from .resolver import ResolvedFile
+
+
+def take_built(lock: Lock, store: Store, indexes: Indexes) -> None:
+    """Take wheels that a lock has of commits from a mirror, in place of builds of their own.
+
+    Behind an air gap there is the wheel, and no repository to clone.
+    """
+    wheels = {label: name for name, label in lock.sources}
+    digests = {file.filename: file.sha256 for file in lock.files}
+    for pin in lock.git:
+        name = wheels.get(pin.label, "")
+        place = store.built / pin.digest / name
+        if name not in digests or place.exists():
+            continue
+        found = indexes.find_wheel(name, digests[name])
+        if found is not None:
+            store.make_folder(place.parent)
+            with store.publishing(place) as partial:
+                shutil.copyfile(found, partial)
 
 
 @dataclass(kw_only=True)
@@ -96,13 +114,12 @@ class SourceBuilder:
             subdirectory=selected.subdirectory or "",
         )
         self.git.append(pin)
-        inner = f"#subdirectory={pin.subdirectory}" if pin.subdirectory else ""
         return SourceRequirement(
-            requirement=f"{pin.name} @ git+{selected.url}@{pin.commit}{inner}",
-            label=f"git+{pin.url}@{pin.commit}{inner}",
+            requirement=f"{pin.name} @ git+{selected.url}@{pin.commit}{pin.fragment}",
+            label=pin.label,
             suffix="",
             marker="",
-            digest=Digest.of(canonical_json([pin.url, pin.commit, pin.subdirectory])),
+            digest=pin.digest,
             moving=False,
         )
 

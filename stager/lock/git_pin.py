@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bundle.protocol.digest import Digest, canonical_json
+
 from .indexes import strip_credentials
 
 
@@ -27,8 +29,22 @@ class GitPin:
     @property
     def requirement(self) -> str:
         """Return the requirement that takes this very commit."""
-        inner = f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
-        return f"{self.name} @ git+{self.url}@{self.commit}{inner}"
+        return f"{self.name} @ {self.label}"
+
+    @property
+    def label(self) -> str:
+        """Return the place of this very commit, without credentials."""
+        return f"git+{self.url}@{self.commit}{self.fragment}"
+
+    @property
+    def fragment(self) -> str:
+        """Return the end of a URL that names the folder; empty for the top."""
+        return f"#subdirectory={self.subdirectory}" if self.subdirectory else ""
+
+    @property
+    def digest(self) -> Digest:
+        """Return the digest that the wheel of this very commit is kept under."""
+        return Digest.of(canonical_json([self.url, self.commit, self.subdirectory]))
 
     def is_of(self, other: GitPin) -> bool:
         """Return whether both pin the same package of the same branch."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..core.processes import Runner, run
+from ..core.store import sha256_of
 from .requirement_line import expand_user
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
@@ -83,6 +84,16 @@ class Indexes:
             no_binary=_merge(self.no_binary, other.no_binary),
             pre=self.pre or other.pre,
         )
+
+    def find_wheel(self, name: str, sha256: str) -> Path | None:
+        """Return a wheel with a digest that a folder or a mirror on this machine has."""
+        urls = [url for url in (self.index_url, *self.extra_index_urls) if url]
+        mirrors = [url.rstrip("/").removesuffix("/simple") for url in urls]
+        for folder in filter(None, map(_folder, (*self.find_links, *mirrors))):
+            path = folder / name
+            if path.is_file() and sha256_of(path) == sha256:
+                return path
+        return None
 
     def without_credentials(self) -> Indexes:
         """Return the same places without secrets; ``${NAME}`` stays, since it reveals nothing."""

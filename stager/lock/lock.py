@@ -17,7 +17,7 @@ from ..core.processes import Runner, run
 from ..core.store import Store
 from . import refusals, torch_backend
 from .build_environment import resolve_all
-from .built_sources import SourceBuilder
+from .built_sources import SourceBuilder, take_built
 from .file_digests import index_answers, measure
 from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
 from .kept import kept
@@ -61,7 +61,7 @@ def make_lock(
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
     spec = _require_hashes(spec, settings)
-    keep = kept(options, None if supplied else earlier_lock(path, spec.target))
+    keep = kept(options, _earlier(path, spec, store, settings))
     with store.scratch("lock") as scratch:
         request = _resolve_request(spec, store, scratch, options, run)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
@@ -90,6 +90,14 @@ def make_lock(
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
         publish(path, render(lock))
     return lock
+
+
+def _earlier(path: Path, spec: Spec, store: Store, settings: PipSettings | None) -> Lock | None:
+    """Return the lock that a resolver goes by, with its wheels from a mirror in place of builds."""
+    earlier = earlier_lock(path, spec.target) if settings is not None else None
+    if earlier is not None and settings is not None:
+        take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
+    return earlier
 
 
 def _require_hashes(spec: Spec, settings: PipSettings | None) -> Spec:

@@ -16,8 +16,6 @@ from urllib.parse import quote
 from packaging.markers import Marker
 from packaging.utils import parse_wheel_filename
 
-from bundle.protocol.digest import canonical_json
-
 from ..core.deletion import remove
 from ..core.errors import ResolveError, StagerError
 from ..core.store import Store, sha256_of
@@ -111,15 +109,13 @@ def find_commit(source: SourceRequirement, pins: Sequence[GitPin], pip: Pip) -> 
 
 def pin_source(source: SourceRequirement, pin: GitPin) -> SourceRequirement:
     """Return a source from git at a commit, which stands for the same content for ever."""
-    inner = f"#subdirectory={pin.subdirectory}" if pin.subdirectory else ""
     url, _, _ = _split_git_url(source.requirement)
     name, at, _ = source.requirement.partition(" @ ")
-    label = f"git+{pin.url}@{pin.commit}{inner}"
     return replace(
         source,
-        requirement=f"{name + at if at else ''}git+{url}@{pin.commit}{inner}",
-        label=label,
-        digest=Digest.of(canonical_json([pin.url, pin.commit, pin.subdirectory])),
+        requirement=f"{name + at if at else ''}git+{url}@{pin.commit}{pin.fragment}",
+        label=pin.label,
+        digest=pin.digest,
         moving=False,
     )
 

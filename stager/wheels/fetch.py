@@ -15,7 +15,7 @@ from ..core.store import Store, sha256_of
 from ..core.values import LockedFile, Wheel
 from ..lock import sources
 from ..lock.build_environment import install
-from ..lock.indexes import Indexes, restore_credentials
+from ..lock.indexes import Indexes, pip_settings, restore_credentials
 from ..lock.pip import Pip
 from ..lock.pylock import Lock
 from ..lock.source_builds import BuildSettings, advice, needs_nvcc, refuse_without_nvcc
@@ -205,7 +205,8 @@ class _Fetcher:
         source = dict(self.lock.sources).get(file.filename)
         if source and not (path and path.is_file()):
             try:
-                path = self.rebuild(source)
+                path = self._find_wheel(file) if "://" in source else None
+                path = path or self.rebuild(source)
             except StagerError as exc:
                 self.problems.append(f"{file.filename}: from {source}: {exc.message}")
                 return True
@@ -216,6 +217,11 @@ class _Fetcher:
         else:
             self.build(file)
         return True
+
+    def _find_wheel(self, file: LockedFile) -> Path | None:
+        """Return the wheel of a lock that a mirror on this machine has; None if none has it."""
+        known = self.lock.indexes.plus(self.pip.indexes).plus(pip_settings(self.pip.run).indexes)
+        return known.find_wheel(file.filename, file.sha256)
 
     def _copy(self, file: LockedFile, path: Path) -> None:
         """Copy a wheel into the store if it is the locked one."""

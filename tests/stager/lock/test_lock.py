@@ -447,6 +447,31 @@ def test_from_version_control(lock: Callable[..., Lock], index_env: object, tmp_
 
 
 @pytest.mark.needs("git")
+def test_behind_a_gap_the_wheel_of_a_mirror_stands_for_the_repository(
+    lock: Callable[..., Lock], ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new lock, and a build from the lock, where neither the repository nor its build is."""
+    own_backend(tmp_path / "repo" / "from-git")
+    git_commit(tmp_path / "repo")
+    asked = f"from-git @ git+file://{tmp_path}/repo@main#subdirectory=from-git"
+    made = lock("uv", asked)
+    wheel = made.files[0].path
+    assert wheel is not None
+    mirror = tmp_path / "mirror"
+    (mirror / "simple").mkdir(parents=True)
+    wheel.rename(mirror / wheel.name)
+    shutil.rmtree(tmp_path / "repo")
+    monkeypatch.setenv("PIP_INDEX_URL", (mirror / "simple").as_uri())
+    (fetched,) = fetch(made, Store(tmp_path / "one"), offline=False)
+    assert fetched.sha256 == made.files[0].sha256
+    again = make_lock(
+        ask(asked), path=made.path, store=Store(tmp_path / "two"),
+        options=ResolveOptions(resolver="uv"), reachable=lambda _: False,
+    )  # fmt: skip
+    assert (again.digest, again.git, again.sources) == (made.digest, made.git, made.sources)
+
+
+@pytest.mark.needs("git")
 def test_a_version_that_git_knows(
     lock: Callable[..., Lock], index_env: object, tmp_path: Path
 ) -> None:
