@@ -69,6 +69,7 @@ def main(phase: str, handle: int | None = None) -> int:
         handle: an open file with the request, in a step of Slurm's; None for standard input.
     """
     signals.end_on_signals()
+    signals.receive_user_signals()
     open_files.raise_open_files()
     descendants.adopt_orphans()
     try:

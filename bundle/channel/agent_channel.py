@@ -33,6 +33,8 @@ REPORT = "report"
 """The question whether a relay's file is still on its way; who has it need not answer."""
 END = "end"
 """The command to agents at work: end it, and stay until all output has come."""
+SIGNAL = "signal "
+"""The beginning of the command to pass a signal on to the ranks; its number follows."""
 AGAIN = "again"
 """The key of a line that asks for frames once more, by source."""
 STAY_SECONDS = 900.0
@@ -229,6 +231,9 @@ class AgentChannel:
     def _take(self, line: str) -> None:
         if line == END:
             self._interrupt()
+        if line.startswith(SIGNAL):
+            os.kill(os.getpid(), int(line[len(SIGNAL) :]))
+            return
         if not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)
             return

@@ -76,6 +76,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         NodeError: there is no allocation, or the log directory cannot be written.
     """
     signals.end_on_signals()
+    signals.receive_user_signals()
     open_files.raise_open_files()
     if job.allocation is Allocation.SLURM:
         job = slurm_commands.bind(job, os.environ)

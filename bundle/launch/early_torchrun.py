@@ -25,7 +25,9 @@ from .variables import environment_variables
 # Runs in the environment, under its own Python. It must not find modules in a working directory,
 # and must not pass its standard input on.
 _PROGRAM = r"""
-import json, os, sys
+import json, os, signal, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 sys.path[:] = [entry for entry in sys.path if entry]
 from torch.distributed import run
 from torch.distributed.elastic.agent.server import local_elastic_agent

@@ -66,6 +66,10 @@ class _WhileListening:
             self._gone = True
 
 
+def _ignore(number: int, ranks: list[int]) -> None:
+    """Do nothing."""
+
+
 @dataclass(eq=False)
 class _Stream:
     """One descriptor that is read."""
@@ -109,6 +113,7 @@ class Outputs:
         folder: the directory that they are in.
         monitor: watches the ranks' processes.
         variables: variables of the launcher by which ranks find their pipes.
+        on_signal: called with a signal of the user's and the ranks that it was sent to.
         on_finished: called once when all programs have ended well and the launcher still waits.
     """
 
@@ -130,6 +135,7 @@ class Outputs:
         self.variables = {"STAGER_OUTPUT": folder, "STAGER_OUTPUT_NONCE": nonce} if ranks else {}
         self._name = re.compile(rb"\x1erank (\d{1,9}) %s\n" % nonce.encode())
         self._grace = grace
+        self.on_signal: Callable[[int, list[int]], None] = _ignore
         self.on_finished: Callable[[], None] | None = None
         self._finished_since = 0.0
         self._ranks = ranks
@@ -215,6 +221,8 @@ class Outputs:
         self.monitor.take()
         descendants.reap_orphans()
         self._report_finished()
+        for number in signals.take_user_signals():
+            self.on_signal(number, self.monitor.send_signal(number))
 
     def _report_finished(self) -> None:
         """Report once that all ranks have finished, a while after they have."""
@@ -320,9 +328,10 @@ def run_launcher(
     """
     recent = RecentOutput()
     try:
-        running = running or processes.start(
-            argv, env=variables, cwd=cwd, stdout=processes.PIPE, stderr=processes.STDOUT
-        )
+        with signals.ignore_user_signals():  # torchrun would end; ranks do not ignore them
+            running = running or processes.start(
+                argv, env=variables, cwd=cwd, stdout=processes.PIPE, stderr=processes.STDOUT
+            )
     except processes.ProcessError as exc:
         problem = Problem(ProblemCode.LAUNCHER_NOT_STARTED, argv[0], {"why": exc.reason})
         raise NodeError(problem) from exc

@@ -124,6 +124,16 @@ class RankMonitor:
         """Return the descriptor to wait for."""
         return self._waiting.fileno()
 
+    def send_signal(self, number: int) -> list[int]:
+        """Send a signal to each rank that runs; return their numbers."""
+        reached = []
+        for rank in self.ranks.values():
+            with contextlib.suppress(OSError):
+                if rank.ended is None:
+                    os.kill(rank.pid, number)
+                    reached.append(rank.rank)
+        return reached
+
     def close(self) -> None:
         """Close all descriptors; may be called again."""
         for key in list((self._waiting.get_map() or {}).values()):

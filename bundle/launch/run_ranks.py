@@ -94,6 +94,13 @@ def run_ranks(
         def pass_on(rank: int | None, data: bytes) -> None:
             channel.output(int(start.variables["RANK"]) if native else rank, data)
 
+        def note_signal(number: int, ranks: list[int]) -> None:
+            name = signal.Signals(number).name
+            for rank in ranks:
+                pass_on(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
+
+        outputs.on_signal = note_signal
+        signals.take_user_signals()  # those from before are for no rank
         with contextlib.closing(outputs), _limit(request.limit):
             running = early.go(start.argv, start.variables, start.cwd) if early else None
             killed_before = host.oom_kills()

@@ -33,6 +33,7 @@ import io
 import json
 import os
 import runpy
+import signal
 import site
 import sys
 import sysconfig
@@ -57,6 +58,8 @@ def main(argv: list[str]) -> int:
     if not args:
         _complain("usage: run_wrapper.py [-m MODULE | SCRIPT] ARGS...")
         return USAGE
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # which the launcher ignores
+        signal.signal(number, signal.SIG_DFL)
     take_own_pipe()
     forget_record()
     watch = watcher()

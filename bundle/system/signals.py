@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import signal
 import sys
@@ -15,6 +16,9 @@ TERMINATED = 128 + signal.SIGTERM
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AGAIN_SECONDS = 0.01
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are for the ranks: programs write a checkpoint on them."""
+_received: collections.deque[int] = collections.deque()
 
 
 @dataclass
@@ -43,6 +47,31 @@ def end_on_signals() -> None:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
     sys.unraisablehook = _raise_again
+
+
+def receive_user_signals() -> None:
+    """Let SIGUSR1 and SIGUSR2 wait for :func:`take_user_signals`, instead of ending this process.
+
+    A handler could not send anything: it may interrupt the sending of something else.
+    """
+    for number in USER_SIGNALS:
+        signal.signal(number, lambda number, frame: _received.append(number))
+
+
+def take_user_signals() -> list[int]:
+    """Return the user's signals that have come since the last call."""
+    return [_received.popleft() for _ in range(len(_received))]
+
+
+@contextlib.contextmanager
+def ignore_user_signals() -> Iterator[None]:
+    """Ignore the user's signals while the block runs, so that what it starts ignores them, too."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in USER_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

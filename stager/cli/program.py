@@ -162,6 +162,8 @@ def _end_as_ctrl_c_does() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` has it ignored
         signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # they are for ranks, where there are some
+        signal.signal(number, lambda number, frame: None)
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
 
 

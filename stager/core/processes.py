@@ -26,6 +26,7 @@ from bundle.channel.lines import Lines
 from bundle.redaction.masking import masked
 from bundle.system.parent_death import end_with_parent
 from bundle.system.processes import CompletedCommand
+from bundle.system.signals import USER_SIGNALS
 
 from .errors import StagerError
 
@@ -203,6 +204,7 @@ def stream(
     on_talk: Callable[[str], None] | None = None,
     environment: Mapping[str, str] | None = None,
     end_it: Callable[[int], None] | None = None,
+    pass_on: Callable[[int, int], None] | None = None,
 ) -> Streamed:
     """Run a command that reports line by line, and return its outcome.
 
@@ -217,6 +219,7 @@ def stream(
         environment: all its variables; None for this process's own.
         end_it: called with its process id each time that this process is interrupted; the command
             then has a session of its own, without the terminal. None sends it SIGINT.
+        pass_on: called with its process id and SIGUSR1 or SIGUSR2, when this process gets one.
 
     Raises:
         StagerError: it cannot be started.
@@ -245,7 +248,12 @@ def stream(
             elif end_it is not None and process.returncode is None:  # else its id may be another's
                 end_it(process.pid)
 
-    with _interrupts_call(interrupt), _Lines() as lines:
+    def signal_it(number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if pass_on is not None and process.returncode is None:
+                pass_on(process.pid, number)
+
+    with _interrupts_call(interrupt), _user_signals_call(signal_it), _Lines() as lines:
         lines.add(process.stdout, on_line)
         lines.add(process.stderr, on_talk)
         try:
@@ -281,6 +289,19 @@ def _interrupts_call(act: Callable[[], None]) -> Iterator[None]:
         if not called:
             for number in numbers:
                 signal.signal(number, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _user_signals_call(act: Callable[[int], None]) -> Iterator[None]:
+    """Call a function at SIGUSR1 and SIGUSR2 while the block runs; nothing in another thread."""
+    own = threading.current_thread() is threading.main_thread()
+    numbers = USER_SIGNALS if own else ()
+    before = {number: signal.signal(number, lambda got, _: act(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupting_signals() -> list[signal.Signals]:

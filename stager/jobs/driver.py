@@ -119,7 +119,13 @@ class _Driven:
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
         """Start it, as soon as Slurm's controller answers, and follow it to its end."""
         if not start.asks_slurm:
-            return stream(driver, self.take, on_talk=self.talk, environment=start.environment)
+            return stream(
+                driver,
+                self.take,
+                on_talk=self.talk,
+                environment=start.environment,
+                pass_on=os.kill,
+            )
         from bundle.driver.transports.timeouts import Waiting
 
         waiting = Waiting(lambda remark: self._on_event(Record(remark)), fault=messages.unsent)
@@ -131,6 +137,7 @@ class _Driven:
                 on_talk=self.talk,
                 environment=start.environment,
                 end_it=self.end,
+                pass_on=self.pass_on,
             )
             if ended.interrupted or ended.returncode == 0 or self._pid is not None:
                 return ended
@@ -176,6 +183,11 @@ class _Driven:
             return
         self.output.append(line)
         self._on_talk(line)
+
+    def pass_on(self, salloc: int, number: int) -> None:
+        """Pass a signal on to the driver; while there is none, there are no ranks."""
+        if self._pid is not None:
+            os.kill(self._pid, number)
 
     def end(self, salloc: int) -> None:
         """Tell the driver to end, or salloc while there is none.

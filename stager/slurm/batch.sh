@@ -96,13 +96,25 @@ forward() {
     told=$1
     if [ -n "$driver" ]; then kill -s TERM "$driver" 2>/dev/null || :; fi
 }
+# Signals that are for the ranks: programs write a checkpoint on them.
+# shellcheck disable=SC2329 # traps call it
+pass_on() {
+    if [ -n "$driver" ]; then kill -s "$1" "$driver" 2>/dev/null || :; fi
+}
 trap 'forward TERM' TERM
 trap 'forward INT' INT
-trap 'forward USR1' USR1
+trap 'pass_on USR1' USR1
+trap 'pass_on USR2' USR2
+#@if requeue
+trap 'forward USR1' USR1 # Slurm's warning before the time limit
+#@end
 
 # Its exit status is the driver's: 0, 3 (the job or a node failed), 130 (it was told to end).
 drive() {
-    "$python" -I -S "$work/node.pyz" drive "$work/job.json" &
+    (
+        trap '' USR1 USR2 # until it can pass them on
+        exec "$python" -I -S "$work/node.pyz" drive "$work/job.json"
+    ) &
     driver=$!
     if [ -n "$told" ]; then forward "$told"; fi # it came before there was a driver
     while kill -0 "$driver" 2>/dev/null; do wait "$driver" || :; done # a signal ends a wait early

@@ -58,12 +58,12 @@ json.load(open(sys.argv[2]))
 here = os.path.dirname(sys.argv[2])
 assert os.stat(here).st_mode & 0o777 == 0o700
 def end(number, frame):
-    for other in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for other in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(other, lambda number, frame: None)
     os.write(1, b"signal %s\\n" % signal.Signals(number).name.encode())
     time.sleep(0.2)
     sys.exit(130)
-for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"):
     signal.signal(getattr(signal, name), end)
 print("driver", here, flush=True)
 if "DRIVER_WAITS" in os.environ:

@@ -150,13 +150,14 @@ class LocalTransport:
                 agent.stdin.flush()
 
     def _start(self, node: str, python: str) -> processes.Process:
-        return processes.start(
-            self._agent_argv(node, python),
-            env={**self._variables, ROOT_VARIABLE: self._bases[node]},
-            stdin=processes.PIPE,
-            stdout=processes.PIPE,
-            stderr=processes.STDOUT,
-        )
+        with signals.ignore_user_signals():  # until it can pass them on
+            return processes.start(
+                self._agent_argv(node, python),
+                env={**self._variables, ROOT_VARIABLE: self._bases[node]},
+                stdin=processes.PIPE,
+                stdout=processes.PIPE,
+                stderr=processes.STDOUT,
+            )
 
     def _agent_argv(self, node: str, python: str) -> list[str]:
         """Return the command of an agent, in a container where the job has one of Apptainer's."""
@@ -241,6 +242,7 @@ def _attend(
     attendance = _Attendance(agents, phase)
     with attendance.selector:
         while attendance.selector.get_map() and time.monotonic() < until:
+            attendance.pass_signals_on()
             for key, _ in attendance.selector.select(attendance.wait_seconds(until)):
                 for event in attendance.read(key):
                     on_event(event)
@@ -279,6 +281,12 @@ class _Attendance:
                 yield event
         if not chunk:
             self.codes.setdefault(node, self._agents[node].wait())
+
+    def pass_signals_on(self) -> None:
+        """Send the user's signals to each agent, which has the ranks."""
+        for number in signals.take_user_signals():
+            for agent in self._agents.values():
+                agent.send_signal(number)
 
     def wait_seconds(self, until: float) -> float:
         """Return how long to wait for output: not beyond a time, nor until the others are told."""

@@ -205,6 +205,8 @@ class StepTransport:
         hold_until = time.monotonic() + _HOLD_SECONDS
         while not step.ended:
             step.pump(answers.take)
+            for number in signals.take_user_signals():
+                step.tell(f"{agent_channel.SIGNAL}{number}")
             _release(step, answers, hold_until)
             lost = run.lost_nodes()
             complete = answers.complete(lost)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ elif what == "exit":
     os._exit(3)
 elif what == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
+elif what == "signal":
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
+    os.kill(os.getppid(), signal.SIGUSR2)  # as Slurm, which sends it to all processes of a step
+    open(f"ready{os.environ['RANK']}", "w").close()
+    time.sleep(600)
 elif what == "raise":
     raise ValueError("unhappy")
 elif what == "wait":
@@ -141,6 +147,23 @@ def test_when_each_rank_ended_and_how(job_dir: Path) -> None:
     assert all(one.code in (None, code) for one, code in zip(known, wanted, strict=True))
     assert [one.status if one.finished else None for one in known] == [None, None, None, 0]
     assert sorted(one.rank for _, one in monitor.departed({1: None, 2: None})) == [0, 3]
+
+
+def test_a_signal_of_the_user_reaches_each_rank(
+    job_dir: Path, request: pytest.FixtureRequest
+) -> None:
+    """Not their launcher, which it would end."""
+    for number in signals.USER_SIGNALS:
+        request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+    signals.receive_user_signals()
+
+    def send(monitor: RankMonitor) -> None:
+        until(lambda: all((job_dir / f"ready{rank}").exists() for rank in range(2)))
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    status, monitor, _ = watched(job_dir, "signal", "signal", meanwhile=send)
+    assert status == 0
+    assert [monitor.ranks[rank].status for rank in range(2)] == [0, 0]
 
 
 def test_a_thread_that_keeps_the_process_is_named_and_its_status_stays(job_dir: Path) -> None:

@@ -220,8 +220,17 @@ def test_the_exit_status_is_the_drivers(tmp_path: Path, tmp: Path, code: int) ->
         assert list(tmp.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_signals_end_the_driver(tmp_path: Path, tmp: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "received"),
+    [
+        ("SIGTERM", "SIGTERM"),
+        ("SIGINT", "SIGTERM"),
+        ("SIGUSR1", "SIGUSR1"),
+        ("SIGUSR2", "SIGUSR2"),
+    ],
+)
+def test_signals_reach_the_driver(tmp_path: Path, tmp: Path, name: str, received: str) -> None:
+    """Those that end a job end the driver; it passes the others on to the ranks."""
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp), "DRIVER_WAITS": "1"}
     process = subprocess.Popen(
         ["bash", str(script(tmp_path))], env=env, stdout=subprocess.PIPE, text=True
@@ -234,7 +243,7 @@ def test_signals_end_the_driver(tmp_path: Path, tmp: Path, name: str) -> None:
     process.send_signal(getattr(signal, name))  # a second one does not end the wait for the first
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert out == "signal SIGTERM\n"
+    assert out == f"signal {received}\n"
     assert list(tmp.iterdir()) == []
 
 

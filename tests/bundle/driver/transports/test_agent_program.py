@@ -149,10 +149,10 @@ def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
 
 def test_it_is_small() -> None:
     """Each node gets the program once a step, with the step's start."""
-    assert len(started("verify")[0]) < 88_000
-    assert len(started("run", "launch")[0]) < 102_000
-    assert len(started("launch")[0]) < 102_000
-    assert len(started("verify", "deep", "launch")[0]) < 106_500
+    assert len(started("verify")[0]) < 90_000
+    assert len(started("run", "launch")[0]) < 105_000
+    assert len(started("launch")[0]) < 105_000
+    assert len(started("verify", "deep", "launch")[0]) < 110_000
 
 
 def test_what_environments_hold_is_sent_as_it_is() -> None:
