@@ -222,7 +222,7 @@ def test_one_model_moves_and_the_rest_stays(project: Project, hub: HubServer) ->
     assert before.split("[[packages]]")[1] == after.split("[[packages]]")[1]
 
     text = refused(project, "build", "--upgrade-package", "org/tine")
-    assert "--upgrade-package org/tine: no model or data set of stager.toml has this name" in text
+    assert "--upgrade-package org/tine: no asset of stager.toml on the hub has this name" in text
     assert "hint: there are org/tiny, org/sibling, org/news" in text
     assert project.stager("lock", "-P", "a/b/c").returncode == 2
 
