@@ -19,6 +19,7 @@ from ..protocol.answers import AgentEvent
 from ..protocol.codec import decode, encode
 from ..protocol.requests import FramesAgain, Handover, RequestReader
 from ..system import signals
+from ..system.signals import USER_SIGNALS
 from ..system.step_variables import node_name
 from .frames import FrameWriter, heartbeat
 from .lines import Lines
@@ -232,7 +233,9 @@ class AgentChannel:
         if line == END:
             self._interrupt()
         if line.startswith(SIGNAL):
-            os.kill(os.getpid(), int(line[len(SIGNAL) :]))
+            number = line[len(SIGNAL) :]
+            if number in {str(int(known)) for known in USER_SIGNALS}:  # it may be cut
+                os.kill(os.getpid(), int(number))
             return
         if not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)

@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
+from fnmatch import fnmatchcase
 
 from ..protocol.job import Job
 from ..results import patterns
@@ -60,25 +61,44 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
             name = os.path.join(folder, entry.name)
             path = os.path.join(tree, name)
             entries -= 1
-            if entry.is_dir(follow_symlinks=False) and (entries > 0 or os.path.isdir(path)):
-                os.makedirs(path, mode=0o700, exist_ok=True)
-                pending.append(name)
-            elif os.path.lexists(path):
-                continue
-            elif entry.is_file(follow_symlinks=False) and _is_output(name, job):
-                shutil.copy2(entry.path, path)
-            elif entry.is_file(follow_symlinks=False) and entry.stat().st_size <= to_copy:
-                to_copy -= entry.stat().st_size
-                shutil.copy2(entry.path, path)
-            else:
+            if entry.is_dir(follow_symlinks=False):
+                if entries > 0 or _may_hold_outputs(name, job):
+                    if not os.path.lexists(path):
+                        os.mkdir(path, 0o700)
+                    if os.path.isdir(path) and not os.path.islink(path):
+                        pending.append(name)
+                    continue
+            elif entry.is_file(follow_symlinks=False) and not os.path.lexists(path):
+                size = entry.stat().st_size
+                if size <= to_copy or _is_output(name, job):
+                    to_copy -= min(size, to_copy)
+                    _copy(entry.path, path)
+            if not os.path.lexists(path):
                 is_link = entry.is_symlink()
                 os.symlink(os.readlink(entry.path) if is_link else entry.path, path)
 
 
+def _copy(source: str, path: str) -> None:
+    """Copy a file, in full or not at all."""
+    partial = f"{path}.stager-partial"
+    shutil.copy2(source, partial)
+    os.replace(partial, path)
+
+
 def _is_output(name: str, job: Job) -> bool:
-    """Return whether a path in the project lies in one of the outputs."""
+    """Return whether a path in the project is, or lies in, one of the outputs."""
     inner = os.path.relpath(name, job.run_subdir or ".")
     return any(patterns.wanted(path, job.outputs) for path in (*patterns.above(inner), inner))
+
+
+def _may_hold_outputs(name: str, job: Job) -> bool:
+    """Return whether a directory of the project is, lies in, or may hold one of the outputs."""
+    parts = os.path.relpath(name, job.run_subdir or ".").split("/")
+    return any(
+        all(asked == "**" or fnmatchcase(part, asked) for part, asked in zip(parts, pattern))
+        for pattern in map(patterns.split, job.outputs)
+        if pattern is not None
+    )
 
 
 def remove_staged_files(tree: str, environment: str) -> None:
@@ -97,23 +117,30 @@ def remove_staged_files(tree: str, environment: str) -> None:
                 path = os.path.join(tree, name)
                 if entry.is_dir(follow_symlinks=False) and not os.path.islink(path):
                     folders.append(name)
-                elif _is_unchanged(path, entry):
-                    os.unlink(path)
+                else:
+                    with contextlib.suppress(OSError):
+                        _remove_unchanged(path, entry)
         for inner in reversed(folders[1:]):
             with contextlib.suppress(OSError):  # a rank has written something there
                 os.rmdir(os.path.join(tree, inner))
 
 
-def _is_unchanged(path: str, entry: os.DirEntry[str]) -> bool:
-    """Return whether a path is still the link, or the copy, that was made of a staged file."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    if stat.S_ISLNK(status.st_mode):
-        return os.readlink(path) == (os.readlink(entry.path) if entry.is_symlink() else entry.path)
-    staged = entry.stat(follow_symlinks=False)
-    return (status.st_size, status.st_mtime_ns) == (staged.st_size, staged.st_mtime_ns)
+def _remove_unchanged(path: str, entry: os.DirEntry[str]) -> None:
+    """Remove the link, or the copy, that was made of a staged file, unless a rank has changed it.
+
+    A rank that has written through a link has changed the staged file: that content is kept here.
+    """
+    status, staged = os.lstat(path), entry.stat(follow_symlinks=False)
+    if not stat.S_ISLNK(status.st_mode):
+        if (status.st_size, status.st_mtime_ns) == (staged.st_size, staged.st_mtime_ns):
+            os.unlink(path)
+        return
+    if os.readlink(path) != (os.readlink(entry.path) if entry.is_symlink() else entry.path):
+        return
+    if stat.S_ISREG(staged.st_mode) and staged.st_mtime_ns > status.st_mtime_ns:
+        _copy(entry.path, path)
+    else:
+        os.unlink(path)
 
 
 def _listed(folder: str) -> list[os.DirEntry[str]]:

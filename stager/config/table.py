@@ -101,8 +101,9 @@ class Table:
         )
         variable = variable_of(path)
         source = self._source_of(key)
-        if source is not None and source.is_fixed(path):
-            self._note_overrides(key, source)
+        fixed = next((source for source in self._sources if source.is_fixed(path)), None)
+        if fixed is not None:
+            self._note_overrides(key, fixed)
         elif variable in self._env:
             text = self._env[variable]
             setting = replace(setting, value=text, origin="variable", place=variable)
@@ -124,20 +125,20 @@ class Table:
 
     def _source_of(self, key: str) -> SettingsSource | None:
         """Return the document that decides a key: the one that has fixed it, else the first."""
-        having = [source for source in self._sources if key in source.data]
-        fixed = [source for source in having if source.is_fixed(self._full(key))]
-        return next(iter(fixed or having), None)
+        fixed = [source for source in self._sources if source.is_fixed(self._full(key))]
+        return next((source for source in fixed or self._sources if key in source.data), None)
 
     def _note_overrides(self, key: str, fixed: SettingsSource) -> None:
         """Note each place that sets a fixed key to something else."""
         path = self._full(key)
         wrong = f"{fixed.name} has fixed it: remove it here"
+        values = [fixed.data[key]] if key in fixed.data else []  # none: the default is fixed
         for source in self._sources:
-            if source.data.get(key, fixed.data[key]) != fixed.data[key]:
+            if key in source.data and source.data[key] not in values and source is not fixed:
                 self._note(key, source, wrong)
         for variable in filter(None, (variable_of(path), OVERRIDING.get(path))):
             text = self._env.get(variable)
-            if text is not None and fixed.data[key] not in readings(text):
+            if text is not None and not any(value in values for value in readings(text)):
                 self._note_variable(variable, wrong)
 
     def _of_text(

@@ -8,6 +8,7 @@ from typing import Any
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
+from bundle.protocol.job import ONE_A_CPU
 
 from ..config.launch import ranks_on_node
 from ..config.load import Config
@@ -136,7 +137,9 @@ def settle(config: Config, options: JobOptions) -> Config:
         on_failure=options.on_failure,
     )
     if options.nproc_per_node is not None:
-        asked = options.backend or own_launch.backend
+        # The setting "cpu" has chosen a backend, which another number of ranks takes back.
+        is_chosen = own_launch.nproc_per_node != ONE_A_CPU
+        asked = options.backend or (own_launch.backend if is_chosen else Backend.AUTO)
         launch.update(ranks_on_node(options.nproc_per_node, asked))
     settled = replace(
         config,

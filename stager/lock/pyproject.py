@@ -147,25 +147,29 @@ class PyprojectReader:
         uv = tool_settings.table(tool_settings.table(data, "tool"), "uv")
         if name in map(canonicalize_name, tool_settings.table(uv, "sources")):
             return set()  # uv takes it from the folder that its source names
-        pending, self.lines = self.lines, []
+        pending = [(line, frozenset[str]()) for line in self.lines]
+        self.lines = []
         seen: set[tuple[str, str]] = set()
         while pending:
-            line = pending.pop(0)
+            line, above = pending.pop(0)
             reference = _parse_reference(name, line.text)
             if reference is None:
                 self.lines.append(line)
                 continue
             own, self.lines = self.lines, []
             marker = str(reference.marker or "")
-            for extra in ("", *sorted(reference.extras)):
+            # What lies above is in already, where no less holds: so a circle ends.
+            named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
+            for extra in named:
                 if (extra, marker) in seen:
-                    continue  # so a circle ends
+                    continue
                 seen.add((extra, marker))
                 if extra:
                     self._read_extra(project, extra)
                 else:
                     self._read_dependencies(project)
-            pending = [*(_limit(found, marker) for found in self.lines), *pending]
+            found = [(_limit(one, marker), above.union(named)) for one in self.lines]
+            pending = [*found, *pending]
             self.lines = own
         nodes = tool_settings.list_node_markers(self.python)
         return {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}

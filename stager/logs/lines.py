@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -253,8 +254,8 @@ def _time_of(raw: bytes) -> float:
 def last_lines(path: Path, count: int) -> tuple[str, ...]:
     """Return the last lines of a file, from no more than its last block; none if it is empty."""
     try:
-        with path.open("rb") as handle:
-            handle.seek(max(0, path.stat().st_size - _BLOCK))
+        with opened(path) as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - _BLOCK))
             lines = handle.read().decode(errors="replace").rstrip("\r\n").split("\n")
     except OSError:
         return ()

@@ -23,19 +23,22 @@ _REWRITTEN_BYTES = re.compile(rb"^[^\n]*\r(?!\n|\Z)", re.M)
 """Text that a terminal no longer shows: a progress bar is overwritten by what follows it."""
 _TAG = (
     r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?"
-    r"\[[^\]\s,]*\d,\d+\]<std(?:out|err|diag)>:"
+    r"\[[^\]\s,]{0,40}\d,\d+\]<std(?:out|err|diag)>:"
 )
 _TAGS = re.compile(rf"^([^\n]*?{_TAG})|{_TAG}", re.M)
 _TAGS_BYTES = re.compile(_TAGS.pattern.encode(), re.M)
 _REPEATED = re.compile(rb"<std\w+>:[^\n<]*<std")
 """Open MPI 4 tags what a process writes, not its lines: Python writes an exception in pieces."""
-_CUT_TITLE = r"(╭(?:─)+ Traceback )(?!\(most recent call last\))[^\n]*?╮"
+_CUT_TITLE = r"(╭(?:─){1,400} Traceback )(?!\(most recent call last\))[^\n]{0,400}?╮"
 _WHOLE_TITLE = r"\1(most recent call last) ╮"
 """The title of a box that is narrow, as that of rich's logger is where no terminal is."""
 _NUMBER = re.compile(r"\d+")
 _BOX_BYTES = "╭".encode()
 _BOX_TOP = re.compile(r"( *)[╭┌]")
 """The top of a box, which rich's logger draws behind its columns."""
+_BOX_TITLES = ("╭╮", "┌┐")
+_BOX_SIDES = ("││", "┃┃")
+"""First and last character of a title and of a line in a box."""
 _MOST = 8
 """Prefixes of one line that are looked at."""
 _COLUMN = r"(?: (?=(?:  )*(?! )))?"
@@ -138,10 +141,6 @@ _PLAIN = re.compile(
 )
 """The beginning of a line without any prefix, which most lines are."""
 _COLUMN_SPACE = re.compile(_COLUMN)
-_BOX = re.compile(
-    r"(?P<indent> *)(?:[╭┌][─ ]+(?P<title>.*?)[─ ]+[╮┐]|[│┃] (?P<inside>.*?) *[│┃]) *$"
-)
-"""Lines of a box that rich draws; its last one, which Python has no line for, stays."""
 _GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
 """The margin of an exception group (Python 3.11)."""
 _LONGEST_NUMBER = 8
@@ -316,11 +315,18 @@ def _number(told: dict[str, str], name: str) -> int | None:
 
 
 def _unbox(text: str) -> str:
-    """Return the text in a line of a box, indented as the lines of a traceback are."""
-    box = _BOX.match(text)
-    if box is None:
-        return text
-    return box["title"] if box["title"] is not None else f"{box['indent']}  {box['inside']}"
+    """Return the text in a line of a box, indented as the lines of a traceback are.
+
+    The last line of a box that rich draws, which Python has no line for, stays.
+    """
+    box = text.strip(" ")
+    ends = box[:1] + box[-1:] if len(box) > 1 else ""
+    if ends in _BOX_TITLES:
+        return box[1:-1].strip("─ ")
+    if ends in _BOX_SIDES and box[1] == " ":
+        indent = len(text) - len(text.lstrip(" "))
+        return " " * (indent + 2) + box[2:-1].rstrip(" ")
+    return text
 
 
 def _unwrap_json(text: str, told: dict[str, str]) -> str:

@@ -98,3 +98,35 @@ def test_a_run_outside_of_the_project_starts_in_an_empty_directory(
     directories: JobDirectories, single: Packed, tmp_path: Path
 ) -> None:
     assert os.listdir(make_work_dir(directories, job_for(single, tmp_path))) == []
+
+
+def test_a_folder_of_outputs_is_never_a_link(
+    directories: JobDirectories, single: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = Path(directories.environment, "project", "results", "a")
+    staged.mkdir(parents=True)
+    (staged / ".gitkeep").touch()
+    monkeypatch.setattr(staged_files, "_MOST_ENTRIES", 0)
+    job = job_for(single, tmp_path, run_subdir="", outputs=("results/*",))
+    work = Path(make_work_dir(directories, job))
+    assert (work / "conf").is_symlink()
+    (work / "results/a/metrics.json").write_text("{}")
+    assert [path.name for path in staged.iterdir()] == [".gitkeep"]
+
+
+def test_what_a_rank_writes_through_a_link_is_kept(directories: JobDirectories, job: Job) -> None:
+    staged = Path(directories.environment, "assets", "data", "x.bin")
+    os.utime(staged, (1, 1))
+    work = Path(make_work_dir(directories, job))
+    (work / "data/x.bin").write_bytes(b"next")
+    os.utime(staged, (1 << 33, 1 << 33))
+    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    assert not (work / "data/x.bin").is_symlink()
+    assert (work / "data/x.bin").read_bytes() == b"next"
+
+
+def test_a_file_of_the_project_in_the_place_of_an_asset_stays(
+    directories: JobDirectories, job: Job
+) -> None:
+    Path(directories.environment, "project", "data").write_text("a file")
+    assert Path(make_work_dir(directories, job), "data").read_text() == "a file"

@@ -196,9 +196,14 @@ def test_what_a_site_has_fixed_cannot_be_set_elsewhere(
 ) -> None:
     site = {"cluster": {"node-root": "/scratch", "partition": "site"}}
     with pytest.raises(ConfigError) as caught:
-        of_site(site, ("cluster",), env)
+        of_site(site, ("cluster.node-root", "cluster.partition"), env)
     wrong = "/etc/stager/config.toml has fixed it: remove it here"
     assert sorted(caught.value.context) == [f"{place}: {wrong}" for place in places]
+
+
+def test_a_key_that_is_fixed_without_a_value_keeps_its_default() -> None:
+    with pytest.raises(ConfigError, match="2 problems"):
+        of_site({}, ("cluster.partition",), {"STAGER_CLUSTER_PARTITION": "mine"})
 
 
 def test_a_fixed_setting_counts_where_nobody_else_sets_it() -> None:

@@ -288,6 +288,7 @@ train = ["beta"]
 plot = ["gamma"]
 All = ["the.project[train,plot]", "delta"]
 marked = ["the_project[train] ; sys_platform == 'linux'", "The-Project[marked]>=1"]
+circle = ["the-project[circle,train] ; sys_platform == 'linux'"]
 [dependency-groups]
 itself = ["the-project[plot]>=1 ; python_version > '3'", "ruff"]
 lint = ["ruff"]
@@ -304,6 +305,7 @@ loop = [{include-group = "loop"}]
         ("pyproject.toml[Train, plot]", ("alpha>=1", "beta", "gamma")),
         ("pyproject.toml[all]", ("alpha>=1", "gamma", "beta", "delta")),
         ("pyproject.toml[marked]", ("alpha>=1", *(f"{name} ; {_LINUX}" for name in _MARKED))),
+        ("pyproject.toml[circle]", ("alpha>=1", *(f"{name} ; {_LINUX}" for name in _MARKED))),
         (
             "pyproject.toml:itself",
             ('alpha>=1 ; python_version > "3"', 'gamma ; python_version > "3"', "ruff"),
@@ -330,7 +332,7 @@ def test_pyproject_problems(ask: Ask, root: Path) -> None:
         "odd/pyproject.toml",
         "gone/pyproject.toml",
     )
-    assert "no extra 'none'; there are All, marked, plot, train" in found[0]
+    assert "no extra 'none'; there are All, circle, marked, plot, train" in found[0]
     assert "no dependency group 'none'; there are dev, itself, lint, loop" in found[1]
     assert "loop includes itself" in found[2]
     assert "dynamic" in found[3]

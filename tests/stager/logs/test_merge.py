@@ -600,3 +600,8 @@ def test_long_lines_take_no_long_time() -> None:
     for character in "_A1 [":
         assert match(character * 300_000) is None
         list(errors_of([Line(0.0, Path("x"), 1, character * 300_000, "", None)]))
+
+
+def test_the_last_lines_of_a_pipe_are_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert last_lines(tmp_path / "pipe", 2) == ()

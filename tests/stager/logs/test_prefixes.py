@@ -185,6 +185,7 @@ def test_boxes_margins_and_json_are_taken_off(line: str, text: str) -> None:
 
 def test_a_long_line_takes_no_long_time() -> None:
     marks = ("[a1", "9", "[rank9", "1: ", "a1.", "[rank", "2026-11-22 05:21:32 ", "│ ", "%|")
+    marks += ("╭─ ", "╭─ Traceback x", "<std[1")
     lines = [mark * 2_000 for mark in marks] + [f"[rank{'9' * 9_000}]: x"]
     started = time.process_time()
     for line in lines:

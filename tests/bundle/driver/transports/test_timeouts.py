@@ -104,3 +104,14 @@ def test_a_controller_that_knows_no_memory_yet_is_asked_again(
     while waiting.again(REFUSED + why):
         tried += 1
     assert tried == tries
+
+
+def test_a_lost_node_does_not_keep_others_from_being_looked_at(clock: SimpleNamespace) -> None:
+    watched = Watched(unreachable=["n2"])
+    watched.watch.look((), ["n2"])
+    watched.watch.look((), ["n2"])
+    assert list(watched.watch.lost) == ["n2"]
+    clock.now += 10 * QUIET_SECONDS
+    watched.watch.look((), ["n2", "n3"])
+    watched.watch.look((), ["n2", "n3"])
+    assert watched.looks == [["n2"], ["n3"]]
