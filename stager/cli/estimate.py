@@ -40,10 +40,8 @@ def estimate(
     counts, asked = node_counts(nodes, MOST_NODES), chosen.asked
     console = talk.reports()
     with boundary(console):
-        config = settle(
-            project(chosen.bundle, asked, settings_place()),
-            JobOptions(nproc_per_node=ranks(nproc_per_node)),
-        )
+        options = JobOptions(nproc_per_node=ranks(nproc_per_node))
+        config = settle(project(chosen.bundle, asked, settings_place()), options)
         path, manifest = named_bundle(config, chosen.bundle, asked)
         basis = history.known(Store(offline_root(config)))
         setting = setting_of(config, path, manifest, basis)
