@@ -15,7 +15,7 @@ from ..protocol.agent_events import RankOutput
 from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
 from ..protocol.enumerations import Launcher, PhaseName
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
-from ..protocol.job import Job
+from ..protocol.job import ONE_A_CPU, Job
 from ..protocol.launch_answers import LaunchAnswer, Started
 from ..protocol.requests import AgentRequest
 from ..redaction.known_values import SecretMask
@@ -176,9 +176,11 @@ class State:
 
     def choose_nproc(self) -> None:
         """Decide how many ranks each node gets."""
-        cpus = [facts.host.cpus for facts in self.facts.values() if facts.host]
-        fewest = min(cpus, default=1) // self.transport.nodes_here
-        self.nproc = choose_nproc(self.job.launch.nproc_per_node, self.gpus(), fewest)
+        asked, fewest = self.job.launch.nproc_per_node, 1
+        if asked == ONE_A_CPU:
+            cpus = [facts.host.cpus for facts in self.facts.values() if facts.host]
+            fewest = min(cpus, default=1) // self.transport.nodes_here
+        self.nproc = choose_nproc(asked, self.gpus(), fewest)
 
     def common(self, node: str) -> CommonPart:
         """Return the fields that all requests to a node have, by their names."""

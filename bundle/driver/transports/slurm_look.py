@@ -66,7 +66,8 @@ class SlurmLook:
         }
         for node, state in slurm_commands.down_nodes(_read(self._states)).items():
             if node in self._nodes:
-                no_start = Problem(ProblemCode.NO_ANSWER_NO_START, node, {"why": f"it is {state}"})
+                values = {"phase": "", "why": f"it is {state}"}
+                no_start = Problem(ProblemCode.NO_ANSWER_NO_START, node, values)
                 unreachable.setdefault(node, no_start.why)
         return unreachable
 

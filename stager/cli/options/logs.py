@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.protocol.counts import counted
+
 from .values import path_option
 
 if TYPE_CHECKING:
@@ -50,8 +52,9 @@ def chosen_files(
         console.say(f"newest job: {summary if named else replace(summary, project='')}")
     if files.other_jobs:
         newest = max(log.job for log in files.logs)
+        jobs = counted(len(files.other_jobs) + 1, "job")
         console.say(
-            f"newest job: {newest}, of {len(files.other_jobs) + 1} jobs in {files.folder}; "
+            f"newest job: {newest}, of {jobs} in {files.folder}; "
             "--log-dir and a number choose another one"
         )
     return files
