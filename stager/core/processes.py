@@ -224,19 +224,7 @@ def stream(
     Raises:
         StagerError: it cannot be started.
     """
-    log.debug("stream: %s", shlex.join(masked(argv)))
-    try:
-        process = subprocess.Popen(
-            list(argv),
-            env=dict(environment) if environment is not None else None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if on_talk else None,
-            start_new_session=end_it is not None,
-            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
-        )
-    except OSError as exc:
-        raise _cannot_start(argv, exc) from exc
+    process = _start_piped(argv, environment, talks=on_talk is not None, alone=end_it is not None)
     interrupted = False
 
     def interrupt() -> None:
@@ -263,6 +251,35 @@ def stream(
             process.wait()
             raise
         return Streamed(returncode=process.wait(), interrupted=interrupted)
+
+
+def _start_piped(
+    argv: Sequence[str], environment: Mapping[str, str] | None, *, talks: bool, alone: bool
+) -> subprocess.Popen[bytes]:
+    """Start a command whose output is read.
+
+    Args:
+        argv: the program and its arguments.
+        environment: all its variables; None for this process's own.
+        talks: True to read its standard error, too.
+        alone: True to give it a session of its own.
+
+    Raises:
+        StagerError: it cannot be started.
+    """
+    log.debug("stream: %s", shlex.join(masked(argv)))
+    try:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environment) if environment is not None else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if talks else None,
+            start_new_session=alone,
+            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+        )
+    except OSError as exc:
+        raise _cannot_start(argv, exc) from exc
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
 from bundle.protocol.job import ONE_A_CPU
 
-from ..config.launch import ranks_on_node
+from ..config.launch import LaunchConfig, ranks_on_node
 from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.home import expanded
@@ -137,10 +137,7 @@ def settle(config: Config, options: JobOptions) -> Config:
         on_failure=options.on_failure,
     )
     if options.nproc_per_node is not None:
-        # The setting "cpu" has chosen a backend, which another number of ranks takes back.
-        is_chosen = own_launch.nproc_per_node != ONE_A_CPU
-        asked = options.backend or (own_launch.backend if is_chosen else Backend.AUTO)
-        launch.update(ranks_on_node(options.nproc_per_node, asked))
+        launch.update(_choose_ranks(options.nproc_per_node, options.backend, own_launch))
     settled = replace(
         config,
         project=replace(
@@ -158,6 +155,13 @@ def settle(config: Config, options: JobOptions) -> Config:
             hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
         )
     return settled
+
+
+def _choose_ranks(nproc: int | str, backend: Backend | None, own: LaunchConfig) -> dict[str, Any]:
+    """Return the fields of a :class:`LaunchConfig` for another number of ranks on a node."""
+    # The setting "cpu" has chosen a backend, which another number takes back.
+    is_chosen = own.nproc_per_node != ONE_A_CPU
+    return ranks_on_node(nproc, backend or (own.backend if is_chosen else Backend.AUTO))
 
 
 def _image(named: str | None, folder: Path) -> str | None:

@@ -19,7 +19,8 @@ PROGRAM = """
 import sys
 from bundle.redaction.masking import masked
 from stager.console.logs import _short
-from stager.diagnosis import exit_reports, scan, driver_verdict
+from stager.diagnosis import exit_reports, driver_verdict
+from stager.logs.prefixes import show_block_as_terminal
 from stager.catalogue.catalogue import match
 from stager.diagnosis.comparison import comparable
 from bundle.protocol.records import read_record
@@ -42,7 +43,7 @@ READERS = {
     "visible": visible,
     "match": match,
     "table": exit_reports._FIELD.search,
-    "rewritten": lambda text: scan._REWRITTEN.sub(b"", f"{text}\\n|||||\\r|".encode()),
+    "rewritten": lambda text: show_block_as_terminal(f"{text}\\n|||||\\r|".encode()),
     "redacted": lambda text: Redactor().text(text.encode()),
 }
 length = int(sys.argv[2])
