@@ -235,7 +235,7 @@ class AgentChannel:
         if line.startswith(SIGNAL):
             number = line[len(SIGNAL) :]
             if number in {str(int(known)) for known in USER_SIGNALS}:  # it may be cut
-                os.kill(os.getpid(), int(number))
+                signals.add_user_signal(int(number))
             return
         if not line.startswith(f'{{"{AGAIN}"'):
             self._lines.put(line)

@@ -100,6 +100,8 @@ def run_ranks(
                 pass_on(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
 
         outputs.on_signal = note_signal
+        if job.allocation is Allocation.SLURM and not host.has_step_cgroup():
+            signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
         signals.take_user_signals()  # those from before are for no rank
         with contextlib.closing(outputs), _limit(request.limit):
             running = early.go(start.argv, start.variables, start.cwd) if early else None

@@ -175,6 +175,18 @@ def _names_gpu(entry: str, present: int) -> bool:
     return entry.isdigit() and int(entry) < present
 
 
+def has_step_cgroup() -> bool:
+    """Return whether Slurm tracks the processes of this step by a cgroup.
+
+    It sends signals to the tasks alone then, and else to all processes of the step
+    (``proctrack_p_signal`` in proctrack_cgroup.c and proctrack_linuxproc.c).
+    """
+    try:
+        return "/step_" in Path("/proc/self/cgroup").read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+
+
 def cgroup_limits(root: str = "/") -> Limits:
     """Return the limits of this process's cgroups, version 1 or 2; the tightest level counts.
 

@@ -58,6 +58,17 @@ def receive_user_signals() -> None:
         signal.signal(number, lambda number, frame: _received.append(number))
 
 
+def drop_user_signals() -> None:
+    """Let SIGUSR1 and SIGUSR2 do nothing from now on; :func:`add_user_signal` still counts."""
+    for number in USER_SIGNALS:
+        signal.signal(number, _pass)
+
+
+def add_user_signal(number: int) -> None:
+    """Add a signal that another process has received for this one."""
+    _received.append(number)
+
+
 def take_user_signals() -> list[int]:
     """Return the user's signals that have come since the last call."""
     return [_received.popleft() for _ in range(len(_received))]

@@ -55,6 +55,27 @@ def test_ctrl_c_at_a_rank_that_does_not_listen(bench: Bench) -> None:
     assert (said.code, said.report["first_failure"]) == (130, None), said.talk
 
 
+@pytest.mark.parametrize("sender", ["stager", "scancel"])
+def test_signals_for_the_ranks_reach_them(bench: Bench, sender: str) -> None:
+    """From here, and from Slurm, as ``--signal=USR1@60`` has it: the job goes on, and ends well."""
+    started = bench.start("run", "--nodes", "3", "--", "train.py", "all=save")
+
+    def logs() -> list[str]:
+        return [log.read_text() for log in bench.logs.glob("*.node0*.out")]
+
+    assert until(lambda: sum("[RANK " in log for log in logs()) == 3)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if sender == "stager":
+            started.send_signal(number)
+        else:
+            bench.cluster.run(["scancel", f"--signal={number.name[3:]}", bench.job_id()])
+    said = bench.finish(started, BOUND)
+    assert said.code == 0, said.talk
+    passed_on = sum("stager: SIGUSR1 was passed on to rank " in log for log in logs())
+    assert passed_on == (3 if sender == "stager" else 0)  # here Slurm itself reaches the ranks
+    bench.assert_clean(BOUND)
+
+
 def test_scancel_while_it_is_sent(large_bench: Bench) -> None:
     bench = large_bench
 

@@ -135,3 +135,12 @@ def test_ctrl_c(hosts: SshHosts, project: Path) -> None:
     done = hosts.end(started)
     assert done.code == 130, done.talk
     assert until(lambda: not any(hosts.agents(node) for node in hosts.nodes))
+
+
+def test_a_signal_for_the_ranks_reaches_them(hosts: SshHosts, project: Path) -> None:
+    """These have no use for it, so it ends them, as it does without stager."""
+    started = start_sleeping(hosts, project)
+    os.kill(started.pid, signal.SIGUSR1)
+    done = hosts.end(started)
+    assert done.code == 3, done.talk
+    assert "SIGUSR1" in done.report["first_failure"]["cause"], done.talk

@@ -35,6 +35,10 @@ where = " ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", "MASTER
 what = asked.get(str(rank), asked.get("all", ""))
 if what == "deaf":  # to a polite request
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+received = []
+if what == "save":
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: received.append(number))
 print(f"[RANK {rank}] {where}", flush=True)
 if "BEGUN" in os.environ:  # so that none fails or ends before all have begun
     begun = pathlib.Path(os.environ["BEGUN"], os.environ["SLURM_JOB_ID"])
@@ -44,6 +48,9 @@ if "BEGUN" in os.environ:  # so that none fails or ends before all have begun
         time.sleep(0.05)
 if what == "sleep":
     time.sleep(3600)
+elif what == "save":
+    while {*received} != {signal.SIGUSR1, signal.SIGUSR2}:
+        time.sleep(0.05)
 elif what == "linger":
     time.sleep(3)
 elif what == "raise":
