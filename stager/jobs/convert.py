@@ -187,7 +187,8 @@ def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]
     if text == "auto":
         return text, [f"{program} --nproc-per-node {text} becomes: {one_a_gpu}"]
     if text == "xpu" or is_unexpanded(text):
-        why = "the shell has not expanded it" if text != "xpu" else "say how many"
+        why = "the shell has not expanded it" if text else "its variable is empty"
+        why = "say how many" if text == "xpu" else why
         why = f"{program} --nproc-per-node {text} is left out: {why}"
         return None, [f"{why} (default: {one_a_gpu})"]
     return _positive(program, "nproc-per-node", text), []
@@ -234,12 +235,13 @@ def _whole(program: str, name: str, text: str, least: int) -> int:
 def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a command without ``VAR=value`` before it, and notes that name the variables."""
     words, names = list(command), []
-    if words[:1] == ["env"]:
-        words.pop(0)
-        if words and words[0].startswith("-"):
-            raise ConfigError(f"env {words[0]}: cannot be converted", hint=EXAMPLE)
-    while words and (match := _ASSIGNMENT.match(words[0])):
-        names.append(match.group(1))
+    while words:
+        if match := _ASSIGNMENT.match(words[0]):
+            names.append(match.group(1))
+        elif words[0] not in ("env", "exec"):
+            break
+        elif words[1:2] and words[1].startswith("-"):
+            raise ConfigError(f"{words[0]} {words[1]}: cannot be converted", hint=EXAMPLE)
         words.pop(0)
     return words, [
         f"{name}=... before the command is left out: set it before stager runs, as in"

@@ -8,6 +8,7 @@ FSDP, Megatron-LM, dynamo, FP8...) are left unknown: they must not be dropped si
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,10 +70,10 @@ def read_options(
         name = (exc.argument_name or "").partition("/")[0]
         raise _explain(f"{program} {name}", table.get(name[2:], Option()), exc.message) from None
     for word in unknown[:1]:
+        shown = word.partition("=")[0]
         raise ConfigError(
-            f"{program} {word.partition('=')[0]}: not an option that can be carried over to a job "
-            "on several nodes",
-            hint="leave it out, or name only the script: stager run -- train.py ...",
+            f"{program} {shown}: not an option that can be carried over to a job on several nodes",
+            hint=_advise(program, shown, table),
         )
     given = vars(found)
     rest = [given.pop("script"), *given.pop("rest")]
@@ -91,6 +92,19 @@ def notes_on(program: str, table: Mapping[str, Option], given: Mapping[str, str]
 def is_unexpanded(text: str) -> bool:
     """Return whether a shell within a job was to fill it in: ``$SLURM_NNODES``, or nothing."""
     return not text or text.startswith("$")
+
+
+def _advise(program: str, shown: str, table: Collection[str]) -> str:
+    """Return what to write instead of an option that is not in the table."""
+    near = difflib.get_close_matches(shown[2:].replace("_", "-"), table, n=1, cutoff=_NEAR)
+    if near:
+        return f"did you mean --{near[0]}?"
+    if program == ACCELERATE_LAUNCH:
+        return (
+            "accelerate passes the options of a training to the script in variables, as --use_fsdp "
+            "in ACCELERATE_USE_FSDP=true: leave it out, and set its variable before stager runs"
+        )
+    return "leave it out, or name only the script: stager run -- train.py ..."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,6 +171,9 @@ def _matching(pattern: str) -> Callable[[str], object]:
 
 ACCELERATE_LAUNCH = "accelerate launch"
 EXAMPLE = "name a script or a module: stager run -- train.py --epochs 3, or -- -m package.train"
+
+_NEAR = 0.8
+"""How alike an option and a known one must be; ``--use_fsdp`` is not ``--use_cpu``."""
 
 _RENDEZVOUS = "the job's own nodes, port and id are used"
 _LOGS = "every rank has a log of its own in the log directory"
@@ -279,7 +296,8 @@ _AROUND_PYTHON = f"{_SCRIPT_ALONE}; the environment's own Python starts each ran
 _SHELL = "name the script that the shell would start"
 
 _REFUSED: dict[str, str] = {
-    "srun mpirun mpiexec orterun prun prterun jsrun lrun aprun ibrun flux": _RANKS,
+    "srun": f"{_RANKS}, --launcher srun that srun starts each of them",
+    "mpirun mpiexec orterun prun prterun jsrun lrun aprun ibrun flux": _RANKS,
     "horovodrun colossalai torchx composer fabric lightning ray pdsh clush ezpz-launch": _RANKS,
     "sbatch salloc qsub bsub oarsub": "name what it would start; --batch submits a batch job",
     "deepspeed": f"{_RANKS}; the script can call deepspeed.initialize under torchrun",

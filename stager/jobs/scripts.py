@@ -109,7 +109,7 @@ def in_project(name: str, project: Path) -> str:
 
 def _shown(name: str) -> str:
     """Return a name as it may be shown."""
-    if name.isprintable() and 0 < len(name) <= _MAX_SHOWN:
+    if name.isprintable() and " " not in name and 0 < len(name) <= _MAX_SHOWN:
         return name
     return repr(name[:_MAX_SHOWN])
 
@@ -121,6 +121,8 @@ def _hint(path: str, scripts: Collection[str]) -> str:
         return f"did you mean {similar[0]}?"
     if path and shutil.which(path) is not None:
         return f"{_EXEC} {path}"
+    if " " in path:
+        return "a blank is part of it: leave out the quotes around it, or the backslash before it"
     return "check the name; project.exclude and .gitignore keep files out of the bundle"
 
 

@@ -60,6 +60,7 @@ def made(line: str) -> Converted:
          {"nproc_per_node": 2, "backend": "gloo"}),
         ("python -m accelerate.commands.launch t.py", "t.py", {}),
         ("env A=1 B= torchrun t.py", "t.py", {}),
+        ("A=1 exec torchrun --nproc-per-node 2 t.py", "t.py", {"nproc_per_node": 2}),
     ],
 )  # fmt: skip
 def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
@@ -84,7 +85,8 @@ def test_commands(line: str, command: str, values: dict[str, Any]) -> None:
             ["--node-rank is left out", "--master-addr is left out", "--rdzv-id is left out"],
         ),
         ("torchrun --nnodes=$SLURM_NNODES t.py", ["--nodes or [cluster] nodes sets it"]),
-        ("torchrun --nproc-per-node= t.py", ["the shell has not expanded it"]),
+        ("torchrun --nproc-per-node= t.py", ["its variable is empty"]),
+        ("torchrun --nproc-per-node=$N t.py", ["the shell has not expanded it"]),
         ("torchrun --nproc-per-node=auto t.py", ["becomes: one rank for each GPU"]),
         ("torchrun -r3 -t 1 t.py", ["--redirects is left out", "--tee is left out"]),
         ("python -u -W ignore -X dev t.py", ["python -u -W -X: left out"]),
@@ -137,6 +139,7 @@ def test_values_of_variables_are_not_told() -> None:
         ("torchrun --max-restarts=-1 t.py", "--max-restarts -1: not a whole number"),
         ("python -c pass", "only a script or a module"),
         ("env -i torchrun t.py", "env -i"),
+        ("exec -a t torchrun t.py", "exec -a"),
         ("srun -N 2 python t.py", "srun cannot be converted"),
         ("bash run.sh", "bash cannot be converted"),
         (
@@ -162,7 +165,8 @@ def test_values_of_variables_are_not_told() -> None:
         ("torchrun 't.py\r'", "carriage return"),
         ("accelerate config", "only `accelerate launch`"),
         ("accelerate launch --mixed_precision bf16 t.py", "--mixed-precision bf16"),
-        ("accelerate launch --use_deepspeed t.py", "--use_deepspeed: not an option"),
+        ("accelerate launch --use_fsdp --fsdp_version 2 t.py", "--use_fsdp: not an option"),
+        ("torchrun --standalone --nprocs_per_node=gpu t.py", "--nprocs_per_node: not an option"),
         ("accelerate launch --config_file c.yaml t.py", "cannot be carried over"),
         ("accelerate launch --num_processes 3 --num_machines 2 t.py", "not a multiple"),
     ],
@@ -171,7 +175,10 @@ def test_what_cannot_be_converted(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         made(line.replace("$ID ", ""))
     assert message in str(caught.value)
-    assert "$ID" not in line or "a variable is probably empty" in str(caught.value.hint)
+    hint = str(caught.value.hint)
+    assert "--use_fsdp" not in line or "in variables, as --use_fsdp" in hint
+    assert ("--nprocs" in line) is ("did you mean --nproc-per-node?" in hint)
+    assert "$ID" not in line or "a variable is probably empty" in hint
 
 
 def test_words_stay_words() -> None:

@@ -14,6 +14,8 @@ from tests.support.building import Project
 
 CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"
 
+BLANK = "a blank is part of it: leave out the quotes around it, or the backslash before it"
+
 
 @pytest.fixture
 def bundle(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -83,6 +85,8 @@ def test_what_is_not_there(bundle: Path) -> None:
         ("tools", CHECK),
         ("", CHECK),
         (".", CHECK),
+        (" ", BLANK),
+        ("torchrun train.py --epochs 3", BLANK),
         ("a\nb", CHECK),
         ("a\0b", CHECK),
         ("x" * 5000, CHECK),
