@@ -13,6 +13,7 @@ from ..protocol.codec import decode
 from ..protocol.counts import counted
 from ..protocol.launch_answers import FailureRecord
 from .rank_monitor import Rank, RankMonitor
+from .wrapper import keep_own_frame
 
 _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: ")
@@ -22,6 +23,9 @@ _RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
 _REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The first line of torchrun's own report: its traceback and its table follow."""
 _SIGTERM, _SIGKILL = -15, -9
+_CLOSING = re.compile(r"(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$")
+_PRINTED_AFTER = 10
+"""Lines below a printed traceback from which on the program has survived it."""
 _SHOWN = 20
 
 CAUSE, LOST_PEER, ENDED = range(3)
@@ -44,8 +48,9 @@ def failures(
     """Return every rank of this node that failed.
 
     A rank that raised has left a record with its traceback; if it ended itself (``sys.exit``), its
-    last lines replace the traceback. A rank that was killed left none; torchrun's report has its
-    exit status, and the last lines of the log replace the traceback.
+    last lines replace the traceback, and an exception that they end with is its own. A rank that
+    was killed left none; torchrun's report has its exit status, and the last lines of the log
+    replace the traceback.
 
     Args:
         job_dir: the job's directory, where the wrapper puts records.
@@ -57,9 +62,7 @@ def failures(
     by_rank = by_rank or {}
     records = {record.rank: record for record in _records(os.path.join(job_dir, "failures"))}
     for rank, record in records.items():
-        if record.exception == "SystemExit" and by_rank.get(rank):
-            # Its last lines give the reason; the traceback only gives the place.
-            records[rank] = replace(record, lines=_last(by_rank[rank]))
+        records[rank] = _with_printed(record, by_rank.get(rank, ()))
     lines = list(tail)
     for rank, local_rank, code in reported(lines):
         if rank not in records:
@@ -85,20 +88,42 @@ def unrecorded(
         lines: its output, of which the end is kept.
         time: the time of the failure.
     """
-    return FailureRecord(
-        node=node,
-        rank=rank,
-        local_rank=local_rank,
-        exit_code=code,
-        exception="",
-        message="",
-        lines=_last(lines),
-        time=time,
+    record = FailureRecord(
+        node=node, rank=rank, local_rank=local_rank, exit_code=code, lines=(), time=time
     )
+    return _with_printed(record, tuple(lines))
 
 
-def _last(lines: Iterable[str]) -> tuple[str, ...]:
-    return tuple(lines)[-_SHOWN:]
+def _with_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
+    """Complete the record of a rank that ended itself or left no traceback with its output."""
+    is_exit = record.exception == "SystemExit"
+    if not lines or not (is_exit or not record.lines):
+        return record
+    record = replace(record, lines=tuple(lines[-_SHOWN:]))
+    printed = _printed_exception(lines)
+    by_status = not record.exception or record.message.lstrip("-").isdigit()
+    if printed is None or not by_status or not 0 < record.exit_code < 128:
+        return record
+    exception, message, trace = printed
+    return replace(record, exception=exception, message=message, lines=trace)
+
+
+def _printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return class, message and lines of the traceback with which a program's output ends.
+
+    Programs print what they have caught and return a status, or end themselves by ``os._exit``.
+    """
+    starts = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    for at in range(starts[-1] + 1, len(lines)) if starts else ():
+        closing = _CLOSING.match(lines[at])
+        if closing is None or not lines[at - 1].startswith(" "):
+            continue
+        below = [line for line in lines[at + 1 :] if line.strip() and not line.startswith(" ")]
+        if len(below) >= _PRINTED_AFTER:
+            return None
+        trace = keep_own_frame(lines[starts[-1] : at + 1], _SHOWN)
+        return closing[1], closing[2] or "", tuple(trace)
+    return None
 
 
 def settled(
@@ -161,7 +186,7 @@ def single(job_dir: str, failure: FailureRecord) -> FailureRecord:
     """
     for record in _records(os.path.join(job_dir, "failures")):
         if record.rank == failure.rank:
-            return record
+            return _with_printed(record, failure.lines)
     return failure
 
 

@@ -21,8 +21,11 @@ there is no such script or module. With any but 0, ``$STAGER_JOB_DIR/failures/<R
      "exception": "ValueError", "message": "...", "lines": ["Traceback ...", ...],
      "time": 1700000000.0}
 
-where ``lines`` are the last of the traceback, ``message`` may be cut, and ``time`` is in seconds
-since the epoch. PyTorch's own error file (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
+where ``lines`` are the last of the traceback with the last frame of the user's own code,
+``message`` may be cut, and ``time`` is in seconds since the epoch. Where the program has caught an
+exception and ended itself with a status because of it, as Hydra does, the record is about that
+exception, without lines if no frame is the user's own. PyTorch's own error file
+(``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
 
 The node's agent is told how far the rank is by ``_stager_watch.py``, if that lies beside this file.
 """
@@ -32,6 +35,7 @@ import importlib
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import site
@@ -40,13 +44,17 @@ import sysconfig
 import time
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 RECORDED_LINES = 40
 RECORDED_CHARACTERS = 2000
+_FRAME = re.compile(r'^\s+File "(?!<)')
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3")
+_ONLY_EXITS = ("Exit", "Abort")
+"""The exceptions with which click and typer programs end themselves."""
 
 Program = tuple[str, str]
 """What to run: ``("script", its absolute path)`` or ``("module", its name)``."""
@@ -233,12 +241,53 @@ def _ended_by(error: BaseException, program: Program, *, is_rank: bool) -> int:
     status = exit_status(error)
     error = error.with_traceback(frames)
     if status and is_rank:
-        write_record(error, status)
+        caught = _caught_before(error)
+        write_record(caught or error, status, is_caught=caught is not None)
     if not isinstance(error, SystemExit):
         _show(error)
     elif error.code is not None and not isinstance(error.code, int):
         _complain(str(error.code))
     return status
+
+
+def _caught_before(error: BaseException) -> Optional[Exception]:
+    """Return the exception because of which a program has ended itself with a status, if any.
+
+    ``sys.exit`` where an exception is handled has it as its context, even with ``from None``.
+    """
+    if not isinstance(error, SystemExit) or isinstance(error.code, str):
+        return None
+    last: BaseException = error
+    while True:
+        caught = last.__cause__ or last.__context__
+        if not isinstance(caught, Exception) or not _is_because_of(last, caught):
+            return None
+        if type(caught).__name__ not in _ONLY_EXITS:
+            return caught
+        last = caught
+
+
+def _is_because_of(error: BaseException, caught: BaseException) -> bool:
+    """Return whether an exception was raised to end what handled another one.
+
+    A handler may as well start something long, which ends for a reason of its own. So the handler
+    must have raised it, or other code of the same library, or a function that was given the
+    exception or its message.
+    """
+    if caught is error.__cause__:
+        return True
+    handler = caught.__traceback__ and caught.__traceback__.tb_frame
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if handler not in frames:
+        return False
+    frames = frames[frames.index(handler) :]
+    if len(frames) == 1 or all(_LIBRARY.search(frame.f_code.co_filename) for frame in frames):
+        return True
+    text = _text(caught)
+    return any(
+        value is caught or (isinstance(value, str) and text and text in value)
+        for value in frames[1].f_locals.values()
+    )
 
 
 def exit_status(error: BaseException) -> int:
@@ -318,12 +367,16 @@ def forget_record() -> None:
             path.unlink()
 
 
-def write_record(error: BaseException, status: int) -> None:
+def write_record(error: BaseException, status: int, *, is_caught: bool = False) -> None:
     """Write the failure record (see the top of this file) by one rename."""
     path = _record_path()
     if path is None:
         return
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    lines = keep_own_frame(text.splitlines(), RECORDED_LINES)
+    if is_caught and not any(map(is_own_frame, lines)):
+        lines = []  # an error in how the program was called: what it printed tells more
+    is_exit = isinstance(error, SystemExit)
     record = {
         "v": 1,
         "node": os.environ.get("STAGER_NODE") or os.uname().nodename,
@@ -331,9 +384,9 @@ def write_record(error: BaseException, status: int) -> None:
         "local_rank": _number("LOCAL_RANK"),
         "pid": os.getpid(),
         "exit_code": status,
-        "exception": type(error).__name__,
+        "exception": "SystemExit" if is_exit else type(error).__name__,
         "message": _text(error)[:RECORDED_CHARACTERS],
-        "lines": text.splitlines()[-RECORDED_LINES:],
+        "lines": lines,
         "time": time.time(),
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -343,6 +396,24 @@ def write_record(error: BaseException, status: int) -> None:
         temporary.replace(path)
     except OSError as problem:
         _complain(f"run_wrapper: the failure record {path} could not be written: {problem}")
+
+
+def keep_own_frame(lines: Sequence[str], count: int) -> list[str]:
+    """Return the last lines of a traceback, after the last frame of the user's own code.
+
+    Args:
+        lines: the traceback.
+        count: how many lines to return at most, from 3.
+    """
+    own = [at for at, line in enumerate(lines) if is_own_frame(line)]
+    if not own or own[-1] >= len(lines) - count:
+        return list(lines[-count:])
+    return [*lines[own[-1] : own[-1] + 2], *lines[2 - count :]]
+
+
+def is_own_frame(line: str) -> bool:
+    """Return whether a line of a traceback names a file that is no library's."""
+    return bool(_FRAME.match(line)) and not _LIBRARY.search(line)
 
 
 def _text(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.counts import counted
 
 from ..diagnosis.phrases import ranks_in_words, when
@@ -136,7 +137,7 @@ def _who(failure: FirstFailure) -> str:
 def _telling_lines(failure: FirstFailure) -> Sequence[str]:
     """Return the last lines of a failure, unless they only repeat its cause."""
     repeats = len(failure.lines) == 1 and failure.cause in failure.lines[0]
-    return () if repeats else failure.lines[-_LAST_LINES:]
+    return () if repeats else keep_own_frame(failure.lines, _LAST_LINES)
 
 
 def _did(failure: FirstFailure) -> str:

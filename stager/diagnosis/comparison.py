@@ -23,9 +23,11 @@ def comparable(record: FailureRecord) -> tuple[str, str]:
     """Return the exception and the message of a rank's failure, equal for equal failures.
 
     The node root, the job's directory, addresses, and the numbers of the rank and its process are
-    each rank's own.
+    each rank's own. With an exit status counts what was printed last.
     """
     text = record.message
+    if record.exception == "SystemExit":  # a status alone is no error that two may have in common
+        text += "".join(record.lines[-1:])
     for pattern, replacement in _VARIABLE:
         text = pattern.sub(replacement, text)
     if record.node:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import LineRole, LineTells
@@ -309,7 +310,7 @@ def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstF
         kind=hit.entry.kind,
         cause=hit.text if hit.trace else meaning,
         hint=hint,
-        lines=hit.trace[-LINES:] or (hit.text,),
+        lines=tuple(keep_own_frame(hit.trace, LINES)) or (hit.text,),
         time=hit.time,
         meaning=meaning,
         entry=hit.entry.name,

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
+from bundle.launch.wrapper import is_own_frame, keep_own_frame
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.launch_answers import FailureRecord
 
@@ -22,6 +23,7 @@ _ERROR = re.compile(
 )
 """The form in which programs say why they end: ``error: ...``, ``train.py: error: ...``."""
 _HINT = "hint: "
+_LOG_TELLS = "the lines before that in its log say why"
 _SIGNAL_HINTS = {
     "SIGTERM": "not its launcher: see whether the program signals itself, or who else sent it",
     "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
@@ -57,7 +59,7 @@ def of_rank(record: FailureRecord) -> FirstFailure:
         kind=cause.kind,
         cause=cause.text,
         hint=cause.hint,
-        lines=record.lines[-LINES:],
+        lines=tuple(keep_own_frame(record.lines, LINES)),
         time=record.time,
     )
     known = explained(record) or (match(words) if words else None)
@@ -74,15 +76,15 @@ def _cause(record: FailureRecord) -> Cause:
         text, hint = _exit_of_its_own(summary)
     else:
         text = f"{exception}: {summary}" if summary else exception
-        hint = "the traceback names the line in your program"
+        has_line = any("Traceback" in line or is_own_frame(line) for line in record.lines)
+        hint = "the traceback names the line in your program" if has_line else _LOG_TELLS
     return Cause(text=text, kind=FailureClass.PYTHON_ERROR, hint=hint)
 
 
 def _exit_of_its_own(value: str) -> tuple[str, str]:
     """Return the words for a ``sys.exit``, which takes a status or a message, and the hint."""
     if not value or value.lstrip("-").isdigit():
-        hint = "the lines before that in its log say why"
-        return f"the program ended itself: sys.exit({value})", hint
+        return f"the program ended itself: sys.exit({value})", _LOG_TELLS
     return f"the program ended itself: {value}", "these are the program's own words"
 
 
@@ -119,13 +121,17 @@ def _signal_name(number: int) -> str:
 
 
 def own_words(record: FailureRecord) -> tuple[str, str]:
-    """Return the words with which a rank ended itself, and its hint; empty if it did not."""
-    if record.exception not in ("", "SystemExit") or not 0 < record.exit_code < 128:
+    """Return the words with which a rank ended itself, and its hint; empty if it did not.
+
+    An exception with a line in the user's own code tells more, and so does one that they lack.
+    """
+    if not 0 < record.exit_code < 128 or any(map(is_own_frame, record.lines)):
         return "", ""
+    said = "" if record.exception == "SystemExit" else _summary(record)
     hint = ""
-    for line in reversed(record.lines):
-        if _ERROR.match(line):
-            return line.strip(), hint
+    for line, below in zip(reversed(record.lines), ("", *reversed(record.lines)), strict=False):
+        if _ERROR.match(line) and said in line:
+            return f"{line.strip()} {below.strip() if line.endswith(':') else ''}".strip(), hint
         if line.startswith(_HINT):
             hint = line.removeprefix(_HINT).strip()
     return "", ""

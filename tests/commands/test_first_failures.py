@@ -20,7 +20,7 @@ from tests.support.torch_project import TorchProject
 # Each rank does as it is told, by `0=meets 1=leaves` or `all=meets`; only those that meet need more
 # than Python.
 PROGRAM = """\
-import os, signal, sys, threading, time
+import os, signal, sys, threading, time, traceback
 rank = os.environ["RANK"]
 asked = dict(word.split("=") for word in sys.argv[1:])
 what = asked.get(rank, asked.get("all"))
@@ -61,13 +61,19 @@ elif what == "is-deaf":
     time.sleep(600)
 elif what == "has-a-thread":
     threading.Thread(target=time.sleep, args=(600,), name="saver").start()
-elif what in ("meets", "leaves", "finishes", "goes-on"):
+elif what in ("meets", "leaves", "finishes", "goes-on", "mistakes"):
     import torch
     import torch.distributed as dist
     dist.init_process_group()
     dist.all_reduce(torch.ones(1))
     if what == "leaves":
         os._exit(0)
+    if what == "mistakes":  # as Hydra ends its programs
+        try:
+            dist.all_reduce(torch.ones(1)) if rank != "1" else int("1x")
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
     if what == "finishes":
         dist.destroy_process_group()
         threading.Thread(target=time.sleep, args=(600,), name="saver").start()
@@ -154,6 +160,19 @@ def test_the_same_failure_on_all_ranks(torch_project: TorchProject, tmp_path: Pa
     assert set(found["consequences"]) == silent
     other = {2, 3} if first["node"] == "local1" else {0, 1}
     assert other & set(found["alike"]), found
+
+
+def test_a_rank_that_prints_its_error_and_exits_is_told_from_those_that_lose_it(
+    torch_project: TorchProject, tmp_path: Path
+) -> None:
+    found = ran(torch_project, tmp_path, "all=mistakes")
+    first = found["first_failure"]
+    assert named(found) == ("local1", 1, 1, "python-error")
+    assert first["cause"] == "ValueError: invalid literal for int() with base 10: '1x'"
+    assert any('script.py", line ' in line for line in first["lines"])
+    assert found["alike"] == []
+    assert set(found["consequences"]) <= {0, 2, 3}
+    assert 0 in found["consequences"]
 
 
 @pytest.mark.parametrize(("word", "note"), [("is-alone", True), ("meets-once", False)])

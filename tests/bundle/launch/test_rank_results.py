@@ -191,3 +191,28 @@ def killed(rank: int, code: int) -> FailureRecord:
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (None, 4), (3, None), (None, None)])
 def test_a_kill_of_another_kind_is_not(before: int | None, after: int | None) -> None:
     assert out_of_memory([killed(0, -9)], before, after) == {}
+
+
+PRINTED = [
+    "ERROR: training failed",
+    "Traceback (most recent call last):",
+    '  File "/home/u/train.py", line 4, in main',
+    "    load()",
+    *['  File "/e/lib/python3.11/site-packages/lib.py", line 1, in load', "    load()"] * 20,
+    "lib.errors.DataError: row 7: no label",
+]
+
+
+def test_what_a_program_has_caught_and_printed_last_is_its_own_error(tmp_path: Path) -> None:
+    """It returned the status, so the exit has nothing to do with the exception any more."""
+    record(tmp_path, 2, exception="SystemExit", message="1")
+    report = ["  rank      : 2 (local_rank: 2)", "  exitcode  : 1 (pid: 7)"]
+    (found,) = failures(str(tmp_path), "node01", report, 9.0, {2: [*PRINTED, "", "see the docs"]})
+    assert (found.exception, found.message) == ("DataError", "row 7: no label")
+    assert found.lines[:2] == tuple(PRINTED[2:4])
+    assert (len(found.lines), found.lines[-1]) == (20, PRINTED[-1])
+    # The same of one that os._exit has ended, without a record; not of one that has gone on.
+    assert unrecorded("n", 0, 0, 1, PRINTED, 1.0).exception == "DataError"
+    steps = [f"step {number}" for number in range(10)]
+    assert unrecorded("n", 0, 0, 1, [*PRINTED, *steps], 1.0).exception == ""
+    assert unrecorded("n", 0, 0, -9, PRINTED, 1.0).exception == ""

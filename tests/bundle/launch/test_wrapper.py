@@ -288,7 +288,76 @@ def test_exit_after_a_caught_error_records_that_error(node):
         """,
     )
     assert node.run("train.py").returncode == 4
-    assert "KeyError: 'vocab'" in node.record()["lines"]
+    record = node.record()
+    assert (record["exception"], record["message"]) == ("KeyError", "'vocab'")
+    assert record["lines"][-1] == "KeyError: 'vocab'"
+    assert any('train.py", line 4' in line for line in record["lines"])
+
+
+@pytest.mark.parametrize(
+    ("handled", "exception"),
+    [
+        ("die(error)", "KeyError"),  # a function is given the exception
+        ("raise Exit(3) from None", "KeyError"),  # as typer's, which its caller ends the program by
+        ("sys.exit('no vocab')", "SystemExit"),  # words of its own
+        ("train()", "SystemExit"),  # without the exception: it goes on, and ends for its own reason
+    ],
+)
+def test_an_exit_is_told_from_the_error_it_followed_from(node, handled, exception):
+    node.write(
+        "train.py",
+        f"""
+        import sys
+        class Exit(RuntimeError): pass
+        def die(error): sys.exit(4)
+        def train(): sys.exit(4)
+        def main():
+            try:
+                {{}}["vocab"]
+            except KeyError as error:
+                {handled}
+        try:
+            main()
+        except Exit:
+            sys.exit(4)
+        """,
+    )
+    node.run("train.py")
+    assert node.record()["exception"] == exception
+
+
+def test_an_error_of_the_command_line_leaves_the_words_to_the_program(node):
+    """No frame is the user's own, so the lines that were printed take the record's place."""
+    node.write(
+        "train.py",
+        """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int)
+        parser.parse_args(["--epochs", "x"])
+        """,
+    )
+    assert node.run("train.py").returncode == 2
+    record = node.record()
+    assert (record["exception"], record["lines"]) == ("ArgumentError", [])
+
+
+def test_the_last_frame_of_own_code_is_kept_beside_a_librarys(node):
+    node.write(
+        "train.py",
+        """
+        import copy, threading
+        value = threading.Lock()
+        for _ in range(30):
+            value = [value]
+        copy.deepcopy(value)
+        """,
+    )
+    assert node.run("train.py").returncode == 1
+    lines = node.record()["lines"]
+    assert len(lines) == 40
+    assert lines[0].endswith('train.py", line 6, in <module>')
+    assert lines[1].strip() == "copy.deepcopy(value)"
 
 
 def test_syntax_error_points_at_the_line(node):

@@ -292,6 +292,16 @@ def test_a_program_that_ends_itself_is_told_in_its_own_words(line: str, hint: st
     assert failure.hint.startswith(hint)
 
 
+def test_a_caught_exception_is_told_in_the_words_that_the_program_has_for_it() -> None:
+    printed = ["usage: train.py", "train.py: error: argument --n: invalid int value: 'x'"]
+    message = "argument --n: invalid int value: 'x'"
+    raw = {**rank(0, exception="ArgumentError", message=message, lines=printed), "exit_code": 2}
+    assert found(result(raw)).cause == printed[1]
+    # But not where they are about something else.
+    raw["message"] = "Could not override 'epohcs'."
+    assert found(result(raw)).cause == "ArgumentError: Could not override 'epohcs'."
+
+
 def test_what_slurm_says_is_not_the_programs() -> None:
     assert found(result(bare(0, "srun: error: n1: task 0: Exited"))).kind == "unknown"
 
