@@ -34,6 +34,7 @@ LONGEST = 2_000
 """Characters of a line that are searched: no pattern may take long, whatever the line."""
 _WARNING = re.compile(r"[A-Za-z]Warning: ")
 """The beginning of Python's own warnings, which do not end a program."""
+_DIGITS = re.compile(r"\d+")
 
 
 class LineRole(TextEnum):
@@ -146,9 +147,15 @@ def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Catalog
     line = line[:LONGEST]
     if _WARNING.search(line):
         return None
-    searched = catalogue() if entries is None else entries
+    searched = _with_needle(_DIGITS.sub("", line)) if entries is None else entries
     matches = filter(None, (_matched(candidate, line) for candidate in searched))
     return min(matches, key=_weight, default=None)  # of equal ones the first
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _with_needle(shape: str) -> tuple[CatalogueEntry, ...]:
+    """Return the entries whose needle, which has no digits, is in a line without its digits."""
+    return tuple(candidate for candidate in catalogue() if candidate.needle in shape)
 
 
 def _matched(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:

@@ -138,8 +138,15 @@ _LOGGER = re.compile("|".join(_LOGGERS))
 _PART = re.compile("|".join(_ROW))
 _PLAIN = re.compile(
     rf"(?!(?:submitit|Mon|Tue|Wed|Thu|Fri|Sat|Sun|{_MONTH}|{_LEVEL}) )[A-Za-z_]+(?:[ =,;]|$)"
+    r"| +[A-Za-z_~^]"
 )
-"""The beginning of a line without any prefix, which most lines are."""
+"""The beginning of a line without any prefix, which most lines are, and those of tracebacks."""
+_TOGETHER = {
+    name: tuple(re.findall(r"\(\?P<(\w+)>", part))
+    for part in (*_MARKS, *_LOGGERS, *_ROW, _MPICH, _NODE)
+    for name in re.findall(r"\(\?P<(\w+)>", part)
+}
+"""For each group of the patterns, all those of its prefix."""
 _COLUMN_SPACE = re.compile(_COLUMN)
 _GROUP = re.compile(r"  (?:  )*[|+] (?=Traceback|Exception Group|  File|    |[A-Za-z_][\w.]*: )")
 """The margin of an exception group (Python 3.11)."""
@@ -173,7 +180,7 @@ class ParsedLine:
     """The time as it is written, see :func:`stager.logs.clock.stamp`; empty for none."""
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1 << 11)  # a block of lines is gone through twice
 def parse_line(line: str) -> ParsedLine:
     """Separate a line of a log from its prefixes.
 
@@ -181,7 +188,7 @@ def parse_line(line: str) -> ParsedLine:
         line: one line, with or without its end.
     """
     text = show_as_terminal(line)
-    if _PLAIN.match(text) and "%|" not in text and "it [" not in text:
+    if _is_plain(text):
         return ParsedLine(text=text, logged=text)
     told: dict[str, str] = {}
     groups: dict[str, str] = {}
@@ -189,6 +196,8 @@ def parse_line(line: str) -> ParsedLine:
         text = _unwrap_json(text, told)
     rest, logger = text, ""
     for _ in range(_MOST):
+        if _is_plain(rest):
+            break
         mark = _match_mark(rest, has_stamp="stamp" in told)
         if mark is not None:
             _collect(mark, told, groups)
@@ -276,6 +285,10 @@ def show_as_terminal(line: str) -> str:
     return line.replace("\0", "") if "\0" in line else line
 
 
+def _is_plain(text: str) -> bool:
+    return _PLAIN.match(text) is not None and "%|" not in text and "it [" not in text
+
+
 def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
     """Match a prefix that names the writer of a line; behind a time, no words that may be hosts."""
     mark = _MARK.match(text) or (_GROUP.match(text) if text.startswith("  ") else None)
@@ -302,8 +315,8 @@ def _collect(
     match: re.Match[str], told: dict[str, str], groups: dict[str, str] | None = None
 ) -> None:
     """Note what the groups of a prefix tell: by their names, and by the first words of these."""
-    for name, value in match.groupdict().items():
-        if value:
+    for name in _TOGETHER.get(match.lastgroup or "", ()):
+        if value := match[name]:
             told[name.partition("_")[0]] = value
             if groups is not None:
                 groups[name] = value
