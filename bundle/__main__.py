@@ -6,6 +6,7 @@ node.pyz unpack BUNDLE ROOT      make the environment under a directory, print i
 node.pyz probe BUNDLE ROOT       unpack if needed, import what must import, print facts as JSON
 node.pyz exec BUNDLE ROOT -- COMMAND...    run a command in the environment
 node.pyz mounted PLACE -- COMMAND...       run a command in an environment that an image holds
+node.pyz clean-node [BASE...]     remove what was not used for some days (an epilog of Slurm's)
 node.pyz fanout [--attached] SCRIPT HOST...    run a shell script on hosts, over ssh
 """
 
@@ -58,15 +59,14 @@ def _run(argv: Sequence[str]) -> int:
     if options.command in ("exec", "mounted") and not _command(options):
         parser.error(f"{options.command}: the command is missing")
     try:
-        if options.command == "drive":
-            return _drive(options.job)
-        if options.command == "fanout":
-            return _fanout(options.script, options.hosts, attached=options.attached)
-        if options.command == "agent":
-            return _agent(options.phase, options.request)
-        if options.command == "mounted":
-            return _mounted(options.place, _command(options))
-        return _use_environment(options, argv)
+        act = {
+            "drive": lambda: _drive(options.job),
+            "fanout": lambda: _fanout(options.script, options.hosts, attached=options.attached),
+            "agent": lambda: _agent(options.phase, options.request),
+            "clean-node": lambda: _clean_node(options),
+            "mounted": lambda: _mounted(options.place, _command(options)),
+        }.get(options.command, lambda: _use_environment(options, argv))
+        return act()
     except NodeError as exc:
         if getattr(options, "json", False):
             print(json.dumps({"v": 1, "ok": False, "problem": exc.problem.to_json()}))
@@ -138,6 +138,18 @@ def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
     return fanout.main(hosts, script, attached=attached)
 
 
+def _clean_node(options: argparse.Namespace) -> int:
+    from .environment.clean_node import Retention, clean_node, describe
+
+    most = None if options.max_gb is None else int(options.max_gb * 1e9)
+    cleaned = clean_node(options.bases, Retention(options.days, most), options.dry_run)
+    for one in cleaned:
+        print(describe(one, options.dry_run))
+        for problem in one.problems:
+            print(f"stager: {NodeError(problem)}", file=sys.stderr)
+    return 1 if any(one.problems for one in cleaned) else 0
+
+
 def _phases() -> list[str]:
     from .agent import agent
 
@@ -159,6 +171,11 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     mounted = commands.add_parser("mounted")
     mounted.add_argument("place", help="where the image is mounted")
     mounted.add_argument("argv", nargs=argparse.REMAINDER)
+    clean = commands.add_parser("clean-node")
+    clean.add_argument("--days", type=float, default=7.0, help="days that unused ones stay (7)")
+    clean.add_argument("--max-gb", type=float, help="GB that the environments of a user may have")
+    clean.add_argument("--dry-run", action="store_true")
+    clean.add_argument("bases", nargs="*", help="where node roots lie (/tmp, /dev/shm, $TMPDIR)")
     for name in ("unpack", "probe", "exec"):
         command = commands.add_parser(name)
         command.add_argument("bundle")

@@ -132,7 +132,7 @@ class _Cleaning:
 
     def _each(self, folder: str, act: Callable[[str], None]) -> None:
         """Call a method for each name in one of the root's directories; note failures."""
-        for name in _names(self._path(folder)):
+        for name in listed(self._path(folder)):
             try:
                 act(name)
             except FileNotFoundError:
@@ -231,7 +231,7 @@ class _Cleaning:
         path = self._path("locks", name)
         with contextlib.suppress(BlockingIOError), taken(path, _ALONE, create=False):
             # Checked under the lock: only its holder makes an environment.
-            incoming = _names(self._path("incoming"))
+            incoming = listed(self._path("incoming"))
             is_made = any(entry.startswith(bundle_id) for entry in incoming)
             if not is_made and not os.path.lexists(location.env_path(self.root, bundle_id)):
                 os.unlink(path)
@@ -279,7 +279,7 @@ class _Cleaning:
         known = {*SUBDIRECTORIES, "nodes", ".gitignore", ROOT_LOCK}
         try:
             with taken(self._path(ROOT_LOCK), _ALONE):
-                names = set(_names(self.root))
+                names = set(listed(self.root))
                 folders = sorted(names & {*SUBDIRECTORIES, "nodes"})
                 if names - known or any(_has_content(self._path(name)) for name in folders):
                     os.unlink(self._path(ROOT_LOCK))
@@ -295,7 +295,7 @@ class _Cleaning:
         return True
 
 
-def _names(folder: str) -> list[str]:
+def listed(folder: str) -> list[str]:
     """Return the names in a directory; none if it is a link, or missing."""
     try:
         return [] if os.path.islink(folder) else sorted(os.listdir(folder))

@@ -106,6 +106,8 @@ def hold(root: str, bundle_id: str) -> int:
     try:
         handle = locks.take(path, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)
+        with contextlib.suppress(OSError):
+            os.utime(handle)  # the time of its last use, for clean_node
     except OSError as exc:
         raise NodeError(write_problem(exc, path)) from exc
     if not is_directory(env_path(root, bundle_id)):

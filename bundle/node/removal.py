@@ -48,6 +48,20 @@ def measure(path: str, links: Links) -> int:
     return total
 
 
+def bytes_besides(path: str, counted: set[tuple[int, int]]) -> int:
+    """Return the bytes of a tree's files besides those that were counted; add its files to these.
+
+    Args:
+        path: the tree.
+        counted: device and inode of each file.
+    """
+    found = [status for status in _statuses(path) if not _is_directory(status)]
+    files = {(status.st_dev, status.st_ino): status.st_size for status in found}
+    new = sum(size for file, size in files.items() if file not in counted)
+    counted.update(files)
+    return new
+
+
 def delete(path: str) -> int:
     """Delete a file, a link or a tree, links not followed; return the bytes that became free.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.protocol.clean_answers import CleanAnswer
+from bundle.protocol.clean_answers import CleanAnswer, NodeCleanup
 
 from ..jobs.outcome import Outcome
 from .clean import UnusedItem
@@ -44,6 +44,20 @@ class CleanResult:
     """Bytes that became free, or would."""
     outcome: Outcome | None = field(default=None, metadata={"json": None})
     """The job that cleaned the nodes; None where there was none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanNodeResult:
+    """The result of ``stager clean-node``."""
+
+    ok: bool
+    """True unless something could not be removed."""
+    dry_run: bool
+    """True if nothing was removed."""
+    roots: tuple[NodeCleanup, ...]
+    """The node roots that were found."""
+    bytes: int
+    """Bytes that became free, or would."""
 
 
 def removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:

@@ -17,12 +17,12 @@ from .program import app
 COMMANDS = (
     *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
     *("verify", "run", "script", "exec", "estimate", "plan", "nodes"),
-    *("logs", "diagnose", "report", "support", "clean"),
+    *("logs", "diagnose", "report", "support", "clean", "clean-node"),
 )
 """All commands, in the order of the help page."""
 
 _HELP = frozenset({"-h", "--help"})
-_MODULES = {"import": "import_file", "plan": "estimate"}
+_MODULES = {"import": "import_file", "plan": "estimate", "clean-node": "clean_node"}
 """Modules that are not named like their command."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import TransferWay
+from bundle.protocol.problem_table import shown
 
 from ..core.printable import visible
 from .build_table import build_rows
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..carrying.exports import ExportResult
     from ..carrying.image import ImageResult
     from ..carrying.imports import ImportResult
-    from ..cleanup.result import CleanResult
+    from ..cleanup.result import CleanNodeResult, CleanResult
     from ..config.listing import ConfigResult
     from ..forecast.results import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
@@ -320,6 +321,17 @@ class Reports(Output):
             self.data(f"{seals[0].place}: {size}  {folder}  {whose}")
         word = "would be freed" if result.dry_run else "freed"
         self.say(f"{sized(result.bytes)} {word}", "good")
+
+    def node_cleaned(self, result: CleanNodeResult) -> None:
+        """Show the result of ``stager clean-node``."""
+        from bundle.environment.clean_node import describe
+
+        for root in result.roots:
+            self.data(describe(root, result.dry_run))
+            for problem in root.problems:
+                self._write(f"error: {shown(problem).line}", "error")
+        if not result.roots:
+            self.say("no node root is here")
 
 
 def _changed_packages(changes: PackageChanges) -> list[str]:

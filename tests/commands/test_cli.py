@@ -37,7 +37,7 @@ COMMANDS = (
         "estimate",
         "nodes",
     ),
-    *("logs", "diagnose", "report", "support", "clean"),
+    *("logs", "diagnose", "report", "support", "clean", "clean-node"),
 )
 LOCAL = ("--allocation", "local", "--nodes", "1")
 HEAVY = (

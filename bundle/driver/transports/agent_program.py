@@ -39,7 +39,7 @@ NOT_FOR_AGENTS = frozenset(
         *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
         *("launch/step_ranks", "launch/mounted", "launch/import_path"),
         *("channel/fanout", "channel/fanout_host", "channel/login_queue", "channel/login_reasons"),
-        "format/partial_bundle",
+        *("environment/clean_node", "format/partial_bundle"),
         *("redaction/known_values", "results/publish", "results/receive"),
         *("transfer/forecast", "transfer/plan"),
         *("protocol/problem_table", "protocol/wording"),
