@@ -368,9 +368,11 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
     """Clean the offline root, and return what was removed."""
     from .cleanup.clean import Rules, apply, plan
     from .cleanup.result import removed_in_store
+    from .incidents.pending_jobs import settle
     from .pack.batch_marks import marked
 
     store = Store(offline_root(config))
+    settle(store, time.time())
     rules = Rules(
         keep_newest=not options.everything, wheels=options.wheels, projects=(config.root,)
     )
@@ -386,8 +388,9 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
         items = cleaned.removed
         for item, why in cleaned.left:
             listener.note(f"{item.path} could not be removed: {why}")
-    named = 0 if options.everything else len(marked(store, time.time()))
+    named = marked(store, time.time(), by_jobs=options.everything)
     if named:
-        bundles = counted(named, "bundle")
-        listener.note(f"kept: {bundles} that batch scripts name; --all removes them, too")
+        bundles, more = counted(len(named), "bundle"), "; --all removes those of printed scripts"
+        who = "jobs in the queue use" if options.everything else f"batch scripts name{more}"
+        listener.note(f"kept: {bundles} that {who}")
     return [removed_in_store(item) for item in items]

@@ -1,18 +1,20 @@
 """Removal from the offline root of what no project needs any more, and never of what is in use.
 
 A project counts as long as its folder is there. Its newest bundle stays, and one that a batch
-script names, with the layers and the node program of every bundle that stays; so do the layers and
-wheels that its locks name, found by their digests. Whatever was read or written within a day stays
-too: it may belong to a lock or a bundle that is still being made. Bundles and layers that this
-version cannot use, as their format is an older one, are needed by nobody. What is removed can be
-made again: layers from wheels, at the cost of time; wheels only with a network, so they are removed
-on request alone. Files of a hub that were fetched and are in no bundle yet stay as long as a lock
-names their commit.
+script names, in any case that of a job that waits or runs. In a store that several users share, a
+bundle is removed by its owner, by the owner of the store, or by root. The layers and the node
+program of every bundle that stays do so too, and the layers and wheels that its locks name, found
+by their digests. Whatever was read or written within a day stays: it may belong to a lock or a
+bundle that is still being made. Bundles and layers that this version cannot use, as their format is
+an older one, are needed by nobody. What is removed can be made again: layers from wheels, at the
+cost of time; wheels only with a network, so they are removed on request alone. Files of a hub that
+were fetched and are in no bundle yet stay as long as a lock names their commit.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -180,6 +182,9 @@ class _Plan:
 
     def __init__(self, store: Store, rules: Rules, now: float) -> None:
         self.store, self.rules = store, rules
+        owner = store.root.stat().st_uid if store.root.is_dir() else 0
+        self.may_remove_all = os.geteuid() in (0, owner)
+        """False in a store that another user shares: others' bundles stay."""
         self.now, self.limit = now, now - UNUSED_SECONDS
         self.unreadable: list[Path] = []
         self.unread_locks: list[Path] = []
@@ -231,7 +236,9 @@ class _Plan:
         """Return the reason why a bundle can be removed; empty where it stays."""
         if not nobody_has_open(path):
             return ""
-        if self.rules.keep_newest and is_marked(path, self.now):
+        if is_marked(path, self.now, by_jobs=not self.rules.keep_newest):
+            return ""
+        if not self.may_remove_all and path.lstat().st_uid != os.geteuid():
             return ""
         if is_outdated(path):
             return "it was made by an older version of stager, and cannot be used"

@@ -57,7 +57,7 @@ def script(
         prepared = avoiding(prepared, nodes, console)
         for note in prepared.notes:
             console.note(note)
-        text = script_of(prepared, os.environ, requeue=kind.requeue, embed=not kind.no_embed).script
+        text = script_of(prepared, os.environ, requeue=kind.requeue, embed=kind.embed).script
         console.stop()
         if talk.json:
             console.emit(ScriptResult(script=text))

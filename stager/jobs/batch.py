@@ -12,6 +12,7 @@ from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
+from bundle.system.files import facts_of
 
 from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
@@ -65,9 +66,17 @@ class Submitted:
 
 
 def script_of(
-    prepared: Prepared, env: Mapping[str, str], *, requeue: bool = False, embed: bool = True
+    prepared: Prepared, env: Mapping[str, str], *, requeue: bool = False, embed: bool | None = None
 ) -> Submission:
     """Return the batch script of a job, and the command that would submit it.
+
+    Args:
+        prepared: the job.
+        env: the variables of this process.
+        requeue: True for one that goes back into the queue at its time limit.
+        embed: True for a script that holds the node program, which makes it 60 times as large;
+            None for one where the bundle lies on no shared file system, so that nodes may not
+            see it.
 
     Raises:
         ConfigError: a value that cannot stand in a script.
@@ -75,6 +84,8 @@ def script_of(
     """
     from ..slurm.script import batch_script, submit_argv, submit_environment
 
+    if embed is None:
+        embed = not facts_of(str(prepared.bundle)).shared
     store = Store(offline_root(prepared.config))
     program = node_program(prepared.bundle, store, prepared.job.bundle_id).read_bytes()
     facts = replace(script_facts(prepared, env, program, requeue=requeue), embed=embed)

@@ -288,7 +288,7 @@ def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
         return DriverStart()
     from ..slurm.script import submit_environment
 
-    asked = request.request(prepared.config, env)
+    asked = request.request(prepared.config, env, prepared.job.bundle_id)
     return DriverStart(
         argv=request.salloc_argv(asked, ()),
         environment=submit_environment(env, prepared.job.launch.pass_env),
@@ -305,7 +305,7 @@ def script_facts(
     """
     from ..slurm.script import ScriptFacts
 
-    asked = request.request(prepared.config, env)
+    asked = request.request(prepared.config, env, prepared.job.bundle_id)
     return ScriptFacts(
         job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
         program=program,

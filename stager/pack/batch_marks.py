@@ -47,25 +47,29 @@ def unmark(bundle: Path, job_id: str) -> None:
         _mark(bundle, job_id).unlink()
 
 
-def is_marked(bundle: Path, now: float) -> bool:
+def is_marked(bundle: Path, now: float, *, by_jobs: bool = False) -> bool:
     """Return whether a batch script names a bundle, as far as is known.
 
     Args:
         bundle: the bundle.
         now: seconds since the epoch.
+        by_jobs: True if only jobs count that wait or run, and not scripts that were printed.
     """
-    return any(_age(path, now) < _SECONDS for path in marks_in(bundle.parent, bundle.name))
+    marks = marks_in(bundle.parent, bundle.name, by_jobs=by_jobs)
+    return any(_age(path, now) < _SECONDS for path in marks)
 
 
-def marked(store: Store, now: float) -> list[Path]:
-    """Return the bundles that batch scripts name."""
+def marked(store: Store, now: float, *, by_jobs: bool = False) -> list[Path]:
+    """Return the bundles that batch scripts name; see :func:`is_marked`."""
     bundles = sorted((store.root / "bundles").glob(f"*{BUNDLE_SUFFIX}"))
-    return [path for path in bundles if is_marked(path, now)]
+    return [path for path in bundles if is_marked(path, now, by_jobs=by_jobs)]
 
 
-def marks_in(folder: Path, bundle: str = f"*{BUNDLE_SUFFIX}") -> Iterator[Path]:
+def marks_in(
+    folder: Path, bundle: str = f"*{BUNDLE_SUFFIX}", *, by_jobs: bool = False
+) -> Iterator[Path]:
     """Yield the marks in a directory with bundles, by default those of all."""
-    for ending in (_OF_SCRIPT, f"{_OF_JOB}*"):
+    for ending in (f"{_OF_JOB}*",) if by_jobs else (_OF_SCRIPT, f"{_OF_JOB}*"):
         yield from folder.glob(f"{bundle}{ending}")
 
 

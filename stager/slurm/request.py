@@ -58,6 +58,8 @@ class Request:
     """Slurm reservation."""
     mem: str | None = None
     """Memory on each node: megabytes, or a number with K, M, G or T."""
+    comment: str | None = None
+    """What ``squeue --format=%k`` and the accounting show: which bundle the job runs."""
 
     def named_options(self) -> dict[str, str | None]:
         """Return the values of the options that jobs of all kinds share, by long name."""
@@ -80,6 +82,7 @@ class Request:
             "constraint": self.constraint,
             "reservation": self.reservation,
             "mem": self.mem,
+            "comment": self.comment,
         }
 
     def options(self) -> list[str]:
@@ -211,7 +214,7 @@ def _reason(asked: str, batch: bool, inside: str) -> str:
     return "--allocation slurm" if asked == "slurm" else f"job {inside}"
 
 
-def request(config: Config, env: Mapping[str, str]) -> Request:
+def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
     """Return the request for a job's nodes.
 
     The settings come first, then the user's own ``$SALLOC_OPTS``; nodes to avoid are joined.
@@ -219,6 +222,7 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
     Args:
         config: the settings, with the command line's options in them.
         env: the variables of this process.
+        bundle_id: the bundle that the job runs, for its comment; empty for none.
 
     Raises:
         ConfigError: ``SALLOC_OPTS`` has an open quote.
@@ -247,6 +251,7 @@ def request(config: Config, env: Mapping[str, str]) -> Request:
         constraint=cluster.constraint,
         reservation=cluster.reservation,
         mem=cluster.mem,
+        comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
     _refuse_contradictions(given, asked)
     return asked
@@ -307,7 +312,8 @@ def _refuse_contradictions(given: Sequence[tuple[str, str, Sequence[str]]], aske
     Raises:
         ConfigError: one of them does; the message names it.
     """
-    own = {name: value for name, value in asked.named_options().items() if name != "exclude"}
+    free = ("exclude", "comment")  # joined; and the user's own wins
+    own = {name: value for name, value in asked.named_options().items() if name not in free}
     own |= {"job-name": None, "ntasks-per-node": "1"}
     for name, value, words in given:
         if name in ("ntasks", "ntasks-per-node") and value != own.get(name):

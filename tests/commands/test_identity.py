@@ -17,8 +17,10 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import FORMAT, member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
+from bundle.system.files import facts_of
 from stager.building.current_bundle import newest_bundle
 from stager.cleanup.clean import Rules, plan
+from stager.cli import main
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
@@ -37,6 +39,23 @@ def two(project: Project) -> tuple[Path, Path]:
     first = project.build().packed.path
     (project.root / "train.py").write_text("print('second')\n")
     return first, project.build().packed.path
+
+
+def test_a_script_is_small_where_the_bundle_is_on_a_shared_file_system(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.build()
+    monkeypatch.chdir(project.root)
+    argv = ["script", "--launcher", "srun", "train.py"]
+    assert main(argv) == 0
+    assert "END_OF_PROGRAM" in capsys.readouterr().out
+    # No shared file system can be had here.
+    shared = replace(facts_of(str(project.root)), shared=True)
+    monkeypatch.setattr("stager.jobs.batch.facts_of", lambda _: shared)
+    assert main(argv) == 0
+    assert len(capsys.readouterr().out) < 20_000
+    assert main([*argv[:1], "--embed", *argv[1:]]) == 0
+    assert "END_OF_PROGRAM" in capsys.readouterr().out
 
 
 # --- bundles -------------------------------------------------------------------------------------

@@ -44,7 +44,12 @@ class ScriptFlags:
         bool,
         typer.Option("--requeue", help="Requeue at the time limit; resume from a checkpoint."),
     ] = False
-    no_embed: Annotated[
-        bool,
-        typer.Option("--no-embed", help="Take the node program from the bundle, which nodes see."),
-    ] = False
+    embed: Annotated[
+        bool | None,
+        typer.Option(
+            "--embed/--no-embed",
+            show_default=False,
+            help="Put the node program into the script (460 kB), or take it from the bundle, which"
+            " nodes must see. Default: from a bundle on a shared file system.",
+        ),
+    ] = None

@@ -19,6 +19,7 @@ from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_k
 from stager.cleanup.result import removed_in_store
 from stager.core.errors import StagerError
 from stager.core.store import Store
+from stager.pack.batch_marks import mark, unmark
 from stager.pack.existing import node_program
 from tests.support.building import Project, digests, left_behind, left_in_tmp
 from tests.support.wheelhouse import make_wheel
@@ -168,6 +169,26 @@ def test_newest_bundles_go_on_request_but_the_locks_layers_stay(project: Project
     again = project.build(offline=True)
     assert again.packed.path == built.packed.path
     assert again.made.reused == len(wheels)
+
+
+def test_the_bundle_of_a_job_in_the_queue_stays_in_any_case(project: Project) -> None:
+    path = project.build().packed.path
+    assert mark(project.store, path, "4711")
+    done = apply(project.store, Rules(keep_newest=False), time.time())
+    assert path not in [item.path for item in done.removed]
+    unmark(path, "4711")
+    done = apply(project.store, Rules(keep_newest=False), time.time())
+    assert path in [item.path for item in done.removed]
+
+
+def test_a_member_of_a_shared_store_leaves_the_bundles_of_others(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rules = project.build().packed.path, Rules(keep_newest=False)
+    monkeypatch.setattr(os, "geteuid", lambda: project.store.root.stat().st_uid + 61001)
+    assert path not in [item.path for item in plan(project.store, rules, later())]
+    monkeypatch.undo()  # the owner of the store
+    assert path in [item.path for item in plan(project.store, rules, later())]
 
 
 # --- wheels --------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
         "salloc-args": ["--mem=8G", "--exclude", "node20"],
     }
     env = {"SALLOC_OPTS": "--exclude=hpc42,node07 -xhpc43 --comment 'two words'"}
-    asked = request(config(tmp_path, cluster=cluster), env)
+    asked = request(config(tmp_path, cluster=cluster), env, "26ae9588e83c" + "0" * 52)
     assert salloc_argv(asked, ["python3", "-I", "-S", "node.pyz", "drive", "job.json"]) == (
         "salloc",
         "--job-name=demo",
@@ -138,6 +138,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
         "--account=lab",
         "--time=00:30:00",
         "--exclude=node07,node1[0-2],node20,hpc42,node07,hpc43",
+        "--comment=stager:26ae9588e83c",
         "--kill-command=TERM",
         "--no-kill",
         "--mem=8G",
