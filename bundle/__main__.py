@@ -18,7 +18,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .protocol.enumerations import EXIT_INTERRUPTED, Allocation, PhaseName
@@ -59,14 +59,15 @@ def _run(argv: Sequence[str]) -> int:
     if options.command in ("exec", "mounted") and not _command(options):
         parser.error(f"{options.command}: the command is missing")
     try:
-        act = {
+        acts: Mapping[str, Callable[[], int]] = {
             "drive": lambda: _drive(options.job),
             "fanout": lambda: _fanout(options.script, options.hosts, attached=options.attached),
             "agent": lambda: _agent(options.phase, options.request),
             "clean-node": lambda: _clean_node(options),
             "mounted": lambda: _mounted(options.place, _command(options)),
-        }.get(options.command, lambda: _use_environment(options, argv))
-        return act()
+        }
+        act = acts.get(options.command)
+        return act() if act else _use_environment(options, argv)
     except NodeError as exc:
         if getattr(options, "json", False):
             print(json.dumps({"v": 1, "ok": False, "problem": exc.problem.to_json()}))

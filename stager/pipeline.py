@@ -326,13 +326,21 @@ def _clean_nodes(
 
     from .cleanup.clean import nodes_keep
     from .cleanup.result import keeps, removed_on_node
+    from .cleanup.used_nodes import choose_nodes, used_nodes
     from .jobs.driver import run_driver
     from .jobs.log_dir import numbered
     from .jobs.outcome import Outcome
     from .jobs.prepare import driver_start, named_bundle, prepare, source_of
+    from .logs.files import default_folder
+    from .slurm.capacity import listed_nodes
 
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, options.bundle, options.bundle_id)
+    if source == "salloc" and not config.cluster.nodelist:
+        used = used_nodes(default_folder(options.log_dir))
+        options, notes = choose_nodes(options, used, listed_nodes() or ())
+        for note in notes:
+            listener.note(note)
     prepared = prepare(config, options, (path, manifest), action=Action.CLEAN, source=source)
     start = driver_start(prepared, os.environ)
     if options.dry_run and start.asks_slurm:

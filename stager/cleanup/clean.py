@@ -234,11 +234,9 @@ class _Plan:
 
     def _why_bundle(self, path: Path) -> str:
         """Return the reason why a bundle can be removed; empty where it stays."""
-        if not nobody_has_open(path):
-            return ""
-        if is_marked(path, self.now, by_jobs=not self.rules.keep_newest):
-            return ""
-        if not self.may_remove_all and path.lstat().st_uid != os.geteuid():
+        is_others = not self.may_remove_all and path.lstat().st_uid != os.geteuid()
+        is_needed = is_marked(path, self.now, by_jobs=not self.rules.keep_newest)
+        if is_others or is_needed or not nobody_has_open(path):
             return ""
         if is_outdated(path):
             return "it was made by an older version of stager, and cannot be used"

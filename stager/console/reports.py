@@ -329,7 +329,7 @@ class Reports(Output):
         for root in result.roots:
             self.data(describe(root, result.dry_run))
             for problem in root.problems:
-                self._write(f"error: {shown(problem).line}", "error")
+                self._write(f"error: {shown(problem, ()).line}", "error")
         if not result.roots:
             self.say("no node root is here")
 

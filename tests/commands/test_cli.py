@@ -226,7 +226,7 @@ SHARED = {
                 "--on-failure",
             },
         ),
-        ("script", {"--requeue", "--no-embed"}),
+        ("script", {"--requeue", "--embed"}),
     ],
 )
 def test_the_commands_of_jobs_share_their_options(

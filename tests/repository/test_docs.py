@@ -74,7 +74,7 @@ def test_the_extras_that_are_named_exist() -> None:
 
 
 def test_the_table_names_every_command() -> None:
-    table = set(re.findall(r"^\| `stager (\w+)` \|", README, re.MULTILINE))
+    table = set(re.findall(r"^\| `stager ([\w-]+)` \|", README, re.MULTILINE))
     assert table == names()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bundle.node.location import node_root_name
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.sources import make_sdist
@@ -71,3 +72,21 @@ def test_a_build_on_a_node(
     assert refused.returncode == 1
     assert "Slurm did not allocate nodes: invalid partition specified: nope" in refused.stderr
     assert "`sinfo` lists the partitions" in refused.stderr
+
+
+def test_clean_asks_for_the_nodes_that_have_environments(
+    cluster: Cluster, slurm_project: Project
+) -> None:
+    """The logs of the jobs name them: one node would do for the settings, and any would be free."""
+    made = call(slurm_project, STAGER, "verify", "-N", "2", "-w", "node02,node03")
+    assert made.returncode == 0, made.stderr
+    path = f"/tmp/{node_root_name()}/envs"
+    assert cluster.on("node02", ["test", "-d", path]).returncode == 0
+    words = ("clean", "--allocation", "slurm", "--nodes-only", "--all")
+    cleaned = call(slurm_project, STAGER, *words)
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert "asking for node[02-03], where your jobs have left environments" in cleaned.stderr
+    for node in ("node02", "node03"):
+        assert cluster.on(node, ["test", "-d", path], check=False).returncode != 0
+    again = call(slurm_project, STAGER, *words, "--dry-run")
+    assert "asking for" not in again.stderr, "they are clean, as the logs say"
