@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Allocation, PhaseName
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.problem_table import JOB_ENDINGS, shown
+from bundle.protocol.problem_table import JOB_ENDINGS, TABLE, shown
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
 from ..jobs import metrics
@@ -262,9 +261,16 @@ def _left_out(outcome: Outcome) -> list[str]:
     return list(outcome.ending.left_out)
 
 
-def _each_problem(outcome: Outcome) -> Iterator[tuple[str, Problem]]:
-    """Yield each problem with its node, but not the end of the job, which is shown by itself."""
-    for node, problems in outcome.problems.items():
-        for problem in problems:
-            if problem.code not in JOB_ENDINGS:
-                yield node, problem
+def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
+    """Return each problem with its node, but not the end of the job, which is shown by itself.
+
+    A node that was only ended for another failure has none.
+    """
+    problems = [
+        (node, problem)
+        for node, problems in outcome.problems.items()
+        for problem in problems
+        if problem.code not in JOB_ENDINGS
+    ]
+    own = [(node, problem) for node, problem in problems if not TABLE[problem.code].follows]
+    return own if own or outcome.ending.failures else problems

@@ -127,6 +127,8 @@ def test_results_come_home(veiled: Cluster, at_home: Project) -> None:
     """After success and after a failure; what is at home already is not touched."""
     code, report, said = run(at_home, "--", "train.py")
     assert (code, report["world_size"]) == (0, 6), said
+    assert "srun:" not in said  # of a step that has ended well, or was ended from here
+    assert "CANCELLED" not in said
     assert report["bytes_broadcast"] == Path(report["bundle"]).stat().st_size
     assert "cannot see the bundle" in report["plan"]["why"]
     [collected] = report["collected"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 
 from ...protocol.problem import NodeError, ProblemCode
+from ...system import signals
 from ...system.hostlist import expand_hostlist
 from ...system.processes import describe_exit
 from .step_faults import StepFault
@@ -28,6 +30,8 @@ _NETWORK = re.compile(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
+TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
+"""Exit statuses of an agent that was ended for a rank of another node."""
 _SIGNALS = {"Killed": -9, "Terminated": -15}
 """Exit status of a task that a signal ended, by Slurm's word for it."""
 
@@ -36,14 +40,16 @@ def step_faults(stderr: str) -> dict[str, StepFault]:
     """Return the nodes that a step went wrong on, and how, as ``srun`` wrote to standard error.
 
     Once one task has failed ``srun`` ends the others: those are consequences. Faults
-    are reported in the order in which they came, so the first is the one to blame.
+    are reported in the order in which they came, so the first is the one to blame, unless SIGTERM
+    has ended it, and not all.
     """
     faults: dict[str, StepFault] = {}
     for line in stderr.splitlines():
         _add_faults(line, faults)
-    first = next(iter(faults), "")
+    first = next((node for node in faults if faults[node].status not in TOLD_TO_END), "")
+    first = first or next(iter(faults), "")
     for node, fault in faults.items():
-        if node != first and fault.status in _SIGNALS.values():
+        if node != first and fault.status in (*TOLD_TO_END, _SIGNALS["Killed"]):
             follows = ProblemCode.NO_ANSWER_FOLLOWED
             faults[node] = StepFault(follows, {"first": first}, _SIGNALS["Killed"])
     return faults

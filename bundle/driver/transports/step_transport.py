@@ -10,6 +10,7 @@ cluster knows (:mod:`bundle.driver.transports.step_cluster`).
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -35,6 +36,7 @@ from .timeouts import Watch, endings
 from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
 from .unpack_wait import UnpackWait
 
+_POLL_SECONDS = 0.02
 _LOST_SECONDS = 1.0
 """Time that a step gets to end by itself when all nodes but those that are lost have answered."""
 _HOLD_SECONDS = 180.0
@@ -70,7 +72,9 @@ class StepTransport:
             self.close()
         try:
             run = self._run_until_begun(phase, requests, on_event, joins=joins)
-            failed = run.answers.failed if phase == PhaseName.LAUNCH else ()
+            answers = run.answers
+            failed = [*answers.failed, *sorted(answers.bad), *run.watch.lost]
+            failed = failed if phase == PhaseName.LAUNCH else []
             ended = {**self._endings(requests, run.step, failed), **run.watch.lost}
         except BaseException:
             self.close()
@@ -291,22 +295,40 @@ class StepTransport:
                 step.finish(answers.take, self._grace)
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
-        """Run a phase on one node whose agent answers with a stream of bytes."""
+        """Run a phase on one node whose agent answers with a stream of bytes.
+
+        What the command writes besides is shown only where it has failed by itself: of a step that
+        is ended from here Slurm reports an abort.
+        """
         step = self._starter.command(phase, requests, 1)
-        with open(in_memory(step.input), "rb") as stdin:
+        with open(in_memory(step.input), "rb") as stdin, open(in_memory(b""), "rb") as stderr:
             try:
                 running = processes.start(
-                    step.argv, env=step.variables, stdin=stdin, stdout=processes.PIPE
+                    step.argv,
+                    env=step.variables,
+                    stdin=stdin,
+                    stdout=processes.PIPE,
+                    stderr=stderr,
                 )
             except processes.ProcessError as exc:
                 raise NodeError(self._cluster.not_started(exc.reason)) from exc
-            grace = _LOST_SECONDS
+            grace, until = _LOST_SECONDS, 0.0
             try:
                 with fetched(cast("IO[bytes]", running.stdout)) as output:
-                    take(output.buffered())
+                    stream = output.buffered()
+                    take(stream)
+                    with contextlib.suppress(OSError):
+                        if not stream.read(1):  # else more comes than was read
+                            until = time.monotonic() + self._grace
                     grace = _LOST_SECONDS if output.given_up else self._grace
+                while running.poll() is None and time.monotonic() < until:
+                    time.sleep(_POLL_SECONDS)
             finally:
+                failed = running.poll()
                 processes.stop(running, grace)
+                if failed:
+                    stderr.seek(0)
+                    sys.stderr.write(stderr.read().decode(errors="replace"))
 
     def hurry(self) -> None:
         """Keep every further wait short."""

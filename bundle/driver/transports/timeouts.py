@@ -10,7 +10,6 @@ the job still runs there.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -19,7 +18,6 @@ from ...protocol.answers import Answer
 from ...protocol.events import Remark
 from ...protocol.launch_answers import RanksEnded
 from ...protocol.problem import Problem, ProblemCode
-from ...system import signals
 from . import slurm_faults
 from .driver_channel import DriverChannel
 from .step_faults import StepErrors, StepFault
@@ -36,8 +34,6 @@ _RETRY_SECONDS = 3.0
 QUIET_SECONDS = 10.0
 """Time without an event after which silent nodes are looked for; each further look comes later."""
 _LONGEST_SECONDS = 300.0
-_TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
-"""Exit statuses of an agent that was ended for a rank of another node."""
 
 
 class Look(Protocol):
@@ -250,7 +246,7 @@ def endings(
     endings = {}
     for node in requests:
         fault = step.faults.get(node, general)
-        if blamed and fault.status in _TOLD_TO_END:
+        if blamed and fault.status in slurm_faults.TOLD_TO_END:
             fault = StepFault(ProblemCode.NO_ANSWER_FOLLOWED, {"first": blamed}, fault.status)
         code = fault.status
         if code is None:  # srun itself may have ended well

@@ -468,6 +468,20 @@ def test_a_job_whose_rank_failed(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_an_agent_that_was_ended_for_another_node_is_no_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = {"phase": "launch", "log_dir": "/logs", "first": "local2"}
+    followed = Problem(ProblemCode.NO_ANSWER_FOLLOWED, "local1", values).to_json()
+    record = {"node": "local2", "rank": 3, "exit_code": 7, "time": 1.0}
+    ended = outcome(problems={"local1": [followed]}, failures=[record])
+    assert Console(quiet=True).ran(ended) == 3
+    assert "local1" not in capsys.readouterr().err
+    # Alone, it is all that is known.
+    assert Console(quiet=True).ran(outcome(problems={"local1": [followed]})) == 3
+    assert "error: local1: launch gave no answer; it was ended" in capsys.readouterr().err
+
+
 def test_a_job_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = {"preflight": 0.25, "launch": 60.0}
     assert Console().ran(outcome(ok=True, world_size=4, seconds=seconds)) == 0

@@ -31,6 +31,10 @@ FAILED = """\
 srun: error: node03: tasks 4-5: Exited with exit code 3
 srun: error: node01: task 0: Terminated
 """
+TOLD = """\
+srun: error: node01: task 0: Exited with exit code 143
+srun: error: node02: task 1: Killed
+"""
 LOST = """\
 srun: error: Node failure on node[02-03]
 srun: error: node01: task 0: Killed
@@ -47,6 +51,7 @@ srun: error: node01: task 0: Killed
             ["node01", "node03"],
         ),
         (FAILED, ("node03", "task 4-5: Exited with exit code 3"), ["node01"]),
+        (TOLD, ("node02", "task 1: Killed"), ["node01"]),
         (LOST, ("node02", "Slurm lost the node (node failure)"), ["node01"]),
     ],
 )
