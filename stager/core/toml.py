@@ -87,6 +87,20 @@ def loads(text: str, source: Path) -> dict[str, Any]:
     return data
 
 
+def table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the table at a path of keys; an empty one where there is none."""
+    value: object = data
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(data: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the list at a key; an empty one where there is none."""
+    value = data.get(key)
+    return value if isinstance(value, list) else []
+
+
 def _refuse_twice(text: str, source: Path, place: str, message: str) -> None:
     """Refuse a table that is written twice, as the parser's message says."""
     twice = _TWICE.match(message)
@@ -112,7 +126,7 @@ def dumps(data: Mapping[str, Any]) -> str:
         TypeError: a value is of a type TOML does not have.
     """
     lines: list[str] = []
-    _table(lines, data, prefix="")
+    _write_table(lines, data, prefix="")
     return "\n".join(lines).strip("\n") + "\n"
 
 
@@ -125,7 +139,7 @@ def inline(value: object) -> str:
     return _value(value)
 
 
-def _table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> None:
+def _write_table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> None:
     """Add the lines of a table: its plain values first, then the tables in it."""
     tables: list[tuple[str, Any]] = []
     for key, value in data.items():
@@ -137,7 +151,7 @@ def _table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> None:
         if isinstance(value, Mapping):
             if _needs_header(value):
                 lines.extend(["", f"[{path}]"])
-            _table(lines, value, prefix=f"{path}.")
+            _write_table(lines, value, prefix=f"{path}.")
         else:
             _array_of_tables(lines, path, value)
 

@@ -15,9 +15,10 @@ from ..core.store import Store
 from . import source_tree, sources
 from .git_pin import GitPin
 from .indexes import Indexes, strip_credentials
-from .located import SourceRequirement, relative
+from .located import SourceRequirement
 from .pip import Pip
 from .pylock import Lock
+from .requirement_line import relative
 from .resolver import ResolvedFile
 
 
@@ -117,10 +118,7 @@ class SourceBuilder:
         return SourceRequirement(
             requirement=f"{pin.name} @ git+{selected.url}@{pin.commit}{pin.fragment}",
             label=pin.label,
-            suffix="",
-            marker="",
             digest=pin.digest,
-            moving=False,
         )
 
     def _from_folder(self, selected: PackageDirectory, base: Path) -> SourceRequirement:
@@ -129,8 +127,5 @@ class SourceBuilder:
         return SourceRequirement(
             requirement=str(folder),
             label=relative(folder, self.root),
-            suffix="",
-            marker="",
             digest=source_tree.digest(folder, names),
-            moving=False,
         )

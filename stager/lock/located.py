@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -21,14 +21,14 @@ from ..core.errors import ConfigError
 from ..core.processes import Runner
 from ..core.store import sha256_of
 from ..core.values import Digest
-from . import source_tree, tool_settings
+from . import source_tree, tool_settings, uv_settings
 from .indexes import strip_credentials
 from .requirement_line import (
     RequirementLine,
     expand_user,
     format_extras,
     normalize_requirement,
-    read_hashes,
+    relative,
 )
 from .uv_project import UvProject
 
@@ -54,13 +54,13 @@ class SourceRequirement:
     """The path or URL that pip builds; may hold credentials."""
     label: str
     """The same as the user wrote it, without credentials; relative paths start at the root."""
-    suffix: str
-    """Extras and marker of the requirement, as they follow the name: ``[train]``."""
-    marker: str
-    """The environment marker; empty for none."""
     digest: Digest
     """Digest of its content, or of its URL where the content is elsewhere."""
-    moving: bool
+    suffix: str = ""
+    """Extras of the requirement, as they follow the name: ``[train]``."""
+    marker: str = ""
+    """The environment marker; empty for none."""
+    moving: bool = False
     """True if the same digest may stand for other content later, as for a branch."""
 
 
@@ -112,67 +112,53 @@ class SourceReader:
         Returns:
             The requirement that installs a wheel; None for a source, which has to be built first.
         """
-        place, origin = requirement.place, requirement.line.origin
-        try:
-            fragment = urlsplit(place).fragment if "://" in place else ""
-        except ValueError as exc:
-            self.problems.append(f"{origin}: {without_url_secrets(place)} is not a URL: {exc}")
-            return None
-        try:
-            hashes = (*requirement.line.hashes, *read_hashes("", fragment))
-        except ValueError as exc:
-            self.problems.append(f"{origin}: {exc}")
-            return None
+        line, place = requirement.line, requirement.place
         scheme = place.partition("://")[0] if "://" in place else ""
         if scheme not in ("", "file") or place.startswith("file://$"):
-            return self._read_url(requirement, hashes)
-        path = _local_path(place, self._list_bases(requirement.line))
-        problem = _unusable(path, place) or _compare_hashes(path, place, hashes)
+            return self._read_url(requirement)
+        # pip and uv start at the working directory, which is the project's folder; in the metadata
+        # of a project, at that project.
+        bases = (line.base, self.root) if line.metadata else (self.root, line.base)
+        path = _local_path(place, bases)
+        problem = _unusable(path, place) or _compare_hashes(path, place, line.hashes)
         if problem:
-            self.problems.append(f"{origin}: {problem}")
+            self.problems.append(f"{line.origin}: {problem}")
         elif path.suffix == ".whl" and path.is_file():
             self.wheels.append(sha256_of(path))
-            return self._wheel(requirement, path.as_uri(), path.name, hashes)
+            return self._wheel(requirement, path.as_uri(), path.name)
         else:
             self._add_local_source(requirement, path)
         return None
 
-    def _list_bases(self, line: RequirementLine) -> tuple[Path, ...]:
-        """Return the folders that a path may start from, the first one first.
-
-        pip and uv start at the working directory, which is the project's folder; in the metadata
-        of a project, at that project.
-        """
-        return (line.base, self.root) if line.metadata else (self.root, line.base)
-
     def _add_local_source(self, requirement: LocatedRequirement, path: Path) -> None:
-        shown = relative(path / "pyproject.toml", self.root)
-        self.problems += tool_settings.refuse_folder(path, self.python, shown=shown)
-        self._leave_to_uv(requirement, path / "pyproject.toml", shown)
+        file = path / "pyproject.toml"
+        if file.is_file():
+            self._read_settings(requirement, file)
         source = SourceRequirement(
             requirement=str(path),
             label=relative(path, self.root),
             suffix=requirement.extras,
             marker=requirement.marker,
             digest=self.content_digest(path),
-            moving=False,
         )
         self.sources.append(source)
 
-    def _leave_to_uv(self, requirement: LocatedRequirement, file: Path, shown: str) -> None:
-        """Note a project with settings that only uv honours: its dependencies are uv's to read."""
-        if not file.is_file():
-            return
+    def _read_settings(self, requirement: LocatedRequirement, file: Path) -> None:
+        """Refuse settings of a local project that a build of it would ignore.
+
+        Where only uv honours them, the project's dependencies are uv's to read.
+        """
         try:
             data = toml.read(file)
-        except ConfigError:  # a problem already
+        except ConfigError as exc:
+            self.problems.append(exc.message)
             return
-        names = tool_settings.declared(data)
-        keys = tool_settings.uv_keys(data, file, shown=shown, requested=names)
+        extras = tuple(name for name in requirement.extras.strip("[]").split(",") if name)
+        project = UvProject(file=file, document=data, extras=extras)
+        self.problems += tool_settings.list_faults(project, self.python, self.root)
+        keys = uv_settings.list_keys(project.tables, None, self.root)
         if keys:
-            extras = tuple(name for name in requirement.extras.strip("[]").split(",") if name)
-            project = UvProject(file=file, keys=tuple(keys), document=data, extras=extras)
-            self.uv_projects.append(project)
+            self.uv_projects.append(replace(project, keys=keys))
 
     def content_digest(self, path: Path) -> Digest:
         """Return the digest of a file, or of a folder's files that count."""
@@ -181,32 +167,35 @@ class SourceReader:
         names = source_tree.files(path, skip=self.skipped, run=self.run)
         return source_tree.digest(path, names)
 
-    def _read_url(self, requirement: LocatedRequirement, hashes: tuple[str, ...]) -> str | None:
-        url, origin = requirement.place, requirement.line.origin
-        file_name = unquote(urlsplit(url).path.rpartition("/")[2])
+    def _read_url(self, requirement: LocatedRequirement) -> str | None:
+        url, origin, hashes = requirement.place, requirement.line.origin, requirement.line.hashes
+        try:
+            parts = urlsplit(url)
+        except ValueError as exc:
+            self.problems.append(f"{origin}: {without_url_secrets(url)} is not a URL: {exc}")
+            return None
+        file_name = unquote(parts.path.rpartition("/")[2])
         if file_name.endswith(".whl"):
-            return self._wheel(requirement, url, file_name, hashes)
+            return self._wheel(requirement, url, file_name)
         clean = strip_credentials(url)
-        from_vcs = "+" in url.partition("://")[0]
+        from_vcs = "+" in parts.scheme
+        problem = ""
         if not from_vcs and not file_name.endswith(SDIST_ENDINGS):
-            self.problems.append(f"{origin}: {clean} is neither a wheel nor an sdist")
+            problem = " is neither a wheel nor an sdist"
+        elif from_vcs and hashes:
+            problem = ": a repository has no sha256; name a commit of it instead"
+        if problem:
+            self.problems.append(f"{origin}: {clean}{problem}")
             return None
-        if from_vcs and hashes:
-            self.problems.append(
-                f"{origin}: {clean}: a repository has no sha256; name a commit of it instead"
-            )
-            return None
-        fragment = urlsplit(url).fragment
-        pinned = bool(_COMMIT.search(url)) if from_vcs else bool(hashes)
-        name = requirement.name
-        line = f"{name} @ {url}" if name else url
+        line = f"{requirement.name} @ {url}" if requirement.name else url
+        options = [digest for digest in hashes if digest not in parts.fragment.lower()]
         source = SourceRequirement(
             requirement=" ".join([line, *(f"--hash=sha256:{digest}" for digest in hashes)]),
-            label=clean + _keep_fragment(fragment, hashes),
+            label=clean + _keep_fragment(parts.fragment, hashes),
             suffix=requirement.extras,
             marker=requirement.marker,
-            digest=Digest.of(canonical_json([clean, fragment, *requirement.line.hashes])),
-            moving=not pinned,
+            digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
+            moving=not (_COMMIT.search(url) if from_vcs else hashes),
         )
         self.sources.append(source)
         return None
@@ -217,20 +206,16 @@ class SourceReader:
             name = canonicalize_name(name)
             self.hashes[name] = (*self.hashes.get(name, ()), *hashes)
 
-    def _wheel(
-        self, requirement: LocatedRequirement, url: str, file_name: str, hashes: tuple[str, ...]
-    ) -> str | None:
+    def _wheel(self, requirement: LocatedRequirement, url: str, file_name: str) -> str | None:
         """Return the requirement that takes a package's wheel from a URL."""
         try:
             name = parse_wheel_filename(file_name)[0]
         except ValueError as exc:
             self.problems.append(f"{requirement.line.origin}: {first_line(exc)}")
             return None
-        self.allow_hashes(name, hashes)
-        text = f"{name}{requirement.extras} @ {url}"
-        if requirement.marker:
-            text += f" ; {requirement.marker}"
-        return normalize_requirement(Requirement(text))
+        self.allow_hashes(name, requirement.line.hashes)
+        marker = f" ; {requirement.marker}" if requirement.marker else ""
+        return normalize_requirement(Requirement(f"{name}{requirement.extras} @ {url}{marker}"))
 
 
 def names_place(text: str) -> bool:
@@ -251,13 +236,6 @@ def parse(line: RequirementLine) -> LocatedRequirement | None:
         extras=format_extras(extra.strip() for extra in extras),
         marker=(match["marker"] or "").strip(),
     )
-
-
-def relative(path: Path, root: Path) -> str:
-    """Return a path as seen from the project's folder; a path outside of it stays as it is."""
-    if path.is_relative_to(root):
-        return os.path.relpath(path, root)
-    return str(path)
 
 
 def first_line(exc: Exception) -> str:

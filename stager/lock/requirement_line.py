@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import NormalizedName, canonicalize_name
 
 _HASH = re.compile(r"--hash[=\s]\s*(\w+):(\S+)")
-_HASH_OF_URL = re.compile(r"(?:^|&)(sha\d+|md5)=([^&]+)")
+_HASH_OF_URL = re.compile(r"(?:^|&)(sha\d+|md5)=([^&;\s]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +30,20 @@ class RequirementLine:
     """True in a ``pyproject.toml``, where no files are named."""
     by_uv: bool = False
     """True if uv reads it from its file, with the settings there."""
+    options: str = ""
+    """The options that stand behind it, of which only ``--hash`` is known."""
     hashes: tuple[str, ...] = ()
     """The sha256 of each file that may be installed for it; empty allows any file."""
 
 
-def read_hashes(options: str, fragment: str) -> tuple[str, ...]:
+def read_hashes(line: RequirementLine) -> tuple[str, ...]:
     """Return the sha256 digests in the options of a requirement and in the fragment of its URL.
 
     Raises:
         ValueError: there are hashes, but none is a sha256.
     """
-    hashes = [*_HASH.findall(options), *_HASH_OF_URL.findall(fragment)]
+    fragment = line.text.partition("#")[2]
+    hashes = [*_HASH.findall(line.options), *_HASH_OF_URL.findall(fragment)]
     digests = tuple(value.lower() for name, value in hashes if name == "sha256")
     if hashes and not digests:
         raise ValueError(
@@ -59,6 +63,15 @@ def normalize_requirement(requirement: Requirement) -> str:
     return f"{name}{extras}{versions}{url}{marker}"
 
 
+def list_names(texts: Iterable[str]) -> set[NormalizedName]:
+    """Return the packages that requirements name; a text that is no requirement names none."""
+    packages: set[NormalizedName] = set()
+    for text in texts:
+        with contextlib.suppress(InvalidRequirement):  # reported when the requirements are sorted
+            packages.add(canonicalize_name(Requirement(text).name))
+    return packages
+
+
 def format_extras(names: Iterable[str]) -> str:
     """Return extras as they follow a name, ``[a,b]``; an empty string for no extras."""
     normalized = sorted(canonicalize_name(name) for name in names if name)
@@ -70,3 +83,8 @@ def format_extras(names: Iterable[str]) -> str:
 def expand_user(text: str) -> Path:
     """Return a path with a leading ``~`` expanded, if there is such a user."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own raises for an unknown one
+
+
+def relative(path: Path, root: Path) -> str:
+    """Return a path as seen from the project's folder; a path outside of it stays as it is."""
+    return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)

@@ -13,16 +13,13 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..config import foreign_files
 from ..core.regular_files import bytes_of
-from . import pyproject
 from .indexes import Indexes
 from .pyproject import PyprojectReader
-from .requirement_line import RequirementLine, expand_user, read_hashes
+from .requirement_line import RequirementLine, expand_user, relative
 from .uv_project import UvProject
 
 _NEAR = 0.8
@@ -81,16 +78,6 @@ def refuse_editable(text: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _File:
-    """A requirement file that is being read."""
-
-    folder: Path
-    """The folder that relative paths in it start from."""
-    constraint: bool
-    """True where its lines limit versions only."""
-
-
 class RequirementReader:
     """Collects the contents of a set of requirement files; collects problems, too."""
 
@@ -106,7 +93,8 @@ class RequirementReader:
         self.requirements: list[RequirementLine] = []
         self.constraints: list[RequirementLine] = []
         self.indexes = Indexes()
-        self.sources: list[Path] = []
+        self.sources: dict[Path, None] = {}
+        """The files that were read, in order."""
         self.problems: list[str] = []
         self.uv_projects: list[UvProject] = []
         self.require_hashes = ""
@@ -128,37 +116,21 @@ class RequirementReader:
         text = self._text(path, origin)
         if text is None:
             return
-        self._add_source(path)
-        file = _File(path.parent, constraint)
+        self.sources[path] = None
         for number, line in _logical_lines(text):
-            line_origin = f"{self._shown(path)}:{number}"
+            line_origin = f"{relative(path, self.root)}:{number}"
             if line.startswith("-"):
-                self._read_options(line, line_origin, file)
+                self._read_options(line, line_origin, path.parent, constraint=constraint)
             else:
-                self._read_requirement(line, line_origin, file)
+                self._read_requirement(line, line_origin, path.parent, constraint=constraint)
 
-    def read_pyproject(self, entry: str, *, origin: str) -> None:
-        """Read dependencies from ``pyproject.toml``, ``...[extra,...]`` or ``...:group,...``.
-
-        The plain form stands for ``[project] dependencies``, extras add to it, and groups
-        (PEP 735) stand alone.
-        """
-        name, extras, groups = pyproject.parse_entry(entry)
-        path = self.root / name
-        reader = PyprojectReader(path, shown=self._shown(path), python=self.python)
-        if reader.read(extras, groups, origin=origin):
-            self._add_source(path)
-        self._take(reader)
-
-    def read_script(self, path: Path, block: Mapping[str, Any]) -> None:
-        """Read the dependencies in a script's block (PEP 723)."""
-        reader = PyprojectReader(path, shown=self._shown(path), python=self.python)
-        reader.read_script(block)
-        self._add_source(path)
-        self._take(reader)
-
-    def _take(self, reader: PyprojectReader) -> None:
-        """Take what a file with dependencies holds."""
+    def read_project(self, project: UvProject, *, origin: str) -> None:
+        """Read the dependencies in a ``pyproject.toml``, or in a script's block (PEP 723)."""
+        reader = PyprojectReader(project, self.root, self.python)
+        if project.is_script:
+            reader.read_script()
+        if project.is_script or reader.read(origin=origin):
+            self.sources[project.file] = None
         self.requirements += reader.lines
         self.problems += reader.problems
         if reader.uv_project:
@@ -173,7 +145,7 @@ class RequirementReader:
 
     def _text(self, path: Path, origin: str) -> str | None:
         """Return the text of a file; None, with a problem, if it cannot be used."""
-        shown = self._shown(path)
+        shown = relative(path, self.root)
         remedy = foreign_files.known(path.name)
         if remedy:
             self.problems.append(f"{origin}: {shown} is not a requirement file; {remedy}")
@@ -196,24 +168,19 @@ class RequirementReader:
             )
         return None
 
-    def _add_source(self, path: Path) -> None:
-        if path not in self.sources:
-            self.sources.append(path)
-
-    def _read_requirement(self, line: str, origin: str, file: _File) -> None:
+    def _read_requirement(self, line: str, origin: str, folder: Path, *, constraint: bool) -> None:
         options = _LINE_OPTIONS.search(line)
-        hashes: tuple[str, ...] = ()
         if options:
-            hashes = self._hashes(options[1], origin)
             line = line[: options.start()]
+            self._refuse_options(options[1], origin)
         if "://" not in line:  # those of a URL may be secrets, and the resolvers fill them in
             line = _with_variables(line)
         requirement = RequirementLine(
-            text=line.strip(), origin=origin, base=file.folder, hashes=hashes
+            text=line.strip(), origin=origin, base=folder, options=options[1] if options else ""
         )
-        self.add(requirement, constraint=file.constraint)
+        self.add(requirement, constraint=constraint)
 
-    def _read_options(self, line: str, origin: str, file: _File) -> None:
+    def _read_options(self, line: str, origin: str, folder: Path, *, constraint: bool) -> None:
         """Read a line of options."""
         try:
             words = shlex.split(line, comments=False)
@@ -230,49 +197,40 @@ class RequirementReader:
                 return
             if value is None:
                 self.problems.append(f"{origin}: {name} needs a value")
+            elif name in ("--requirement", "--constraint"):
+                self._include(value, origin, folder, constraint or name == "--constraint")
             else:
-                self._apply_option(name, value, origin, file)
+                self._apply_option(name, value, origin, folder)
 
-    def _apply_option(self, name: str, value: str, origin: str, file: _File) -> None:
-        if name in ("--requirement", "--constraint"):
-            constraint = file.constraint or name == "--constraint"
-            self._include(value, origin, replace(file, constraint=constraint))
-        elif name == "--editable":
+    def _apply_option(self, name: str, value: str, origin: str, folder: Path) -> None:
+        if name == "--editable":
             self.problems.append(f"{origin}: {refuse_editable(f'-e {value}')}")
         elif name in _INDEX_OPTIONS:
             if name == "--find-links":
-                value = _find_links(value, (file.folder, self.root))
+                value = _find_links(value, (folder, self.root))
             self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
         elif name == "--require-hashes":
             self.require_hashes = self.require_hashes or origin
 
-    def _include(self, name: str, origin: str, file: _File) -> None:
+    def _include(self, name: str, origin: str, folder: Path, constraint: bool) -> None:
         """Read a file that ``-r`` or ``-c`` names."""
         if "://" in name:
             self.problems.append(f"{origin}: {name} is on a server; save a copy beside this file")
             return
-        path = file.folder / _with_variables(name)
-        self.read_file(path, origin=origin, constraint=file.constraint)
+        self.read_file(folder / _with_variables(name), origin=origin, constraint=constraint)
 
-    def _hashes(self, options: str, origin: str) -> tuple[str, ...]:
-        """Return the hashes of a requirement; any other option would be lost silently."""
+    def _refuse_options(self, options: str, origin: str) -> None:
+        """Refuse options behind a requirement other than its hashes: they would be lost."""
         for word in options.split():
-            if word.startswith("--") and not word.startswith("--hash"):
-                option = word.partition("=")[0]
-                self.problems.append(
-                    f"{origin}: {option} after a requirement is not supported; "
-                    + _name_place_for(option)
-                )
-        try:
-            return read_hashes(options, "")
-        except ValueError as exc:
-            self.problems.append(f"{origin}: {exc}")
-            return ()
-
-    def _shown(self, path: Path) -> str:
-        if path.is_relative_to(self.root):
-            return str(path.relative_to(self.root))
-        return str(path)
+            option = word.partition("=")[0]
+            if not option.startswith("--") or option == "--hash":
+                continue
+            remedy = "build the wheel with it (`pip wheel`), and name that wheel"
+            if option in _KNOWN:
+                remedy = "write it on a line of its own"
+            self.problems.append(
+                f"{origin}: {option} after a requirement is not supported; {remedy}"
+            )
 
 
 def _decode(data: bytes) -> str:
@@ -309,13 +267,6 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         pending = []
         if line:
             yield start, line
-
-
-def _name_place_for(option: str) -> str:
-    """Return where an option belongs that stands after a requirement."""
-    if option in _INDEX_OPTIONS or option in _LONG_NAMES.values() or option in _WITHOUT_VALUE:
-        return "write it on a line of its own"
-    return "build the wheel with it (`pip wheel`), and name that wheel"
 
 
 def _next_option(words: list[str]) -> tuple[str, str | None]:

@@ -21,10 +21,10 @@ from packaging.version import Version
 
 from ..core.processes import Runner, run
 from ..core.values import Target
-from . import tool_settings
 from .git_pin import GitPin
 from .indexes import Indexes, PipSettings
 from .pip import Pip
+from .requirement_line import list_names
 from .source_builds import BuildSettings
 from .uv_project import UvProject
 
@@ -80,9 +80,7 @@ class ResolveRequest:
     def names(self) -> set[NormalizedName]:
         """Return the packages that the user named."""
         of_uv = self.uv_project.requirements if self.uv_project else ()
-        return {name_of(text) for text in self.requirements} | {
-            canonicalize_name(name) for name in tool_settings.names(of_uv)
-        }
+        return {name_of(text) for text in self.requirements} | list_names(of_uv)
 
     @property
     def pip(self) -> Pip:

@@ -226,6 +226,4 @@ def describe_source(where: Path | str, label: str) -> SourceRequirement:
         content, moving = sha256_of(where), False
     else:
         raise ResolveError(f"no such file or folder: {where}")
-    return SourceRequirement(
-        requirement=str(where), label=label, suffix="", marker="", digest=content, moving=moving
-    )
+    return SourceRequirement(requirement=str(where), label=label, digest=content, moving=moving)

@@ -90,11 +90,8 @@ class Spec:
 
         Files that a lock names are fetched from them, each with its digest.
         """
-        urls: tuple[str, ...] = ()
-        if self.uv_lock:
-            urls = self.uv_lock.indexes
-        elif self.uv_project:
-            urls = self.uv_project.indexes
+        project = self.uv_lock.project if self.uv_lock else self.uv_project
+        urls = project.indexes if project else ()
         return self.indexes.plus(Indexes(extra_index_urls=urls))
 
     @property
@@ -107,9 +104,8 @@ class Spec:
     @property
     def overridden(self) -> frozenset[str]:
         """Return the packages that are taken against what other packages ask for."""
-        if self.uv_lock:
-            return frozenset(self.uv_lock.overridden())
-        return frozenset(self.uv_project.overridden) if self.uv_project else frozenset()
+        of_uv = self.uv_lock or self.uv_project
+        return of_uv.overridden if of_uv else frozenset()
 
 
 def read_spec(config: Config, *, run: Runner = run) -> Spec:

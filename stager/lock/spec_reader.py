@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..config import foreign_files, script_block
 from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.processes import Runner
-from . import located, tool_settings, uv_lock, uv_project
+from . import located, uv_lock, uv_settings
 from .indexes import Indexes, is_true
 from .located import LocatedRequirement, SourceReader
 from .requirement_line import (
@@ -26,17 +27,16 @@ from .requirement_line import (
     format_extras,
     normalize_requirement,
     read_hashes,
+    relative,
 )
 from .requirements import RequirementReader, refuse_editable
 from .source_builds import NEED_NVCC, is_folder, prebuilt
 from .uv_lock import UvLock
-from .uv_project import UvProject
+from .uv_project import UvProject, merge_projects, parse_entry, script_project
 
-_PYPROJECT = re.compile(r".*pyproject\.toml([\[:].*)?")
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
-_HASH_IN_URL = re.compile(r"[#&]sha256=")
 _CONDA = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
 """A line of `conda list --export`: package, version, build."""
 _INLINE = "environment.requirements"
@@ -69,31 +69,33 @@ class SpecReader:
         for entry in entries:
             if _PYLOCK.fullmatch(entry):
                 return self._supplied_lock(entry, alone=len(entries) == 1)
-        if any(map(uv_lock.ENTRY.fullmatch, entries)):
-            self.uv_lock, problems = uv_lock.read_entries(entries, self.root)
-            self.lines.sources.append(self.uv_lock.file)
-            self.problems += problems
-            return None
-        self.uv_lock = self._locked_script(entries)
-        if self.uv_lock:
-            return None
+        self.uv_lock, problems = uv_lock.read_entries(entries, self.root)
+        self.problems += problems
+        if self.uv_lock is None:
+            self._read_entries(entries)
+        else:
+            self.lines.sources[self.uv_lock.file] = None
+        return None
+
+    def _read_entries(self, entries: tuple[str, ...]) -> None:
         for entry in entries:
             self._read_entry(entry, _INLINE, constraint=False)
+        if self.uv_lock:  # that of the script which is all that is asked for
+            return
         for entry in self.config.environment.constraints:
             self._read_entry(entry, "environment.constraints", constraint=True)
-        self._refuse_missing_folders()
-        self._refuse_uv_settings()
-        for line in self.lines.requirements:
-            self._add_requirement(line)
-            self._refuse_without_hash(line)
-        for line in self.lines.constraints:
-            self._add_constraint(line)
+        for place in self.config.environment.find_links:
+            if "://" not in place and not is_folder(place):
+                self.problems.append(f"environment.find-links: no folder that can be read: {place}")
+        self._read_settings_around()
+        for constraint, lines in enumerate((self.lines.requirements, self.lines.constraints)):
+            for line in lines:
+                self._add_line(line, constraint=bool(constraint))
         self._refuse_empty(entries)
         projects = [*self.lines.uv_projects, *self.located.uv_projects]
-        self.uv_project, problem = uv_project.merge_projects(projects)
+        self.uv_project, problem = merge_projects(projects)
         if problem:
             self.problems.append(problem)
-        return None
 
     def of_uv(self) -> dict[str, object]:
         """Return what else of uv's world determines a lock, for the digest."""
@@ -135,73 +137,61 @@ class SpecReader:
         if not path.is_file():
             self.problems.append(f"environment.requirements: no such file: {entry}")
             return None
-        self.lines.sources.append(path)
+        self.lines.sources[path] = None
         return path
 
     def _read_entry(self, entry: str, key: str, *, constraint: bool) -> None:
         """Read one entry of ``environment.requirements`` or ``environment.constraints``."""
+        path = self.root / expand_user(entry)
+        project = None if constraint else parse_entry(entry, self.root)
+        block = None if constraint else self._read_block(entry, path)
         if entry.startswith(("-e ", "--editable")):
             self.problems.append(f"{key}: {refuse_editable(entry)}")
-        elif _PYPROJECT.fullmatch(entry) and not constraint:
-            self.lines.read_pyproject(entry, origin=key)
-        elif _FILE.fullmatch(entry) or self._is_file_with_spaces(entry):
-            path = self.root / expand_user(entry)
+        elif project is not None:
+            self.lines.read_project(project, origin=key)
+        elif _FILE.fullmatch(entry) or _is_file_with_spaces(path):
             self.lines.read_file(path, origin=key, constraint=constraint)
-        elif not constraint and (block := self._block(entry)) is not None:
-            self.lines.read_script(self.root / expand_user(entry), block)
+        elif block is not None:
+            self._read_script(path, block)
         elif entry.startswith("-"):
             self.problems.append(f"{key}: {entry}: options belong in a requirement file")
         else:
             line = RequirementLine(text=entry, origin=key, base=self.root)
             self.lines.add(line, constraint=constraint)
 
-    def _is_file_with_spaces(self, entry: str) -> bool:
-        """Return whether an entry is the name of a requirement file that has spaces in it."""
-        is_named = entry.endswith((".txt", ".in")) and " " in entry
-        return is_named and (self.root / expand_user(entry)).is_file()
-
-    def _block(self, entry: str) -> Mapping[str, Any] | None:
+    def _read_block(self, entry: str, path: Path) -> Mapping[str, Any] | None:
         """Return the block of a script (PEP 723) that an entry names; None if it names none."""
-        if not _SCRIPT.fullmatch(entry):
-            return None
         try:
-            return script_block.read(self.root / expand_user(entry))
+            return script_block.read(path) if _SCRIPT.fullmatch(entry) else None
         except ConfigError as exc:
             self.problems.append(f"environment.requirements: {exc.message}")
             return {}
 
-    def _refuse_missing_folders(self) -> None:
-        for place in self.config.environment.find_links:
-            if "://" not in place and not is_folder(place):
-                self.problems.append(f"environment.find-links: no folder that can be read: {place}")
-
-    def _locked_script(self, entries: Sequence[str]) -> UvLock | None:
-        """Return the lock of the script that is all that is asked for; None without one."""
-        for entry in entries:
-            script = self.root / expand_user(entry)
-            file = uv_lock.beside_script(script)
-            if file is None or not _SCRIPT.fullmatch(entry) or not _has_block(script):
-                continue
-            if len(entries) == 1 and not self.config.environment.constraints:
-                self.lines.sources += [script, file]
-                return uv_lock.of_script(script, file)
+    def _read_script(self, script: Path, block: Mapping[str, Any]) -> None:
+        """Read a script, or its lock where the script is all that is asked for."""
+        lock = uv_lock.read_script_lock(script, block)
+        environment = self.config.environment
+        if lock and len(environment.requirements) == 1 and not environment.constraints:
+            self.uv_lock = lock
+            self.lines.sources |= {script: None, lock.file: None}
+            return
+        if lock:
             self.remarks.append(
-                f"{file.name} does not count: it is a complete lock, and the settings ask for more "
-                f"than {entry}"
+                f"{lock.file.name} does not count: it is a complete lock, and the settings ask for "
+                f"more than {relative(script, self.root)}"
             )
-        return None
+        self.lines.read_project(script_project(script, block), origin=_INLINE)
 
-    def _refuse_uv_settings(self) -> None:
-        """Refuse settings of uv beside requirement files, which only uv honours."""
-        texts: dict[Path, list[str]] = {}
-        for line in self.lines.requirements:
-            if not line.metadata and line.origin != _INLINE:
-                texts.setdefault(line.base, []).append(line.text)
-        for folder, requirements in texts.items():
-            shown = located.relative(folder / "uv.toml", self.root)
-            problem = tool_settings.refuse_beside(folder, requirements, shown=shown)
-            if problem:
-                self.problems.append(problem)
+    def _read_settings_around(self) -> None:
+        """Take the settings of uv in the project's folder, which hold for requirement files."""
+        if all(line.metadata or line.origin == _INLINE for line in self.lines.requirements):
+            return
+        file = self.root / "pyproject.toml"
+        project = UvProject(file=file, document=uv_settings.read(file), dependencies=False)
+        self.problems += uv_settings.refuse(project.tables, self.root)
+        keys = uv_settings.list_keys(project.tables, (), self.root)
+        if keys:
+            self.lines.uv_projects.append(replace(project, keys=keys))
 
     @property
     def require_hashes(self) -> str:
@@ -210,15 +200,6 @@ class SpecReader:
             if is_true(os.environ.get(name, "")):
                 return name
         return self.lines.require_hashes
-
-    def _refuse_without_hash(self, line: RequirementLine) -> None:
-        """Refuse a requirement without a hash where every file must have one."""
-        asked = self.require_hashes
-        if asked and not line.hashes and not _HASH_IN_URL.search(line.text):
-            self.problems.append(
-                f"{line.origin}: {without_url_secrets(line.text)} has no --hash=sha256:..., which "
-                f"{asked} requires"
-            )
 
     def _refuse_empty(self, entries: tuple[str, ...]) -> None:
         """Refuse files without any requirement, as a tool that failed leaves them."""
@@ -230,7 +211,9 @@ class SpecReader:
             self.problems.append(
                 f"environment.requirements: {', '.join(files)}: no requirement in it; write {empty}"
             )
-        for entry in filter(_PYPROJECT.fullmatch, entries):
+        for entry in entries:
+            if parse_entry(entry, self.root) is None:
+                continue
             path = re.split(r"[\[:]", entry)[0]
             self.problems.append(
                 f"environment.requirements: {entry} declares no dependencies; list them in "
@@ -238,90 +221,73 @@ class SpecReader:
                 f'("{path}[train]", "{path}:train"), or write {empty}'
             )
 
-    def _add_requirement(self, line: RequirementLine) -> None:
-        """Sort one line; it names a path if it looks like one, or if such a folder exists."""
-        if not line.metadata and foreign_files.bare_name(line.text).endswith(located.ARCHIVES):
-            self._add_located(line)
+    def _add_line(self, line: RequirementLine, *, constraint: bool) -> None:
+        """Sort one line, with the hashes that stand in it."""
+        try:
+            line = replace(line, hashes=read_hashes(line))
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {exc}")
             return
-        if self._refuse_file(line):
-            return
+        parsed = self._parse(line, constraint=constraint)
+        if isinstance(parsed, LocatedRequirement):
+            wheel = self.located.read(parsed)
+            if wheel is not None:
+                self.requirements.append(wheel)
+        elif parsed is not None:
+            self.located.allow_hashes(parsed.name, line.hashes)
+            (self.constraints if constraint else self.requirements).append(
+                normalize_requirement(parsed)
+            )
+        asked = "" if constraint else self.require_hashes
+        if asked and not line.hashes:
+            self.problems.append(
+                f"{line.origin}: {without_url_secrets(line.text)} has no --hash=sha256:..., which "
+                f"{asked} requires"
+            )
+
+    def _parse(
+        self, line: RequirementLine, *, constraint: bool
+    ) -> Requirement | LocatedRequirement | None:
+        """Return what a line asks for; None, with a problem, for neither a package nor a place."""
+        is_archive = foreign_files.bare_name(line.text).endswith(located.ARCHIVES)
+        if is_archive and not line.metadata and not constraint:
+            return located.parse(line)
+        problem = ""
+        if not line.metadata:
+            problem = foreign_files.misread(line.text, (line.base, self.root))
         try:
             parsed = Requirement(line.text)
         except InvalidRequirement as exc:
-            if located.names_place(line.text):
-                self._add_located(line)
-            else:
-                self._refuse_malformed(line, exc)
-            return
-        if line.by_uv and parsed.url:
-            self._allow_hashes(parsed, line)
+            found = None
+            if not constraint and located.names_place(line.text):
+                found = located.parse(line)
+            if found is not None:
+                return found
+            problem = problem or _describe_malformed(line.text, exc)
+        if problem:
+            self.problems.append(f"{line.origin}: {problem}")
+            return None
+        if line.by_uv:
             parsed.url = None  # uv reads the place from the file
-        if parsed.url is None:
-            self.requirements.append(normalize_requirement(parsed))
-            self._allow_hashes(parsed, line)
-            return
-        requirement = LocatedRequirement(
+        if parsed.url is None or constraint:
+            return parsed
+        return LocatedRequirement(
             line=line,
             place=parsed.url,
             extras=format_extras(parsed.extras),
             marker=str(parsed.marker or ""),
             name=parsed.name,
         )
-        self._read_located(requirement)
-
-    def _add_constraint(self, line: RequirementLine) -> None:
-        if self._refuse_file(line):
-            return
-        try:
-            parsed = Requirement(line.text)
-        except InvalidRequirement as exc:
-            self._refuse_malformed(line, exc)
-            return
-        self.constraints.append(normalize_requirement(parsed))
-        self._allow_hashes(parsed, line)
-
-    def _add_located(self, line: RequirementLine) -> None:
-        requirement = located.parse(line)
-        if requirement is None:
-            self.problems.append(f"{line.origin}: {line.text!r}: neither a requirement nor a path")
-        else:
-            self._read_located(requirement)
-
-    def _read_located(self, requirement: LocatedRequirement) -> None:
-        wheel = self.located.read(requirement)
-        if wheel is not None:
-            self.requirements.append(wheel)
-
-    def _allow_hashes(self, requirement: Requirement, line: RequirementLine) -> None:
-        """Note which files may be installed for a package."""
-        fragment = (requirement.url or "").partition("#")[2]
-        try:
-            hashes = (*line.hashes, *read_hashes("", fragment))
-        except ValueError as exc:
-            self.problems.append(f"{line.origin}: {exc}")
-            return
-        self.located.allow_hashes(requirement.name, hashes)
-
-    def _refuse_file(self, line: RequirementLine) -> bool:
-        """Refuse the name of a file in place of a package's; return whether it was one."""
-        if line.metadata:
-            return False
-        problem = foreign_files.misread(line.text, (line.base, self.root))
-        if problem:
-            self.problems.append(f"{line.origin}: {problem}")
-        return bool(problem)
-
-    def _refuse_malformed(self, line: RequirementLine, exc: InvalidRequirement) -> None:
-        why = located.first_line(exc)
-        conda = _CONDA.match(line.text)
-        if conda:
-            why = f"one = is conda's notation; write {conda[1]}=={conda[2]}"
-        self.problems.append(f"{line.origin}: {line.text!r}: {why}")
 
 
-def _has_block(script: Path) -> bool:
-    """Return whether a script has a block (PEP 723) that can be read."""
-    try:
-        return script_block.read(script) is not None
-    except ConfigError:  # refused where the entry is read
-        return False
+def _is_file_with_spaces(path: Path) -> bool:
+    """Return whether a path is that of a requirement file that has spaces in its name."""
+    return path.suffix in (".txt", ".in") and " " in path.name and path.is_file()
+
+
+def _describe_malformed(text: str, exc: InvalidRequirement) -> str:
+    conda = _CONDA.match(text)
+    why = located.first_line(exc)
+    if conda:
+        why = f"one = is conda's notation; write {conda[1]}=={conda[2]}"
+    return f"{text!r}: {why}"

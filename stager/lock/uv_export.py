@@ -67,26 +67,30 @@ def _arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     argv = ["export", "--format", "pylock.toml", "--no-editable"]
     # A .python-version may name one that is not here, and the lock is for all.
     argv += ["--python", sys.executable]
-    argv += ["--script", str(lock.script)] if lock.script else ["--project", str(lock.project)]
+    project = lock.project
+    if project.is_script:
+        argv += ["--script", str(project.file)]
+    else:
+        argv += ["--project", str(project.file.parent)]
     argv += ["--quiet", "--no-header", "--color", "never", "--no-progress"]
     if request.offline:
         argv.append("--offline")
-    if lock.script:
+    if project.is_script:
         return argv
     if not lock.itself:
         argv.append("--no-emit-project")
-    for extra in lock.extras:
-        argv += ["--extra", extra]
-    for group in lock.groups:
-        argv += ["--group" if lock.dependencies else "--only-group", group]
-    if "dev" not in lock.groups:
+    argv += [word for extra in project.extras for word in ("--extra", extra)]
+    group_option = "--group" if project.dependencies else "--only-group"
+    argv += [word for group in project.groups for word in (group_option, group)]
+    if "dev" not in project.groups:
         argv.append("--no-dev")
     return argv
 
 
 def _failure(lock: UvLock, request: ResolveRequest, output: str) -> ResolveError:
-    source = f"the block of {lock.script.name}" if lock.script else "its pyproject.toml"
     if _is_stale(output, request):
+        file = lock.project.file
+        source = f"the block of {file.name}" if lock.project.is_script else "its pyproject.toml"
         return ResolveError(
             f"{lock.file} is out of date: {source} has changed",
             hint=f"run `{lock.command}` there, and this command again",

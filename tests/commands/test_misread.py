@@ -238,26 +238,6 @@ def test_settings_of_uv_beside_it(tmp_path: Path) -> None:
     assert spec(tmp_path, "sub/pyproject.toml").requirements
 
 
-def test_settings_of_uv_beside_plain_requirements(tmp_path: Path) -> None:
-    """They are refused, unless the versions are pinned already, as uv itself pins them by them."""
-    for folder in (tmp_path, tmp_path / "sub"):
-        folder.mkdir(exist_ok=True)
-        (folder / "uv.toml").write_text('index-url = "https://pypi.invalid/simple"\n')
-        (folder / "requirements.txt").write_text("alpha==1.0\nbeta\n")
-    line = refused(tmp_path, "requirements.txt")
-    assert line.startswith("uv.toml: index-url: only uv honours this")
-    assert "uv pip compile" in line
-    (tmp_path / "main.in").write_text("-r sub/requirements.txt\n")
-    assert refused(tmp_path, "main.in").startswith("sub/uv.toml: index-url: only uv")
-    (tmp_path / "requirements.txt").write_text("alpha==1.0\nbeta @ https://x.invalid/b-1.zip\n")
-    assert spec(tmp_path, "requirements.txt").requirements == ("alpha==1.0",)
-    assert spec(tmp_path, "alpha").requirements == ("alpha",)  # in our own file uv reads nothing
-    (tmp_path / "requirements.txt").write_text("alpha==1.*\n")
-    assert "index-url" in refused(tmp_path, "requirements.txt")
-    (tmp_path / "uv.toml").write_text("offline = false\n")
-    assert spec(tmp_path, "requirements.txt").requirements == ("alpha==1.*",)
-
-
 def test_settings_of_the_workspace_around_it(tmp_path: Path) -> None:
     workspace = "[tool.uv.workspace]\nmembers = ['packages/*']\n"
     pyproject(tmp_path, f"{workspace}[tool.uv]\noverride-dependencies = ['idna<3']\n")

@@ -144,6 +144,32 @@ def test_overrides_and_constraints(lock: Callable[..., Lock], root: Path) -> Non
     assert versions(lock("pyproject.toml")) == {"alpha": "1.0", "beta": "1.1"}
 
 
+@pytest.mark.usefixtures("indexes")
+@pytest.mark.parametrize(
+    ("name", "table"), [("uv.toml", ""), ("pyproject.toml", "tool.uv.")], ids=["uv.toml", "tool.uv"]
+)
+def test_settings_in_the_projects_folder_hold_for_requirement_files(
+    lock: Callable[..., Lock], ask: Ask, root: Path, name: str, table: str
+) -> None:
+    """As with ``uv pip compile`` there, which does not look beside a file in another folder."""
+    (root / "sub").mkdir()
+    (root / "sub" / "uv.toml").write_text('resolution = "lowest"\n')
+    (root / "sub" / "r.in").write_text("alpha\n")
+    before = ask("sub/r.in").digest
+    head = f"[{table.rstrip('.')}]\n" if table else ""
+    (root / name).write_text(f'{head}constraint-dependencies = ["beta<2"]\n')
+    assert ask("sub/r.in").digest != before
+    assert versions(lock("sub/r.in")) == {"alpha": "1.0", "beta": "1.1"}
+    with pytest.raises(ResolveError, match="settings of uv") as caught:
+        lock("sub/r.in", resolver="pip-tools")
+    assert caught.value.context == (f"{name}: {table}constraint-dependencies",)
+    assert versions(lock("alpha", upgrade=True)) == {"alpha": "1.0", "beta": "2.0"}
+    (root / name).write_text(f"{head}pip.universal = true\n")
+    with pytest.raises(ConfigError) as refused:
+        ask("sub/r.in")
+    assert refused.value.context[0].startswith(f"{name}: {table}pip: it is not honoured here")
+
+
 def test_pip_tools_refuses_them_by_name(lock: Callable[..., Lock], root: Path) -> None:
     write_project(root, '"alpha"', '[tool.uv]\nconstraint-dependencies = ["beta<2"]\n')
     with pytest.raises(ResolveError, match="settings of uv") as caught:
