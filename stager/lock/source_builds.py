@@ -51,7 +51,7 @@ BUILT_AGAINST = frozenset(
 TAIL_LINES = 12
 """Lines of a failed build that a message shows."""
 _CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
-_PART = re.compile(r"^\s*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
+_PART = re.compile(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
 _LARGEST = 1 << 20
 """Bytes that are read of a file of a source."""
 

@@ -42,7 +42,7 @@ def build_all(
         pins: earlier commits of branches, which are kept.
 
     Raises:
-        ResolveError: sources that cannot be built; one context line for each.
+        ResolveError: sources that cannot be built; the end of each build in the context.
     """
     built: list[tuple[SourceRequirement, Path]] = []
     problems: list[str] = []
@@ -60,6 +60,7 @@ def build_all(
                 commits.append(replace(pin, name=parse_wheel_filename(wheel.name)[0]))
         except StagerError as exc:
             problems.append(f"{source.label}: {exc.message}")
+            problems += [f"  | {line}" for line in exc.context]
     if problems:
         hint = "`pip wheel --no-deps` on each shows the full output"
         if pip.offline:
@@ -177,9 +178,8 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | N
     wheels = sorted(out.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         output = done.stderr or done.stdout
-        raise ResolveError(
-            f"pip cannot build a wheel: {condense(output)}", context=failed_build(output)
-        )
+        context = failed_build(output) if "[end of output]" in output else ()
+        raise ResolveError(f"pip cannot build a wheel: {condense(output)}", context=context)
     if not fits(wheels[0].name, pip.target):
         raise ResolveError(
             f"its wheel is {wheels[0].name}, which Python {pip.target.python} on "

@@ -37,6 +37,8 @@ from .uv_project import UvProject, merge_projects, parse_entry, script_project
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
 _SCRIPT = re.compile(r"[^\s\[\];<>=!~@]+\.py")
+_CONDA_NAMES = {"pytorch": "torch"}
+"""Packages of conda that have another name in a package index."""
 _CONDA = re.compile(r"([\w.-]+)=(\d[^=\s]*)(=\S+)?\s*$")
 """A line of `conda list --export`: package, version, build."""
 _INLINE = "environment.requirements"
@@ -289,5 +291,8 @@ def _describe_malformed(text: str, exc: InvalidRequirement) -> str:
     conda = _CONDA.match(text)
     why = located.first_line(exc)
     if conda:
-        why = f"one = is conda's notation; write {conda[1]}=={conda[2]}"
+        wanted = f"write {_CONDA_NAMES.get(conda[1], conda[1])}=={conda[2]}"
+        if conda[1] == "python":
+            wanted = f'set environment.python = "{".".join(conda[2].split(".")[:2])}" instead'
+        why = f"one = is conda's notation; {wanted}"
     return f"{text!r}: {why}"

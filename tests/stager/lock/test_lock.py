@@ -549,7 +549,8 @@ def test_sources_that_cannot_be_built_are_all_named(
         (folder / "pyproject.toml").write_text("[build-system]\nrequires = ['no-such-backend']\n")
     project(root / "three", "three")
     error = fails(lock, "uv", "./one", "./two", "./three")
-    assert [line.partition(":")[0] for line in error.context] == ["one", "two"]
+    named = [line for line in error.context if not line.startswith("  | ")]
+    assert [line.partition(":")[0] for line in named] == ["one", "two"]
     assert "no-such-backend" in error.context[0]
 
 

@@ -27,7 +27,7 @@ from stager.lock.source_builds import (
 )
 from stager.lock.spec import Spec
 from stager.wheels.fetch import FetchSettings, fetch
-from tests.support.sources import make_sdist, repack_installed
+from tests.support.sources import make_sdist, own_backend, repack_installed
 from tests.support.wheelhouse import make_wheel
 
 FLASH = canonicalize_name("flash-attn")
@@ -121,8 +121,8 @@ def test_a_wheel_is_kept_for_what_it_was_built_with() -> None:
     ],
 )
 def test_what_to_do_about_a_failed_build(line: str, remedy: str) -> None:
-    begin = "  error: subprocess\n  [2 lines of output]\n  building x\n"
-    output = f"{begin}      {line}\n  [end of output]\n"
+    begin = "  error: subprocess\n  ╰─> [2 lines of output]\n      building x\n"
+    output = f"{begin}      {line}\n      [end of output]\n\n  note: no problem with pip\n"
     assert failed_build(output)[-1].strip() == line
     assert "end of output" not in "".join(failed_build(output))
     assert remedy in advice("x", output)
@@ -190,6 +190,16 @@ def test_a_failed_build_shows_its_end(
     assert "the end of the build of broken-one 1.0:" in context
     assert any(line.startswith("  | ") and "no compiler can do this" in line for line in context)
     assert context[-1].startswith("broken-one: ")
+
+
+def test_a_failed_build_of_a_folder_shows_its_end(
+    ask: Callable[..., Spec], root: Path, store: Store
+) -> None:
+    folder = own_backend(root / "broken")
+    (folder / "backend.py").write_text("def build_wheel(*rest):\n    raise OSError('no room')\n")
+    with pytest.raises(ResolveError) as caught:
+        locked(ask("./broken"), root, store)
+    assert caught.value.context[-1].endswith("| OSError: no room")
 
 
 def test_a_wheel_in_a_folder_is_preferred(

@@ -188,6 +188,8 @@ def test_encodings_of_a_requirement_file(ask: Ask, root: Path, encoding: str) ->
         (b"-e git+https://example.org/x.git", "write it without -e: a wheel of its commit"),
         (b"numpy @ file:///croot/numpy_17/work", "`pip list --format=freeze` writes versions"),
         (b"alpha=1.0", "one = is conda's notation; write alpha==1.0"),
+        (b"pytorch=2.0.1=py3_0", "one = is conda's notation; write torch==2.0.1"),
+        (b"python=3.8.18", 'one = is conda\'s notation; set environment.python = "3.8" instead'),
         (b"alpha=1.0=py311h06a4308_0", "write alpha==1.0"),
         (
             b"alpha --no-binary alpha",
