@@ -100,7 +100,7 @@ def command(argv: Sequence[str]) -> int:
 def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
     from ..launch.directories import work_tree
-    from ..launch.staged_files import remove_staged_files
+    from ..launch.staged_files import remove_sent_files, remove_staged_files
     from ..node.location import env_path
     from ..results import pack
 
@@ -109,8 +109,10 @@ def collect(handle: int | None) -> int:
         raise TypeError(f"{request.phase}: not a request for the outputs")
     job = request.job
     try:
-        remove_staged_files(work_tree(job, request.root), env_path(request.root, job.bundle_id))
-        pack.pack(request.directory, request.job.outputs, sys.stdout.buffer)
+        tree = work_tree(job, request.root)
+        remove_staged_files(tree, env_path(request.root, job.bundle_id))
+        deleted = remove_sent_files(tree, request.directory)
+        pack.pack(request.directory, job.outputs, sys.stdout.buffer, deleted)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
@@ -225,9 +227,18 @@ def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
     from ..transfer.staging import stage
 
     incoming = request.incoming
+    receiver_of = None
     if incoming is not None and incoming.relay is not None:
-        return stage(request, channel, _relay_receiver_of(incoming.relay))
-    return stage(request, channel)
+        receiver_of = _relay_receiver_of(incoming.relay)
+    place = _place_results if incoming is not None and incoming.results else None
+    return stage(request, channel, receiver_of, place)
+
+
+def _place_results(request: UnpackRequest, path: str) -> UnpackAnswer:
+    """Put earlier results that have arrived into the ranks' working directory."""
+    from ..launch.earlier_results import place_earlier_results
+
+    return place_earlier_results(request, path)
 
 
 def _relay_receiver_of(task: RelayTask) -> ReceiverOf:
@@ -285,14 +296,15 @@ def _run_ranks(
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
     """Remove the ranks' working directory on this node."""
-    from ..launch.directories import work_tree
-    from ..launch.staged_files import remove_staged_files
+    from ..launch.directories import work_dir, work_tree
+    from ..launch.staged_files import remove_sent_files, remove_staged_files
     from ..node import removal
     from ..node.location import env_path
 
     path = work_tree(request.job, request.root)
     if request.keep_files:
         remove_staged_files(path, env_path(request.root, request.job.bundle_id))
+        remove_sent_files(path, work_dir(request.job, request.root))
         return TidyAnswer(left=not removal.removed_if_empty(path))
     removal.sweep(path)
     return TidyAnswer()

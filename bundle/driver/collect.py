@@ -11,13 +11,13 @@ from typing import IO
 from ..checks.node_lines import few_names
 from ..launch import directories
 from ..protocol.answers import TidyAnswer
+from ..protocol.counts import counted
 from ..protocol.enumerations import PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
 from ..protocol.problem import NodeError, Problem
 from ..protocol.requests import CollectRequest, TidyRequest
-from ..results import patterns
 from ..results.receive import Received, receive
 from .state import State
 
@@ -70,10 +70,10 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"some outputs were not brought back; they are still on {node} in {work_dir}")
         return
     missing = received is not None and bool({*received.missing} - {*job.tracked})
-    _remove_work_dirs(state, keep_files=missing or not _named_outputs(job))
+    _remove_work_dirs(state, keep_files=missing or not named_outputs(job))
 
 
-def _named_outputs(job: Job) -> set[str]:
+def named_outputs(job: Job) -> set[str]:
     """Return the outputs that the user has named."""
     return {*job.outputs} - {*job.tracked}
 
@@ -98,28 +98,10 @@ def _remove_work_dirs(state: State, *, keep_files: bool) -> None:
         )
 
 
-def note_not_sent(state: State) -> None:
-    """Report outputs of earlier jobs that ranks will not find, as nodes do not share them."""
-    job = state.job
-    if not state.separate_run_dirs:
-        return
-    present = [
-        name
-        for name in sorted(_named_outputs(job))
-        if patterns.expand(job.run_dir, patterns.split(name) or ())
-    ]
-    if present:
-        state.note(
-            f"{', '.join(present)} in {job.run_dir}: not sent to the nodes, so a program that "
-            "resumes from earlier results starts anew; name a checkpoint in [assets] paths to send "
-            "it"
-        )
-
-
 def note_unnamed(state: State) -> None:
     """Report that no results are named, where the nodes do not share the run directory."""
     job = state.job
-    if state.separate_run_dirs and not _named_outputs(job):
+    if state.separate_run_dirs and not named_outputs(job):
         beside = f" but {', '.join(job.tracked)}" if job.tracked else ""
         state.note(
             f"the nodes do not see {job.run_dir}; nothing{beside} is brought back: name results "
@@ -145,6 +127,9 @@ def _fetch_outputs(state: State, node: str, work_dir: str) -> Received:
         _emit_collected(state, node, work_dir, _NOTHING, [exc.problem])
         return _NOTHING
     _emit_collected(state, node, work_dir, received, list(received.problems))
+    if received.removed:
+        files = counted(received.removed, "file")
+        state.note(f"{state.job.run_dir}: {files} removed, which the job has deleted on {node}")
     return received
 
 
@@ -159,7 +144,7 @@ def _received(state: State, node: str, work_dir: str) -> Received:
     came: list[Received] = []
 
     def take(stream: IO[bytes]) -> None:
-        came.append(receive(stream, job.run_dir, job.outputs, node))
+        came.append(receive(stream, job.run_dir, job.outputs, node, state.sent_results))
 
     state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
     return came[0]
@@ -175,6 +160,7 @@ _NOTHING = Received(
     left_out={},
     changed={},
     gaps=0,
+    removed=0,
     problems=(),
 )
 

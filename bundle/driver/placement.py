@@ -35,6 +35,7 @@ from ..transfer.plan import (
     TransferRule,
     by_root,
     forecast_nodes,
+    is_relayed,
     make_plan,
 )
 from ..transfer.relay_handshake import TOKEN_BYTES
@@ -121,6 +122,28 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
         _send_again_where_damaged(state, shipment, lacking)
 
 
+def send_results(state: State, source: str) -> None:
+    """Send earlier results to all nodes, which put them into the ranks' working directory.
+
+    Args:
+        state: the job.
+        source: the file that :func:`bundle.results.pack.send` has written.
+
+    Raises:
+        NodesFailed: some nodes do not have them, and the job cannot go on without these.
+    """
+    nodes = state.job.nodes
+    rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
+    relayed = is_relayed(rule, {node: state.facts[node] for node in nodes})
+    folder = f"{INCOMING_PREFIX}{state.job.id}.results"
+    size = os.path.getsize(source)
+    shipment = _Shipment(source, size, folder, relayed=relayed, results=True)
+    state.answers = {}
+    _deliver(state, shipment, nodes)
+    _send_again_where_damaged(state, shipment, nodes)
+    state.leave_out_or_fail()
+
+
 @dataclass(frozen=True)
 class _Shipment:
     """A file for some nodes, and what their agents must know to unpack it."""
@@ -137,6 +160,8 @@ class _Shipment:
     """The members of the bundle that the file has, where it has only a part."""
     relayed: bool = False
     """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
+    results: bool = False
+    """True for earlier results, which no bundle has."""
 
     @classmethod
     def of_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
@@ -177,7 +202,8 @@ class _Shipment:
             token: that of the relay; empty if the file is sent without one.
         """
         task = RelayTask(token, facts.address) if token else None
-        return Incoming(self.target(facts.root), self.manifest, self.members, self.size, task)
+        target = self.target(facts.root)
+        return Incoming(target, self.manifest, self.members, self.size, task, self.results)
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
@@ -304,6 +330,8 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
     delivery = state.deliver(transfer, nodes, request)
     for remark in delivery.remarks:
         state.note(remark, warning=True)
+    if shipment.results:  # what is learnt of sending bundles comes from bundles only
+        return delivery
     if not delivery.failed or (shipment.relayed and delivery.failed.keys() < set(nodes)):
         state.bytes_sent += shipment.size
         seconds = round(delivery.seconds, 3)

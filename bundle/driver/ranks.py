@@ -15,7 +15,8 @@ from ..protocol.events import JobEnds
 from ..protocol.launch_answers import Departure, LaunchAnswer, Started
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import GroupSettings, LaunchRequest
-from .collect import note_not_sent, note_unnamed
+from .collect import note_unnamed
+from .resume import send_earlier_results
 from .state import State
 from .transports.transport import Event
 
@@ -28,15 +29,15 @@ def start(state: State) -> None:
     Raises:
         NodeError: they cannot be started with these nodes.
     """
+    shared = all(facts.proj for facts in state.facts.values())
+    state.separate_run_dirs = not shared
+    note_unnamed(state)  # before hours of work, and at the end once more
+    send_earlier_results(state)
     group = _group(state)
     if group.on_cpus:
         _note_cpus(state)
-    shared = all(facts.proj for facts in state.facts.values())
     world_size = state.nproc * len(state.job.nodes)
     state.result = replace(state.result, world_size=world_size, backend=group.backend)
-    state.separate_run_dirs = not shared
-    note_unnamed(state)  # before hours of work, and at the end once more
-    note_not_sent(state)
     logs = _RankLogs(state)
     try:
         state.ask(

@@ -19,6 +19,7 @@ from ..protocol.job import ONE_A_CPU, Job
 from ..protocol.launch_answers import LaunchAnswer, Started
 from ..protocol.requests import AgentRequest
 from ..redaction.known_values import SecretMask
+from ..results.selection import OutputEntry
 from ..system import signals
 from ..transfer.plan import Plan
 from . import event_lines
@@ -80,6 +81,8 @@ class State:
     """Ranks on each node."""
     separate_run_dirs: bool = False
     """True if ranks ran in directories of their nodes' own."""
+    sent_results: dict[str, OutputEntry] | None = None
+    """The earlier results that the nodes were sent; None before that is decided."""
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Nodes that the job goes on without, and why."""
     result: JobEnds = field(default_factory=lambda: JobEnds(ok=False))

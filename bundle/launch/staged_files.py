@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from ..protocol.job import Job
@@ -17,6 +19,8 @@ _COPIED_BYTES = 32 << 20
 """Bytes of a project's files that are copied into a working directory; all others are linked."""
 _MOST_ENTRIES = 20_000
 """Files and directories that are put there one by one; further directories are linked whole."""
+_SENT = ".stager-sent"
+"""The file in the copy of the project's folder that describes the earlier results sent there."""
 
 
 def make_work_dir(directories: JobDirectories, job: Job) -> str:
@@ -33,14 +37,21 @@ def make_work_dir(directories: JobDirectories, job: Job) -> str:
     os.makedirs(path, mode=0o700, exist_ok=True)
     if job.run_subdir is None:
         return path
-    handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # srun starts several tasks at once
+    with in_order(tree):  # srun starts several tasks at once
         for folder, to_copy in (("project", _COPIED_BYTES), ("assets", 0)):
             _fill(os.path.join(directories.environment, folder), tree, to_copy, job)
+    return path
+
+
+@contextlib.contextmanager
+def in_order(tree: str) -> Iterator[None]:
+    """Let one task at a time fill the copy of the project's folder."""
+    handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(handle)
-    return path
 
 
 def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
@@ -141,6 +152,74 @@ def _remove_unchanged(path: str, entry: os.DirEntry[str]) -> None:
         _copy(entry.path, path)
     else:
         os.unlink(path)
+
+
+def sent_files_noted(tree: str) -> bool:
+    """Return whether earlier results have been put into the copy of the project's folder."""
+    return os.path.lexists(os.path.join(tree, _SENT))
+
+
+def note_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
+    """Write down what the earlier results are like before a rank starts.
+
+    Args:
+        tree: the copy of the project's folder.
+        folder: the ranks' working directory.
+        outputs: the files and directories in it that were sent.
+    """
+    entries: dict[str, list[int]] = {}
+    pending = list(reversed(outputs))
+    while pending:
+        name = pending.pop()
+        path = os.path.join(folder, name)
+        state = os.lstat(path)
+        entries[name] = _content_state(state)
+        if stat.S_ISDIR(state.st_mode):
+            pending += [f"{name}/{child}" for child in sorted(os.listdir(path), reverse=True)]
+    with open(os.path.join(tree, _SENT), "x", encoding="ascii") as handle:
+        json.dump(entries, handle)
+
+
+def remove_sent_files(tree: str, folder: str) -> tuple[str, ...]:
+    """Remove the earlier results that no rank has changed; return those that ranks have deleted.
+
+    What is in directories that are no longer there, or are links now, is not looked for: it may
+    have got another name. Of a directory that was deleted, only its own path is returned.
+
+    Args:
+        tree: the copy of the project's folder.
+        folder: the ranks' working directory.
+    """
+    try:
+        with open(os.path.join(tree, _SENT), encoding="ascii") as handle:
+            entries: dict[str, list[int]] = json.load(handle)
+        os.unlink(handle.name)
+    except (OSError, ValueError):
+        return ()
+    deleted: list[str] = []
+    gone: set[str] = set()
+    for name, before in entries.items():  # directories before their content
+        path = os.path.join(folder, name)
+        if os.path.dirname(name) in gone:
+            gone.add(name)
+            continue
+        try:
+            now = _content_state(os.lstat(path))
+        except OSError:
+            deleted.append(name)
+            gone.add(name)
+            continue
+        if stat.S_IFMT(now[0]) != stat.S_IFMT(before[0]) or not stat.S_ISDIR(now[0]):
+            gone.add(name)
+            if now == before:
+                os.unlink(path)
+    return tuple(deleted)
+
+
+def _content_state(state: os.stat_result) -> list[int]:
+    """Return what changes with a file's content, its name or its place."""
+    times = (state.st_mtime_ns, state.st_ctime_ns)
+    return [state.st_mode, *(() if stat.S_ISDIR(state.st_mode) else (state.st_size, *times))]
 
 
 def _listed(folder: str) -> list[os.DirEntry[str]]:

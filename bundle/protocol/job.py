@@ -130,6 +130,8 @@ class Job:
     """Paths below the run directory that come back where nodes do not share it."""
     tracked: tuple[str, ...] = ()
     """Those of them that trackers may write, and that nobody misses."""
+    resume_limit: int = 0
+    """Most bytes of earlier results that are sent to nodes that do not share the run directory."""
     dry_run: bool = False
     """True to stop after the plan."""
     keep: tuple[str, ...] = ()

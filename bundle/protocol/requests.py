@@ -103,6 +103,8 @@ class Incoming:
     """Bytes."""
     relay: RelayTask | None = None
     """Given if the nodes pass the file on to each other; else ``sbcast`` brings it."""
+    results: bool = False
+    """True for earlier results, for the ranks' working directory, instead of a bundle."""
 
 
 @dataclass(frozen=True)

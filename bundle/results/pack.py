@@ -16,28 +16,41 @@ from ..protocol.codec import encode
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
-from .selection import OutputEntry, measure, select
+from .selection import OutputEntry, Selection, measure, select
 from .stream import CHUNK, LINE_LIMIT, VERSION, StreamEnd, StreamHead, some_of
 
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def pack(directory: str, outputs: Sequence[str], stream: IO[bytes]) -> None:
-    """Send the outputs that are in a directory.
+def pack(
+    directory: str, outputs: Sequence[str], stream: IO[bytes], deleted: Sequence[str] = ()
+) -> None:
+    """Send the outputs that are in a directory; see :func:`send`.
+
+    Raises:
+        NodeError: the directory cannot be read, or nobody reads the stream any more.
+    """
+    send(select(directory, outputs), directory, stream, deleted)
+
+
+def send(
+    selection: Selection, directory: str, stream: IO[bytes], deleted: Sequence[str] = ()
+) -> StreamEnd:
+    """Send what was selected in a directory; return the end of the stream.
 
     A file that changes meanwhile is sent with the length that was announced, or its current length
     if that is less; bytes that are missing then are filled with zeros. It is reported as changed,
     and so is one that has vanished.
 
     Args:
-        directory: the directory where the ranks ran.
-        outputs: paths and patterns below it.
+        selection: the files, directories and links.
+        directory: the directory that they are in.
         stream: the destination; it is flushed, not closed.
+        deleted: earlier results that have been deleted there.
 
     Raises:
-        NodeError: the directory cannot be read, or nobody reads the stream any more.
+        NodeError: nobody reads the stream any more.
     """
-    selection = select(directory, outputs)
     total = measure(selection.entries)
     writer = _StreamWriter(stream, directory)
     writer.line(
@@ -57,15 +70,16 @@ def pack(directory: str, outputs: Sequence[str], stream: IO[bytes]) -> None:
         if change is not None:
             changes[entry.name] = change
     writer.zeros(2 * BLOCK)
-    writer.line(
-        StreamEnd(
-            end=1,
-            sha256=writer.digest.hexdigest(),
-            changed=some_of({name: change.text for name, change in changes.items()}),
-            gaps=selection.unread + sum(change.is_gap for change in changes.values()),
-        )
+    end = StreamEnd(
+        end=1,
+        sha256=writer.digest.hexdigest(),
+        changed=some_of({name: change.text for name, change in changes.items()}),
+        gaps=selection.unread + sum(change.is_gap for change in changes.values()),
+        deleted=tuple(deleted),
     )
+    writer.line(end)
     writer.flush()
+    return end
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Publishing results: a hidden directory next to their final place, then one rename each.
 
-Each output is written below the hidden directory under its number. A crash leaves nothing else
-behind, and the next transfer of results to the same place removes that, once its owner is gone.
+What exists there is updated (:mod:`bundle.results.update`). Each output is written below the hidden
+directory under its number. A crash leaves nothing else behind, and the next transfer of results to
+the same place removes that, once its owner is gone.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import re
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ..node import removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
+from .patterns import above, wanted
 from .selection import leads_out
 from .stream import InvalidStream
+from .update import SentEntries, remove_deleted, update
 
 PARTIAL = ".partial"
 """Suffix of the name of an output that did not arrive in full."""
@@ -49,17 +52,18 @@ class ResultsWriter:
         problems: problems met while putting them in place.
     """
 
-    def __init__(self, target: str, roots: Sequence[str]) -> None:
+    def __init__(self, target: str, roots: Sequence[str], sent: SentEntries | None = None) -> None:
         """Make the hidden directory.
 
         Args:
             target: an existing directory.
             roots: the outputs, relative to it; checked already.
+            sent: what is there of the outputs and was sent to the nodes before the job.
 
         Raises:
             NodeError: it cannot be made.
         """
-        self._target = target
+        self._target, self._sent = target, sent or {}
         self._roots = {root: number for number, root in enumerate(roots)}
         name = f".stager-results.{_owner()}.{os.getpid()}.{time.monotonic_ns()}"
         self._path = os.path.join(target, name)
@@ -126,13 +130,15 @@ class ResultsWriter:
         """
         if not complete:
             self._remove_empty()
-        self._finish_inner_directories()
+        inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
             if not os.path.lexists(self._path_of(root)):
                 continue
             try:
-                self._publish_root(root, root if complete else root + PARTIAL)
+                if not (complete and self._update(root, inner.get(root, []))):
+                    _finish(inner.get(root, []))
+                    self._publish_root(root, root if complete else root + PARTIAL)
             except OSError as exc:
                 failed[root] = error_text(exc)
         if failed:
@@ -191,14 +197,56 @@ class ResultsWriter:
         else:
             _write_file(path, info, content)
 
-    def _finish_inner_directories(self) -> None:
-        """Give directories their mode and time, innermost first.
+    def _inner_directories(self) -> dict[str, list[tuple[str, tarfile.TarInfo]]]:
+        """Return the directories in each output, innermost first.
 
-        A closed directory cannot be moved, so the outermost ones get theirs in their final place.
+        A closed directory cannot be moved, so the outermost ones are not among them.
         """
+        inner: dict[str, list[tuple[str, tarfile.TarInfo]]] = {}
         for path, info in reversed(list(self._directories.values())):
-            if info.name not in self._roots:
-                _finish_directory(path, info)
+            root, below = self._root_of(info.name)
+            if below:
+                inner.setdefault(root, []).append((path, info))
+        return inner
+
+    def _update(self, root: str, inner: Sequence[tuple[str, tarfile.TarInfo]]) -> bool:
+        """Put an output into the one that is there; return False if it needs another name.
+
+        Raises:
+            OSError: not all of it could be moved.
+        """
+        folder = self._parent(os.path.dirname(root)) if "/" in root else ""
+        final = os.path.join(self._target, root)
+        if folder != os.path.dirname(root) or not os.path.lexists(final):
+            return False
+        inside = os.path.realpath(final).startswith(f"{os.path.realpath(self._target)}/")
+        if os.path.islink(final) and os.path.isdir(final) and inside:
+            final = os.path.realpath(final)  # what was sent is what it leads to
+        written = update(self._path_of(root), final, root, self._sent)
+        if written is None:
+            return False
+        made = frozenset(written)
+        _finish(
+            (f"{final}{info.name[len(root) :]}", info)
+            for _, info in inner
+            if not made.isdisjoint((*above(info.name), info.name))
+        )
+        self.placed.append(root)
+        return True
+
+    def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
+        """Remove what the job has deleted of what it was sent; return the number of files.
+
+        An output that is missing as a whole stays, and so does one that got another name.
+        """
+        kept = self.renamed.keys()
+        names = {
+            name
+            for name in deleted
+            for paths in [(*above(name), name)]
+            if kept.isdisjoint(paths) and not any(wanted(path, missing) for path in paths)
+        }
+        return remove_deleted(self._target, names, self._sent) if names else 0
 
     def _publish_root(self, root: str, wanted: str) -> None:
         """Put one output in place.
@@ -345,6 +393,11 @@ def _rename(path: str, final: str) -> None:
         os.rename(path, final)
     else:
         os.unlink(path)
+
+
+def _finish(directories: Iterable[tuple[str, tarfile.TarInfo]]) -> None:
+    for path, info in directories:
+        _finish_directory(path, info)
 
 
 def _finish_directory(path: str, info: tarfile.TarInfo) -> None:

@@ -5,12 +5,15 @@ trusted: only outputs that were asked for are accepted, no path leaves them, no 
 them, devices and the like are refused, and nothing may be longer than was announced.
 
 Everything is written below a hidden directory next to its final place, and renamed once the stream
-has arrived in full. Existing files are never touched: the new output gets a number (``out.1``). Of
-a truncated stream, the files that did arrive in full are kept as ``out.partial``.
+has arrived in full. What exists is updated, see :mod:`bundle.results.update`; where that would lose
+a file, the new output gets a number (``out.1``). Of a truncated stream, the files that did arrive
+in full are kept as ``out.partial``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import tarfile
@@ -34,6 +37,7 @@ from .stream import (
     read_head,
     some_of,
 )
+from .update import SentEntries
 
 _NAME_LIMIT = 64 << 10
 """Bytes of a long name; Linux accepts no path over 4096."""
@@ -65,12 +69,18 @@ class Received:
     """Files that changed while they were sent, with what happened."""
     gaps: int
     """Files and directories that the node could not read, or not to their end."""
+    removed: int
+    """Files that were removed, as the job has deleted them."""
     problems: tuple[Problem, ...]
     """The reasons why it is not complete, or was put elsewhere."""
 
 
 def receive(
-    stream: IO[bytes], target: str, outputs: Sequence[str], source: str = "the node"
+    stream: IO[bytes],
+    target: str,
+    outputs: Sequence[str],
+    source: str = "the node",
+    sent: SentEntries | None = None,
 ) -> Received:
     """Unpack the stream that :func:`pack` sends.
 
@@ -82,6 +92,7 @@ def receive(
         target: an existing directory, where the job was started.
         outputs: the outputs that were asked for; others are refused.
         source: the sender's name, for messages.
+        sent: what is there of the outputs and was sent to the nodes before the job.
 
     Raises:
         NodeError: no stream of results begins there, or it does not fit. Nothing has been written.
@@ -94,11 +105,15 @@ def receive(
         raise NodeError(Problem(ProblemCode.NO_RESULTS, source, {"why": str(exc)})) from exc
     sweep(target)
     _require_room(target, header, source)
-    writer = ResultsWriter(target, header.roots)
+    writer = ResultsWriter(target, header.roots, sent)
     try:
         problem, end = _unpack(reader, writer, header, target, source)
         complete = problem is None and not writer.left_out
-        writer.publish(complete=complete)
+        with _alone(target) if sent is not None else contextlib.nullcontext():
+            writer.publish(complete=complete)
+            removed = 0
+            if complete and end is not None and not end.gaps:
+                removed = writer.remove_deleted(end.deleted, header.missing)
         return Received(
             complete=complete,
             files=writer.files,
@@ -109,10 +124,23 @@ def receive(
             left_out=some_of({**header.left_out, **writer.left_out}),
             changed=end.changed if end else {},
             gaps=end.gaps if end else 0,
+            removed=removed,
             problems=(*([problem] if problem else []), *writer.problems),
         )
     finally:
         writer.discard()
+
+
+@contextlib.contextmanager
+def _alone(target: str) -> Iterator[None]:
+    """Let no other job's results be put there meanwhile, where the file system has locks."""
+    handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 class _Truncated(Exception):

@@ -1,15 +1,16 @@
 """The stream in which the outputs of a job are sent from a node to the login side.
 
-The stream, version 2, is made for a pipe (``srun``): one line of JSON, an uncompressed GNU tar, one
+The stream, version 3, is made for a pipe (``srun``): one line of JSON, an uncompressed GNU tar, one
 line of JSON. ``tail -n +2 | tar -t`` lists it by hand. The first line is a :class:`StreamHead`::
 
-    {"results": 2, "roots": [path], "entries": n, "files": n, "bytes": n,
+    {"results": 3, "roots": [path], "entries": n, "files": n, "bytes": n,
      "missing": [output], "left_out": {path: reason}}
 
 The tar holds directories, files and symbolic links, and the GNU long names, nothing else. The last
 line, a :class:`StreamEnd`, says that the stream is complete::
 
-    {"end": 1, "sha256": hex digest of the tar, "changed": {path: what happened}, "gaps": n}
+    {"end": 1, "sha256": hex digest of the tar, "changed": {path: what happened}, "gaps": n,
+     "deleted": [path]}
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from ..protocol.codec import decode
 from ..protocol.json_values import AnyText, DecodeError
 
-VERSION = 2
+VERSION = 3
 LINE_LIMIT = 16 << 20
 """Bytes that a line of JSON may have."""
 CHUNK = 1 << 20
@@ -78,6 +79,8 @@ class StreamEnd:
     """Files that changed while they were sent, with what happened."""
     gaps: int
     """Files and directories that could not be read, or not to their end; unnamed ones too."""
+    deleted: tuple[AnyText, ...] = ()
+    """Earlier results that were sent to the node, and that the job has deleted there."""
 
     def __post_init__(self) -> None:
         """Refuse a count that is negative."""

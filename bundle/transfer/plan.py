@@ -174,6 +174,11 @@ class _SendingWay:
         return f"{self.how} to {count}: {why}{besides}"
 
 
+def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool:
+    """Return whether these nodes pass a file on to each other that all of them are sent."""
+    return _SendingWay.of(rule, list(facts), facts).how == RELAY
+
+
 @dataclass(frozen=True)
 class _Choice:
     """The choice between sending the bundle and reading it where it lies."""

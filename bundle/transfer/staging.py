@@ -25,12 +25,21 @@ from ..protocol.requests import Incoming, UnpackRequest
 from ..system import files
 from .progress_reports import reporting
 
+_DAMAGED = (
+    ProblemCode.BUNDLE_DAMAGED,
+    ProblemCode.NO_RESULTS,
+    ProblemCode.RESULTS_INCOMPLETE,
+)
+"""Problems of a file that may have been damaged on its way."""
 _TRIES = 5
 _TRY_SECONDS = 0.02
 
 
 def stage(
-    request: UnpackRequest, channel: AgentChannel, receiver_of: ReceiverOf | None = None
+    request: UnpackRequest,
+    channel: AgentChannel,
+    receiver_of: ReceiverOf | None = None,
+    place: Place | None = None,
 ) -> UnpackAnswer:
     """Make the environment unless it is there already.
 
@@ -43,16 +52,22 @@ def stage(
         request: the request.
         channel: the channel to the driver.
         receiver_of: begins to receive a file; None for ``sbcast``'s.
+        place: takes a file that has arrived; None for a bundle, which is unpacked as it comes.
     """
     if request.incoming is None:
         with reporting(channel):
             return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
     with reporting(channel), locks.using_root(request.root):
-        return _receive(request, request.incoming, channel, receiver_of or BroadcastReceiver)
+        receiver = receiver_of or BroadcastReceiver
+        return _receive(request, request.incoming, channel, receiver, place)
 
 
 def _receive(
-    request: UnpackRequest, incoming: Incoming, channel: AgentChannel, receiver_of: ReceiverOf
+    request: UnpackRequest,
+    incoming: Incoming,
+    channel: AgentChannel,
+    receiver_of: ReceiverOf,
+    place: Place | None,
 ) -> UnpackAnswer:
     """Unpack a file while it arrives; its directory is removed in the end, however that is.
 
@@ -74,12 +89,17 @@ def _receive(
         channel.emit(receiver.ready())
         listening.start()
         try:
-            answer = _unpack(request, path, unpack.Source(excerpt, arrival))
+            if place is None:
+                answer = _unpack(request, path, unpack.Source(excerpt, arrival))
+            else:
+                while arrival.ongoing(path):
+                    arrival.pause()
+                answer = place(request, path)
         except NodeError as exc:
             listening.join()
             if arrival.failed:
                 raise NodeError(_not_sent(path, incoming.size)) from exc
-            if exc.problem.code is ProblemCode.BUNDLE_DAMAGED:
+            if exc.problem.code in _DAMAGED:
                 arrived = Digest(archive.digest_of(path))
                 return UnpackAnswer(problems=(exc.problem,), arrived=arrived)
             raise
@@ -109,6 +129,8 @@ class Receiver(Protocol):
 
 ReceiverOf = Callable[[Incoming], Receiver]
 """Begins to receive a file; raises NodeError if it cannot."""
+Place = Callable[[UnpackRequest, str], UnpackAnswer]
+"""Puts what is in a file that has arrived where the job needs it."""
 
 
 class BroadcastReceiver:

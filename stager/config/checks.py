@@ -31,6 +31,9 @@ COUNT = f"a whole number from 1 to {MOST}"
 MEMORY = 'memory on each node, for example "64G"; 0 for all of it'
 """The values that ``memory`` allows, in words."""
 
+SIZE = 'a size, for example "500MB" or "1.5TB"; 0 for none'
+"""The values that ``size`` allows, in words."""
+
 GPUS = f'{COUNT}, or "TYPE:NUMBER", also several with commas'
 """The values that ``gpus`` allows, in words."""
 
@@ -262,6 +265,19 @@ def memory(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return str(value)
     return matching(r"(0|[1-9]\d{0,11})([KMGTkmgt][Bb]?)?")(value).rstrip("Bb")
+
+
+_SIZE = r"(\d{1,9}(?:\.\d{1,3})?) ?([kKMGT]?)B"
+
+
+@described(**_either({"type": "integer", "const": 0}, {"type": "string", "pattern": f"^{_SIZE}$"}))
+def size(value: object) -> int:
+    """A number of bytes with a unit, ``2GB``, or 0."""
+    if value == 0 and not isinstance(value, bool):
+        return 0
+    words = matching(_SIZE)(value).rstrip("B").strip()
+    unit = " KMGT".find(words[-1].upper())
+    return int(float(words[:-1] if unit > 0 else words) * 1000 ** max(0, unit))
 
 
 @described(type="string", pattern=r"^[^\s:,]+:[^\s:,]+(:[^\s:,]+)?$")

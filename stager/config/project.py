@@ -30,6 +30,8 @@ class ProjectConfig:
     """Patterns of files not to ship, in the form of ``.gitignore``, on top of that file."""
     outputs: tuple[str, ...]
     """Paths below the run directory that are brought back when the job ends."""
+    resume_limit: int
+    """Most bytes of them that are sent before a job to nodes that do not see that directory."""
     command: tuple[str, ...]
     """The command of every rank if the command line names none."""
 
@@ -65,6 +67,7 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
         path=table.take("path", root, checks.path_or_false(root), "a path, or false", "."),
         exclude=table.take("exclude", (), checks.texts, strings),
         outputs=table.take("outputs", (), checks.texts, strings),
+        resume_limit=table.take("resume-limit", 2 * 10**9, checks.size, checks.SIZE, "2GB"),
         command=table.take(
             "command", (), checks.texts, 'a list of strings, for example ["train.py", "--epochs"]'
         ),

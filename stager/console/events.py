@@ -146,7 +146,7 @@ class Events(Reports):
         for name in event.missing:
             self.warn(f"{event.node}: no rank has written {name}, which is named as an output")
         for old, new in event.renamed.items():
-            self.say(f"  {old} existed already; this one is {new}")
+            self.say(f"  {old} has files that would be lost; the results of this job are {new}")
         for problem in event.problems:
             self._write(f"warning: {event.node}: {problem}", "warning")
 
@@ -198,7 +198,7 @@ class Events(Reports):
 
     @_show.register(UnpackAnswer)
     def _show_unpack(self, event: UnpackAnswer, record: Record) -> None:
-        if event.ok:
+        if event.ok and event.path:
             how = "already there" if event.reused else "staged"
             folder, _, bundle_id = event.path.rpartition("/")
             shown = event.path if self.verbose else f"{folder}/{bundle_id[:12]}..."

@@ -78,6 +78,7 @@ def make_job(
         cpus_per_task=settled.cluster.cpus_per_task,
         outputs=joined(settled.project.outputs, tracked),
         tracked=tracked,
+        resume_limit=settled.project.resume_limit,
         dry_run=options.dry_run,
         deep=options.deep,
         show_all=options.show_all,

@@ -17,7 +17,7 @@ from tests.support.needs import needs
 from tests.support.ssh_hosts import SshHosts, make_hosts, remove_hosts
 
 RANK = """\
-import os, pathlib, sys, time
+import os, pathlib, shutil, sys, time
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
 print(f"[RANK {rank}] WORLD_SIZE={world} mine={os.environ.get('MINE')}", flush=True)
 print(f"home={os.environ['HOME']}", flush=True)
@@ -29,6 +29,11 @@ if secret:
             print("token is seen in", entry, flush=True)
 if sys.argv[1:2] == ["read"]:
     print("read", pathlib.Path(sys.argv[2]).read_text(), flush=True)
+if sys.argv[1:] == ["resume"]:
+    step = pathlib.Path("out/step")
+    print("step", step.read_text(), flush=True)
+    step.write_text("2")
+    shutil.rmtree("out/old")
 if sys.argv[1:] == ["sleep"]:
     time.sleep(3600)
 if rank == "0":

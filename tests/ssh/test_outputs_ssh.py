@@ -59,3 +59,25 @@ def test_a_relative_path_finds_the_projects_file_where_no_host_sees_the_folder(
         assert (done.code, "read lr is 1" in done.talk) == (0, True), done.talk
         assert (folder / "out" / "world.txt").exists()
     shutil.rmtree(project / "conf" / "out")
+
+
+def test_a_job_finds_what_earlier_ones_have_left_and_adds_to_it(
+    hosts: SshHosts, project: Path
+) -> None:
+    """Files are replaced, added and deleted as if the hosts saw the folder."""
+    options = ["--hosts", "node[01-02]", "--log-dir", str(hosts.hidden / "logs")]
+    started = project / "out" / "old"
+    started.mkdir(parents=True)
+    for name in ("step", "kept", "old/checkpoint"):
+        (project / "out" / name).write_text("1")
+    kept = (project / "out" / "kept").stat().st_ino
+    done = hosts.stager("run", *options, "--", "train.py", "resume", folder=project)
+    assert done.code == 0, done.talk
+    assert "sending earlier results to the nodes: out (3 files, 3 bytes)" in done.talk
+    assert "step 1" in done.talk, done.talk
+    [collected] = done.report["collected"]
+    assert (collected["files"], collected["renamed"]) == (2, {}), done.talk
+    found = {path.name: path.read_text() for path in (project / "out").iterdir()}
+    assert found == {"step": "2", "kept": "1", "world.txt": "2"}
+    assert (project / "out" / "kept").stat().st_ino == kept
+    assert "1 file removed, which the job has deleted on node01" in " ".join(done.talk.split())

@@ -39,8 +39,7 @@ NOT_FOR_AGENTS = frozenset(
         *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
         *("launch/step_ranks", "launch/mounted", "launch/import_path"),
         *("channel/fanout", "channel/fanout_host", "channel/login_queue", "channel/login_reasons"),
-        *("environment/clean_node", "format/partial_bundle"),
-        *("redaction/known_values", "results/publish", "results/receive"),
+        *("environment/clean_node", "format/partial_bundle", "redaction/known_values"),
         *("transfer/forecast", "transfer/plan"),
         *("protocol/problem_table", "protocol/wording"),
         *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),
@@ -50,6 +49,10 @@ NOT_FOR_AGENTS = frozenset(
 """The modules outside ``driver/`` that no agent of a step uses."""
 OF_PHASES = {
     "collect": ("results/pack", "results/stream", "results/selection"),
+    "results": (
+        *("launch/earlier_results", "results/receive", "results/publish", "results/update"),
+        *("results/stream", "results/selection"),
+    ),
     "clean": ("environment/clean", "protocol/clean_answers"),
     "deep": ("checks/reachability", "checks/deep_node", "checks/deep", "protocol/deep_answers"),
     "relay": (
@@ -71,8 +74,8 @@ OF_PHASES = {
 }
 """The modules that only agents of one phase use.
 
-``relay`` stands for a way of transfer, ``processes`` for a launcher, and ``signature`` for a job
-that requires one.
+``relay`` stands for a way of transfer, ``processes`` for a launcher, ``signature`` for a job that
+requires one, and ``results`` for one that may be sent earlier results.
 """
 MAIN = b"""import sys
 from bundle.agent.agent import command
@@ -162,11 +165,14 @@ class AgentProgram:
         return head + program + packed + sent
 
     def _pack(self, phases: frozenset[str]) -> bytes:
-        unused = {
-            f"bundle/{name}.py" for phase in OF_PHASES.keys() - phases for name in OF_PHASES[phase]
-        }
+        used = _modules_of(OF_PHASES.keys() & phases)
+        unused = _modules_of(OF_PHASES.keys() - phases) - used
         modules = {"__main__.py": MAIN, **self._modules}
         return compressed({name: modules[name] for name in sorted(modules.keys() - unused)})
+
+
+def _modules_of(phases: Collection[str]) -> set[str]:
+    return {f"bundle/{name}.py" for phase in phases for name in OF_PHASES[phase]}
 
 
 def may_carry(environment: Mapping[str, str]) -> bool:

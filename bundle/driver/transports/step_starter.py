@@ -112,11 +112,13 @@ def _phases(job: Job, command: str) -> set[str]:
     relay = {"relay"} if relays and job.stage is not Stage.NEVER else set()
     processes = job.launch.launcher is Launcher.PROCESSES
     launch: set[str] = {PhaseName.LAUNCH, "processes"} if processes else {PhaseName.LAUNCH}
+    may_resume = job.action is Action.RUN and job.resume_limit and {*job.outputs} - {*job.tracked}
+    results = {"results"} if may_resume else set()
     if command == PhaseName.UNPACK:
-        return relay
+        return {*relay, *results}
     if command != PhaseName.SESSION:
         return launch if command == PhaseName.LAUNCH else {command}
-    phases: set[str] = {job.action, *relay}
+    phases: set[str] = {job.action, *relay, *results}
     if job.deep:
         phases.add(PhaseName.DEEP)
     # A deep check launches, too; and so may the session of a job that runs.

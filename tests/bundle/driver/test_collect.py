@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from bundle.driver.collect import collect_outputs, note_not_sent, run_dir_marker
+from bundle.driver.collect import collect_outputs, run_dir_marker
 from bundle.driver.logs import Logs
 from bundle.driver.state import State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
@@ -185,14 +185,3 @@ def test_nobody_misses_what_a_tracker_has_not_written(
     (collected,) = (event for event in events if event["event"] == "collected")
     assert collected.get("missing", []) == []
     assert (tmp_path / "run" / "out" / "model").exists()
-
-
-def test_results_of_earlier_jobs_that_ranks_will_not_find_are_named(
-    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    note_not_sent(state)
-    (tmp_path / "run" / "out").mkdir()
-    assert "not sent" not in said(state, capfd)
-    note_not_sent(state)
-    assert "out in " in (talk := said(state, capfd))
-    assert "a program that resumes from earlier results starts anew" in talk

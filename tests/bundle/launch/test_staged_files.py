@@ -9,7 +9,12 @@ import pytest
 
 from bundle.launch import staged_files
 from bundle.launch.directories import JobDirectories, work_tree
-from bundle.launch.staged_files import make_work_dir, remove_staged_files
+from bundle.launch.staged_files import (
+    make_work_dir,
+    note_sent_files,
+    remove_sent_files,
+    remove_staged_files,
+)
 from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
@@ -130,3 +135,33 @@ def test_a_file_of_the_project_in_the_place_of_an_asset_stays(
 ) -> None:
     Path(directories.environment, "project", "data").write_text("a file")
     assert Path(make_work_dir(directories, job), "data").read_text() == "a file"
+
+
+def test_of_earlier_results_only_what_ranks_have_changed_remains(tmp_path: Path) -> None:
+    """A directory with another name, or a link in its place, hides no file from its new place."""
+    folders = ("kept", "deleted", "moved", "linked")
+    for name in folders:
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "model").write_text("1")
+    for name in ("same", "appended", "replaced", "renamed"):
+        (tmp_path / "out" / name).write_text("1")
+    note_sent_files(str(tmp_path), str(tmp_path), ["out"])
+    out = tmp_path / "out"
+    with (out / "appended").open("a") as log:
+        log.write("2")
+    times = (out / "replaced").stat().st_mtime_ns
+    (out / "new").write_text("2")
+    os.utime(out / "new", ns=(times, times))
+    (out / "new").rename(out / "replaced")
+    (out / "renamed").rename(out / "other")
+    (out / "deleted" / "model").unlink()
+    (out / "deleted").rmdir()
+    (out / "moved").rename(out / "best")
+    (out / "linked").rename(out / "target")
+    (out / "linked").symlink_to("target")
+    deleted = remove_sent_files(str(tmp_path), str(tmp_path))
+    assert sorted(deleted) == ["out/deleted", "out/moved", "out/renamed"]
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if not path.is_dir()}
+    assert left == {"appended", "replaced", "other", "best/model", "target/model"}
+    assert not (tmp_path / ".stager-sent").exists()
+    assert remove_sent_files(str(tmp_path), str(tmp_path)) == (), "it was looked at before"

@@ -43,7 +43,7 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("log")
     first, tar, last = packed(tmp_path, "out", "*.txt", "absent", "../up")
     assert first == {
-        "results": 2,
+        "results": 3,
         "roots": ["log.txt", "out"],
         "entries": 6,
         "files": 3,
@@ -51,7 +51,8 @@ def test_the_stream_is_what_it_says(tmp_path: Path) -> None:
         "missing": ["absent"],
         "left_out": {"../up": "it does not lie in the run directory"},
     }
-    assert last == {"end": 1, "sha256": hashlib.sha256(tar).hexdigest(), "changed": {}, "gaps": 0}
+    digest = hashlib.sha256(tar).hexdigest()
+    assert last == {"end": 1, "sha256": digest, "changed": {}, "gaps": 0, "deleted": []}
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:  # the standard reader agrees
         assert archive.getnames() == [
             "log.txt",

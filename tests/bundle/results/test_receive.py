@@ -140,14 +140,15 @@ def test_results_come_home_through_a_process(work: Path, home: Path) -> None:
         left_out={},
         changed={},
         gaps=0,
+        removed=0,
         problems=(),
     )
     assert names(home) == ["log.txt", "out"]
 
 
-def test_nothing_that_is_there_is_touched(work: Path, home: Path) -> None:
+def test_an_output_that_would_replace_a_file_gets_a_number(work: Path, home: Path) -> None:
     (home / "out").mkdir()
-    (home / "out" / "mine").write_text("mine")
+    (home / "out" / "model.bin").write_text("mine")
     (home / "out.1").symlink_to("/nowhere")
     (home / "log.txt").write_text("mine")
     data = stream_of(work, "out", "log.txt")
@@ -156,7 +157,7 @@ def test_nothing_that_is_there_is_touched(work: Path, home: Path) -> None:
     assert got.placed == ("log.txt.1", "out.2")
     assert got.renamed == {"out": "out.2", "log.txt": "log.txt.1"}
     assert names(home) == ["log.txt", "log.txt.1", "out", "out.1", "out.2"]
-    assert names(home / "out") == ["mine"]
+    assert names(home / "out") == ["model.bin"]
     assert (home / "log.txt").read_text() == "mine"
     assert (home / "out.2" / "best").resolve() == home / "out.2" / "model.bin"
     assert take(data, home, "out", "log.txt").placed == ("log.txt.2", "out.3")
@@ -197,14 +198,14 @@ def test_outputs_further_down_join_what_is_there(work: Path, home: Path) -> None
     (work / "runs" / "6").mkdir()
     (home / "runs" / "5").mkdir(parents=True)
     data = stream_of(work, "runs/*")
-    assert take(data, home, "runs/*").placed == ("runs/5.1", "runs/6")
-    assert names(home / "runs") == ["5", "5.1", "6"]
+    assert take(data, home, "runs/*").placed == ("runs/5", "runs/6")
+    assert names(home / "runs" / "5") == ["model"]
     # A link is not followed, wherever it leads, nor does a file give way.
     (home / "runs").rename(home / "elsewhere")
     (home / "runs").symlink_to("elsewhere")
     (home / "runs.1").touch()
     assert take(data, home, "runs/*").placed == ("runs.2/5", "runs.2/6")
-    assert names(home / "elsewhere") == ["5", "5.1", "6"]
+    assert names(home / "elsewhere") == ["5", "6"]
 
 
 def test_nothing_to_send_is_no_failure(work: Path, home: Path) -> None:
@@ -377,7 +378,7 @@ def forged(members: Sequence[tuple], **header: object) -> bytes:
         tar += info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
     tar += bytes(1024)
     first = {
-        "results": 2,
+        "results": 3,
         "roots": ["out"],
         "entries": 100,
         "files": 100,
@@ -452,7 +453,7 @@ def test_nothing_is_written_through_a_link(home: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ({"results": 1}, "version 1, this program reads 2"),
+        ({"results": 1}, "version 1, this program reads 3"),
         ({"roots": ["../x"]}, "not a plain path"),
         ({"roots": ["/etc"]}, "not a plain path"),
         ({"roots": [""]}, "not a plain path"),
@@ -658,8 +659,14 @@ def test_folders_of_trackers_come_home_as_their_tools_read_them(work: Path, home
     assert (home / "wandb" / "debug.log").read_text() == "log"
     assert (home / "mlruns" / "0" / ("a" * 32) / "artifacts" / "note.txt").is_file()
     assert (home / "runs" / "first" / "events.out.tfevents.1.node07.1.0").stat().st_size == 251
+    (work / "runs" / "first").rename(work / "runs" / "second")
+    (work / "wandb" / "latest-run").unlink()
+    (work / "wandb" / "latest-run").symlink_to("another")
+    with contextlib.closing(sqlite3.connect(work / "mlflow.db")) as database:
+        database.execute("create table more (name text)")
+        database.commit()
     second = bring()
-    assert second.renamed == {name: f"{name}.1" for name in outputs}
-    assert (home / "wandb.1" / "latest-run" / "run-ab12cd34.wandb").is_file()
+    assert second.renamed == {name: f"{name}.1" for name in ("wandb", "mlflow.db")}
+    assert names(home / "runs") == ["first", "second"]
     with contextlib.closing(sqlite3.connect(home / "mlflow.db.1")) as database:
         assert database.execute("select * from runs").fetchall() == [("ab",)]

@@ -30,6 +30,7 @@ name = "demo"
 path = "src"
 exclude = ["runs/", "*.pt"]
 outputs = ["tiny_out"]
+resume-limit = "1.5kB"
 command = ["-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"]
 
 [assets]
@@ -117,6 +118,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             path=tmp_path / "src",
             exclude=("runs/", "*.pt"),
             outputs=("tiny_out",),
+            resume_limit=1500,
             command=("-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"),
         ),
         assets=load.AssetsConfig(
@@ -342,6 +344,9 @@ def test_a_wrong_table(tmp_path: Path) -> None:
         ("launch", "grace-seconds", 0),
         ("project", "path", True),
         ("project", "name", "../x"),
+        ("project", "resume-limit", "2 gigabytes"),
+        ("project", "resume-limit", 2),
+        ("project", "resume-limit", False),
     ],
 )
 def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, value: object) -> None:

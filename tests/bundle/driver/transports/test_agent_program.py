@@ -83,6 +83,7 @@ def agents_parts() -> Iterator[tuple[str, ast.AST]]:
 PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_serve_session": "launch"}
 PHASES_OF |= {"_check_signature": "signature", "_run_ranks": "launch"}
 PHASES_OF |= {"_start_early": "launch", "collect": "collect", "_relay_receiver_of": "relay"}
+PHASES_OF |= {"_place_results": "results"}
 """Which of an agent's functions are called for one phase only."""
 
 

@@ -1,0 +1,60 @@
+"""Earlier results that a node is sent: they lie in the ranks' working directory before these start.
+
+:func:`~bundle.launch.staged_files.remove_sent_files` then tells what a job has made of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..node import removal
+from ..protocol.answers import UnpackAnswer
+from ..protocol.problem import NodeError, ProblemCode
+from ..protocol.requests import UnpackRequest
+from ..results.receive import receive
+from ..system.files import disk_problem
+from .directories import work_dir, work_tree
+from .staged_files import in_order, note_sent_files, sent_files_noted
+
+
+def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
+    """Put results that have arrived into the working directory, once for each node root.
+
+    Args:
+        request: the request.
+        path: the file that :func:`bundle.results.pack.send` has written.
+
+    Raises:
+        NodeError: they are damaged, or cannot be written.
+    """
+    folder = work_dir(request.job, request.root)
+    try:
+        _place(request, folder, path)
+    except OSError as exc:
+        full, unwritable = ProblemCode.INCOMING_DISK_FULL, ProblemCode.INCOMING_UNWRITABLE
+        raise NodeError(disk_problem(exc, folder, full, unwritable)) from exc
+    return UnpackAnswer()
+
+
+def _place(request: UnpackRequest, folder: str, path: str) -> None:
+    """Put the results into a directory, if they are not there.
+
+    Raises:
+        NodeError: they are damaged, or do not fit.
+        OSError: the directory cannot be written.
+    """
+    job = request.job
+    tree = work_tree(job, request.root)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    with in_order(tree), open(path, "rb") as stream:
+        if sent_files_noted(tree):  # by another node that shares the node root
+            return
+        received = receive(stream, folder, job.outputs, request.node)
+        for name in received.renamed.values():  # what an earlier attempt of the job has left stays
+            removal.sweep(os.path.join(folder, name))
+        if not received.complete:
+            for name in received.placed:
+                removal.sweep(os.path.join(folder, name))
+            raise NodeError(received.problems[0])
+        placed = [name for name in received.placed if name not in received.renamed.values()]
+        note_sent_files(tree, folder, placed)

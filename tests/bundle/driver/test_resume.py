@@ -1,0 +1,182 @@
+"""Earlier results on their way to nodes that do not see the run directory, and why they stay."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from bundle.driver import resume
+from bundle.driver.logs import Logs
+from bundle.driver.resume import send_earlier_results
+from bundle.driver.state import NodesFailed, State
+from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
+from bundle.node.host import host_facts
+from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
+from bundle.protocol.enumerations import Allocation
+from bundle.protocol.problem import Problem, ProblemCode
+from bundle.results.receive import receive
+from stager.pack.bundle import Packed
+from tests.support.displayed import displayed
+from tests.support.jobs import job_for
+
+
+class Nodes:
+    """A transport to nodes whose working directories are here; some of them have no room."""
+
+    nodes_here = 1
+
+    def __init__(self, place: Path, full: tuple[str, ...] = ()) -> None:
+        self.place = place
+        self._full = full
+
+    def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
+        for node, request in requests.items():
+            problem = Problem(
+                ProblemCode.RESULTS_TOO_LARGE, node, {"why": "full", "files": "1", "source": "s"}
+            )
+            answer = UnpackAnswer(node, ok=False, problems=(problem,))
+            if node not in self._full:
+                (self.place / node).mkdir()
+                with open(transfer.source, "rb") as stream:
+                    outputs = request.job.outputs
+                    assert receive(stream, str(self.place / node), outputs).complete
+                answer = UnpackAnswer(node)
+            on_event(answer)
+        return Delivery({}, {node: Ended(0, ProblemCode.NO_ANSWER, {}) for node in requests})
+
+
+@pytest.fixture
+def state(single: Packed, tmp_path: Path) -> State:
+    """A job over ssh, with the results of an earlier one, and nodes that do not see them."""
+    out = tmp_path / "run" / "out"
+    out.mkdir(parents=True)
+    (out / "model").write_bytes(bytes(3000))
+    job = job_for(
+        single, tmp_path, run_dir=str(tmp_path / "run"), outputs=("out",), resume_limit=10_000,
+        allocation=Allocation.SSH,
+    )  # fmt: skip
+    state = State(job, Logs(job))
+    state.separate_run_dirs = True
+    state.transport = Nodes(tmp_path)
+    for node in job.nodes:
+        host = host_facts(str(tmp_path))
+        state.facts[node] = PreflightAnswer(node=node, root=str(tmp_path), ready=True, host=host)
+    return state
+
+
+def said(state: State, capfd: pytest.CaptureFixture[str]) -> str:
+    lines = map(json.loads, displayed(state, capfd).splitlines())
+    return "\n".join(line["text"] for line in lines if line["event"] == "note")
+
+
+def test_they_lie_on_each_node_and_the_job_says_so(
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    send_earlier_results(state)
+    send_earlier_results(state)  # the ranks are started again without a node
+    for node in state.job.nodes:
+        assert (tmp_path / node / "out" / "model").stat().st_size == 3000
+    text = f"sending earlier results to the nodes: out (1 file, 3.0 kB) in {state.job.run_dir}"
+    assert said(state, capfd) == text
+    assert [*(state.sent_results or {})] == ["out", "out/model"]
+
+
+def without_room(state: State) -> None:
+    node, facts = next(iter(state.facts.items()))
+    root = replace(facts.host.node_root, free_bytes=5000)
+    state.facts[node] = replace(facts, host=replace(facts.host, node_root=root))
+
+
+def leading_out(state: State) -> None:
+    out = Path(state.job.run_dir, "out")
+    out.rename(out.parent.parent / "scratch")
+    out.symlink_to(out.parent.parent / "scratch")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda state: Path(state.job.run_dir, "out", "more").write_bytes(bytes(8000)),
+         "out (2 files, 11.0 kB): more than project.resume-limit, 10.0 kB"),
+        (without_room, "out (1 file, 3.0 kB): local1 has room for 2.5 kB in "),
+        (leading_out, "out: it leads out of the run directory, to "),
+    ],
+)  # fmt: skip
+def test_what_is_not_sent_is_said_with_the_reason(
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: Any, why: str
+) -> None:
+    change(state)
+    send_earlier_results(state)
+    text = said(state, capfd)
+    assert text.startswith(f"{state.job.run_dir}: not sent to the nodes: {why}"), text
+    assert text.endswith("; a program that resumes from earlier results starts anew")
+    assert state.sent_results == {}
+    assert not (tmp_path / "local1").exists()
+
+
+@pytest.mark.parametrize("outputs", [(), (".",), ("*",), ("none",), ("wandb",)])
+def test_nothing_is_sent_that_is_not_named_as_a_result(
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str], outputs: tuple[str, ...]
+) -> None:
+    """Everything would be the project with its environment, and trackers begin anew."""
+    (tmp_path / "run" / "wandb").mkdir()
+    (tmp_path / "run" / "wandb" / "log").write_text("log")
+    state.job = replace(state.job, outputs=outputs, tracked=("wandb",))
+    send_earlier_results(state)
+    assert said(state, capfd) == ""
+    assert not (tmp_path / "local1").exists()
+
+
+def test_a_node_without_them_fails_the_job(state: State, tmp_path: Path) -> None:
+    """Its ranks would begin at another step than all others."""
+    state.transport = Nodes(tmp_path, full=("local2",))
+    with pytest.raises(NodesFailed) as caught:
+        send_earlier_results(state)
+    assert [*caught.value.answers] == ["local2"]
+
+
+class Watched(io.FileIO):
+    """The file that results are written to, while another job goes on writing them."""
+
+    def __init__(self, path: str, grown: Path, most: int) -> None:
+        super().__init__(path, "w")
+        self._grown, self._most = grown, most
+
+    def write(self, data: Any) -> int:
+        if self._most:
+            self._most -= 1
+            with self._grown.open("ab") as log:
+                log.write(b"more")
+        return super().write(data)
+
+
+@pytest.mark.parametrize(("writes", "warned"), [(1, False), (100, True)])
+def test_what_changes_while_it_is_read_is_read_again(
+    state: State,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    writes: int,
+    warned: bool,
+) -> None:
+    log = tmp_path / "run" / "out" / "log"
+    log.write_text("begin")
+    files: list[IO[bytes]] = []
+
+    def opened(path: str, mode: str) -> IO[bytes]:
+        files.append(Watched(path, log, 0 if files and not warned else writes))
+        return files[-1]
+
+    monkeypatch.setattr(resume, "open", opened, raising=False)
+    send_earlier_results(state)
+    text = said(state, capfd)
+    assert ("out/log: written to while it was read for the nodes" in text) == warned, text
+    copy = (tmp_path / "local1" / "out" / "log").read_bytes()
+    assert log.read_bytes().startswith(copy)
+    assert warned or os.stat(log).st_size == len(copy)
