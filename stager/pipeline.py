@@ -230,7 +230,7 @@ def _submit(
     listener.submitted(submitted)
     if not options.wait:
         return submitted
-    follow(accepted, outcome, listen, listener.note)
+    follow(accepted, outcome, listen, listener.note, all_nodes=options.show_all)
     nodes_of_job.remember(store, outcome)
     return outcome
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from bundle.protocol.job import Job
 
-    from ..jobs.summary import SubmittedJob
 
 _TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ \S*torch/distributed/")
 """The beginning of a line of torchrun's own log."""
@@ -54,7 +53,6 @@ class Events(Reports):
     _restarts = 0
     _dry_run = False
     _slurm = False
-    _batch = False
     _job_id = ""
 
     @property
@@ -62,11 +60,6 @@ class Events(Reports):
         """Return whether the facts of the nodes are shown as one table at the end."""
         plain = self.as_json or self.verbose or self._dry_run
         return not plain and self._on_terminal
-
-    def submitted(self, job: SubmittedJob) -> None:
-        """Show a batch job that Slurm has accepted; its events are without the output of ranks."""
-        self._batch = True
-        super().submitted(job)
 
     def job(self, job: Job, bundle: Path) -> None:
         """Show what is about to happen, before the first node is touched."""
@@ -180,8 +173,6 @@ class Events(Reports):
 
     def _output_shown(self) -> str:
         """Return a line about the ranks whose output is shown."""
-        if self._batch:
-            return "the output is in the logs"
         if self.verbose:
             whose = "every node's"
         elif self._moving:

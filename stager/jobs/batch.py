@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending
+from bundle.protocol.events import JobEnds
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
 from bundle.system.files import facts_of
@@ -21,6 +22,7 @@ from ..core.store import Store
 from ..logs.events import parse_event
 from ..pack.existing import node_program
 from ..slurm import accounting, messages
+from .batch_output import BatchOutput
 from .driver import OnEvent
 from .outcome import Outcome
 from .prepare import Prepared, script_facts
@@ -148,9 +150,14 @@ def _refused(exc: CommandError) -> StagerError:
 
 
 def follow(
-    submitted: Submitted, outcome: Outcome, on_event: OnEvent, note: Callable[[str], None]
+    submitted: Submitted,
+    outcome: Outcome,
+    on_event: OnEvent,
+    note: Callable[[str], None],
+    *,
+    all_nodes: bool = False,
 ) -> None:
-    """Wait for the job's end, and pass on its events as they arrive.
+    """Wait for the job's end, and pass on its events and its ranks' output as they arrive.
 
     An interrupt ends the wait and not the job, as with ``sbatch --wait``.
 
@@ -159,6 +166,7 @@ def follow(
         outcome: its outcome, which learns from the events.
         on_event: called with each event.
         note: called with each line for a person.
+        all_nodes: True for the output of every node, and not of the first only.
 
     Raises:
         JobError: it ended without a result; the message has Slurm's reason.
@@ -166,10 +174,17 @@ def follow(
     """
     events = _EventLog(Path(outcome.job.log_dir) / log_names.events(submitted.job_id))
 
+    output = BatchOutput(Path(outcome.job.log_dir), submitted.job_id, all_nodes=all_nodes)
+
     def look() -> None:
         for record in events.more():
+            if isinstance(record.event, JobEnds):
+                for last in output.more(outcome.job.nodes, ended=True):
+                    on_event(last)
             outcome.take(record)
             on_event(record)
+        for shown in output.more(outcome.job.nodes):
+            on_event(shown)
 
     try:
         _wait(submitted, look, note)

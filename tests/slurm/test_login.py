@@ -137,6 +137,8 @@ def test_a_batch_job_that_is_followed(cluster: Cluster, slurm_project: Project) 
     assert (code, report["ok"], report["world_size"]) == (0, True, 4), said
     assert f"submitted batch job {report['job_id']}" in said
     assert "  node01 proj=ok pkgs=ok" in said.splitlines()
+    shown = [line for line in said.splitlines() if line.startswith("[RANK")]
+    assert sorted(shown) == [f"[RANK {rank}] WORLD_SIZE=4" for rank in (0, 1)], "the first node's"
     assert sum(line.startswith("[RANK") for line in output(slurm_project, report)) == 4
 
 
