@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from ..core.errors import UNWRITABLE, CommandFailure, StagerError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
     from rich.table import Table
+
+    from .pulse import Pulse
 
 PHASES = {
     "lock": "Pinning the requirements",
@@ -39,6 +42,8 @@ PHASES = {
     "collect": "Collecting the results",
     "clean": "Removing environments",
 }
+_OTHERS = ("launch", "trace")
+"""Phases in which somebody else's programs run, and may print nothing for as long as they like."""
 _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
 
 
@@ -60,6 +65,11 @@ class Output:
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._pulse: Pulse | None = None
+        self._has_pulse = False
+        """True if the last line of the terminal is the pulse's, without an end."""
+        self.told = 0.0
+        """The time of the last line of talk, by the monotonic clock."""
         self._has_result = False
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -96,6 +106,7 @@ class Output:
         self._write("interrupted")
 
     def _write(self, line: str, style: str = "") -> None:
+        self.told = time.monotonic()
         line = visible(line)
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -103,6 +114,7 @@ class Output:
         if style and self._colour:
             line = f"\x1b[{_STYLES[style]}m{line}\x1b[0m"
         try:
+            self._clear_pulse()
             print(line, file=sys.stderr, flush=True)
         except OSError as exc:
             if exc.errno not in UNWRITABLE:
@@ -171,6 +183,25 @@ class Output:
         """Print the beginning of a phase."""
         self.stop()
         self.say(PHASES.get(phase, phase), "bold")
+        if not self.quiet and phase not in _OTHERS:
+            from .pulse import Pulse
+
+            self._pulse = Pulse(self)
+
+    def show_pulse(self, line: str) -> None:
+        """Show that a phase goes on: on a terminal in one line, which the next one replaces."""
+        if self._progress is not None:  # which moves by itself
+            return
+        if self._terminal:
+            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+            self._has_pulse = True
+        else:
+            self._write(line)
+
+    def _clear_pulse(self) -> None:
+        if self._has_pulse:
+            print("\r\x1b[2K", end="", file=sys.stderr)
+            self._has_pulse = False
 
     def step(self, what: str, done: int, total: int) -> None:
         """Print that a piece of the phase is done; on a terminal, move the progress bar."""
@@ -194,7 +225,11 @@ class Output:
         self._write(f"warning: {line}", "warning")
 
     def stop(self) -> None:
-        """Remove the progress bar."""
+        """Remove the progress bar, and the sign of life."""
+        if self._pulse is not None:
+            self._pulse.stop()
+            self._clear_pulse()
+            self._pulse = None
         if self._progress is not None:
             self._progress.stop()
             self._progress, self._task = None, None
@@ -209,11 +244,13 @@ class Output:
     def _start_progress(self, total: int) -> None:
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
 
         self._progress = Progress(
             TextColumn("  "),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
+            Elapsed(),
             TextColumn("{task.description}", markup=False),
             console=RichConsole(file=sys.stderr, no_color=not self._colour),
             transient=True,

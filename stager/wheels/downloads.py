@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from bundle.protocol.counts import sized
+
 from ..core.store import Store, sha256_of
 from ..core.values import LockedFile
 from ..lock.pip import Pip, condense, index_unreachable, unreachable
@@ -54,7 +56,9 @@ class Downloads:
         for start in range(0, len(files), BATCH):
             batch = files[start : start + BATCH]
             names = ", ".join(f"{file.name} {file.version}" for file in batch)
-            self._progress(f"downloading {start + len(batch)} of {len(files)}: {names}")
+            size = sum(file.size or 0 for file in batch)
+            amount = f" ({sized(size)})" if size else ""
+            self._progress(f"downloading {start + len(batch)} of {len(files)}{amount}: {names}")
             self._fetch_batch(batch)
 
     def _fetch_batch(self, batch: Sequence[LockedFile]) -> None:

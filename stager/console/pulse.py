@@ -1,0 +1,75 @@
+"""A sign of life while a phase prints nothing: its seconds, and the bytes that were written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from bundle.protocol.counts import sized
+
+SILENT_SECONDS = 5.0
+"""Time without a line after which there is one."""
+_LEAST = 1_000_000
+"""Bytes from which on they are worth a word."""
+
+
+class PulseReceiver(Protocol):
+    """Where a phase talks."""
+
+    told: float
+    """The time of the last line, by the monotonic clock."""
+
+    def show_pulse(self, line: str) -> None:
+        """Show a line."""
+
+
+class Pulse:
+    """Shows every few seconds that a phase goes on, until it is stopped or nobody has the talk."""
+
+    def __init__(self, talk: PulseReceiver) -> None:
+        """Start."""
+        self._talk = weakref.ref(talk)
+        self._begun = time.monotonic()
+        self._before = _written()
+        self._most: dict[int, int] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Show no more."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(1.0):
+            for process, count in _written().items():  # what a process that ended wrote counts, too
+                self._most[process] = max(self._most.get(process, 0), count)
+            talk = self._talk()
+            if talk is None:
+                return
+            if time.monotonic() - talk.told >= SILENT_SECONDS:
+                new = sum(self._most.values()) - sum(self._before.values())
+                size = f", {sized(new)} written" if new >= _LEAST else ""
+                with suppress(OSError, ValueError):  # the reader has gone
+                    talk.show_pulse(f"  {time.monotonic() - self._begun:.0f} s{size}")
+            del talk
+
+
+def _written() -> dict[int, int]:
+    """Return the bytes that this process and those below it have written, by process."""
+    counts: dict[int, int] = {}
+    pending = [os.getpid()]
+    while pending:
+        process = pending.pop()
+        with suppress(OSError, ValueError, IndexError):  # it has ended
+            folder = Path(f"/proc/{process}")
+            counts[process] = int((folder / "io").read_text().split("wchar: ")[1].split()[0])
+            for children in folder.glob("task/*/children"):
+                pending += map(int, children.read_text().split())
+    return counts

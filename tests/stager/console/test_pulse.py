@@ -1,0 +1,62 @@
+"""A phase that prints nothing shows that it goes on, and what it has written."""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stager.console.output import Output
+from stager.console.pulse import Pulse
+
+
+class Listener:
+    """Has not been told anything for a minute, whatever the clock says."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[str] = queue.Queue()
+
+    @property
+    def told(self) -> float:
+        return time.monotonic() - 60
+
+    @told.setter
+    def told(self, _: float) -> None:
+        raise AssertionError
+
+    def show_pulse(self, line: str) -> None:
+        self.lines.put(line)
+
+
+def test_seconds_and_bytes_are_told_while_nothing_else_is(tmp_path: Path) -> None:
+    listener = Listener()
+    told, pulse = listener.lines, Pulse(listener)
+    try:
+        script = "import sys; open(sys.argv[1], 'wb').write(bytes(3_000_000)); input()"
+        argv = [sys.executable, "-c", script, tmp_path / "file"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+            line = told.get(timeout=60)
+            while "written" not in line:  # by a process below this one
+                line = told.get(timeout=60)
+            process.communicate(b"\n")
+        assert re.fullmatch(r"  \d+ s, [3-9]\.\d MB written", line)
+    finally:
+        pulse.stop()
+    while not told.empty():
+        told.get()
+    time.sleep(1.5)
+    assert told.empty(), "a phase that is over tells nothing"
+
+
+def test_only_our_own_phases_have_one(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = Output()
+    for phase, has in (("bundle", True), ("launch", False)):
+        talk.begin(phase)
+        assert (talk._pulse is not None) is has
+    talk.stop()
+    assert capsys.readouterr().err == "Writing the bundle\nRunning\n"
