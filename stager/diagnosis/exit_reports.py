@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol.enumerations import FailureClass
@@ -201,7 +201,7 @@ def _of_srun(
 
 def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
     """Yield the processes that other launchers report: of MPI, DeepSpeed, a shell."""
-    for hit in reports:
+    for hit in _joined(reports):
         if "tasks" in hit.groups or "local" in hit.groups:
             continue
         rank = hit.groups.get("rank", "")
@@ -214,6 +214,24 @@ def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
             code=_code_of(hit),
             time=hit.time,
         )
+
+
+def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
+    """Yield the reports; a status that stands below its process, as Open MPI writes it, as one."""
+    above: Hit | None = None
+    for hit in reports:
+        if above is not None and (hit.log, hit.number) == (above.log, above.number + 1):
+            groups = {**above.groups, **hit.groups}
+            yield replace(hit, known=replace(hit.known, groups=groups))
+            above = None
+            continue
+        if above is not None:
+            yield above
+        above = hit if hit.entry.name == "openmpi-process" else None
+        if above is None:
+            yield hit
+    if above is not None:
+        yield above
 
 
 def _code_of(hit: Hit) -> int:

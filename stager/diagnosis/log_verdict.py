@@ -36,7 +36,10 @@ _NEAR_LINES = 40
 _SHOWN = 3
 """Lines that are shown of ranks that waited, or of consequences."""
 _ENDED_BY_SIGTERM = (-15, 143)
-_IN_COLLECTIVE = re.compile(r"torch/distributed/|c10d|ProcessGroup|multiprocessing/connection")
+_IN_COLLECTIVE = re.compile(
+    r"torch/distributed/(?!_shard/|checkpoint/|fsdp/|pipelining/|tensor/)|c10d|ProcessGroup"
+    r"|multiprocessing/connection"
+)
 _LOST_PEER = re.compile(
     r"(?:[\w.]*\.)?(?:RuntimeError|\w*(?:Backend|Network|Store|Connection\w*|EOF)Error)\b"
 )

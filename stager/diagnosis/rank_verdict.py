@@ -89,8 +89,8 @@ def _exit_of_its_own(value: str) -> tuple[str, str]:
 
 
 def _summary(record: FailureRecord) -> str:
-    """Return the first line of the message."""
-    return record.message.split("\n")[0]
+    """Return the first line of the message that is not empty."""
+    return next(iter(record.message.strip().splitlines()), "")
 
 
 def of_code(code: int) -> Cause:

@@ -48,6 +48,7 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b|\[E(?:\d{3,4})? "
 _DATE_OR_NUMBER = re.compile(
     rb"\d+|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b *"
 )
+_LETTER = re.compile(rb"[A-Za-z]")
 _HEAD_BYTES, _HEADS = 6, 8
 """The fewest bytes by which a first line is known again, and how often it may come to count."""
 
@@ -390,7 +391,7 @@ def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
 
 def _beginning(line: bytes) -> bytes:
     """Return the beginning of a script's first line up to what differs each time."""
-    if line.startswith(TRACEBACK.encode()):
+    if line.startswith(TRACEBACK.encode()) or not _LETTER.search(line):
         return b""
     return _DATE_OR_NUMBER.split(line, maxsplit=1)[0].rstrip()
 

@@ -127,8 +127,11 @@ class _Reader:
         if _CHAINED.match(text):
             self._inside = self._chained = True
             return
-        below = len(self._texts) - 1 - self._closing[-1]
-        self.ended = below >= _CHAIN
+        last = self._closing[-1]
+        exception = _EXCEPTION.match(self._texts[last])
+        if exception and exception["message"] == "" and text.strip():  # it begins on another line
+            self._texts[last] = f"{exception['type']}: {text.strip()}"
+        self.ended = len(self._texts) - 1 - last >= _CHAIN
 
     def trace(self, *, more: bool) -> Trace:
         """Return what was taken; ``more`` is set where further lines may come."""

@@ -22,7 +22,7 @@ _LOGGED = re.compile(
 )
 _IN_THREAD = re.compile(r"^Exception in thread ")
 """The line above a traceback that ends a thread, and no process."""
-_IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b")
+_IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b|\bsafe(?:ly)? to ignore\b")
 _RECOVERED = re.compile(
     r"""(?<!max\ )(?<!maximum\ )(?<!fork:\ )\bre-?try(?:ing)?\b
     |\bwill\ (?:be\ )?(?:re)?tr(?:y|ied)\b|\btrying\ again\b
@@ -96,8 +96,8 @@ def introduces_survived(text: str) -> bool:
 
 
 def introduces_ignored(text: str) -> bool:
-    """Return whether the traceback below is one of a destructor, which Python only prints."""
-    return bool(_IGNORED.match(text))
+    """Return whether the traceback below is printed and no more, as that of a destructor is."""
+    return bool(_IGNORED.search(text))
 
 
 def says_restarted(text: str) -> bool:

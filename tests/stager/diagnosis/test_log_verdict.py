@@ -113,6 +113,11 @@ def test_a_lost_connection_is_a_consequence_by_its_long_name_too(judged: Judge) 
     assert kind(judged(lost + told)) == "environment"
 
 
+def test_a_checkpoint_that_does_not_fit_is_no_lost_connection(judged: Judge) -> None:
+    frame = "/x/torch/distributed/checkpoint/default_planner.py"
+    assert kind(judged(trace("RuntimeError: Missing key in checkpoint", frame))) == "python-error"
+
+
 def test_a_writer_that_went_on_was_not_the_first(judged: Judge) -> None:
     handled = "OSError: [Errno 28] No space left on device\n" + "step\n" * 600
     assert kind(judged(handled + trace("KeyError: 'cat'"))) == "python-error"

@@ -52,6 +52,13 @@ def test_an_exception_that_led_to_another_one(tmp_path: Path) -> None:
     assert hit.entry.kind == "missing-asset"
 
 
+def test_a_message_below_the_exception(tmp_path: Path) -> None:
+    """``RuntimeError("\\n...")``: Python prints no colon behind an exception without a message."""
+    text = [*of(0, "RuntimeError: "), "[rank0]: ", "[rank0]:   sizes 3 and 4 differ", "[rank1]: b"]
+    (hit,) = hits(tmp_path, "\n".join(text) + "\n")
+    assert (hit.text, len(hit.trace)) == ("RuntimeError: sizes 3 and 4 differ", 4)
+
+
 def test_one_without_an_end_hides_nothing(tmp_path: Path) -> None:
     text = "Traceback (most recent call last):\n  File x\n2026-11-22 INFO OfflineModeIsEnabled: a\n"
     (hit,) = hits(tmp_path, text)
