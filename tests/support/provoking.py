@@ -51,6 +51,8 @@ if what == "sleep":
 elif what == "save":
     while {*received} != {signal.SIGUSR1, signal.SIGUSR2}:
         time.sleep(0.05)
+    time.sleep(1)
+    sys.exit(len(received) != 2)  # each came once
 elif what == "linger":
     time.sleep(3)
 elif what == "raise":
