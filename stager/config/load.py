@@ -99,7 +99,7 @@ def find(start: Path) -> Path | None:
         ConfigError: a ``pyproject.toml`` on the way that seems to be meant is not TOML; or a folder
             may not be looked into.
     """
-    start = start.absolute()
+    start = Path(os.path.realpath(start)) if ".." in start.parts else start.absolute()
     try:
         return _nearest(start)
     except OSError as exc:

@@ -85,7 +85,7 @@ def convert(command: Sequence[str]) -> Converted:
 def _launched(words: list[str]) -> Converted:
     """Convert a launcher with its arguments, or a script or ``-m MODULE`` without one."""
     program, arguments = PurePath(words[0]).name, words[1:]
-    if program == "-m":
+    if words[0] == "-m":
         if not arguments:
             raise ConfigError("-m: the name of the module is missing", hint=EXAMPLE)
         program, arguments = _MODULES.get(arguments[0], program), arguments[1:]
@@ -97,9 +97,9 @@ def _launched(words: list[str]) -> Converted:
         return _torchrun(program, arguments)
     if program == "accelerate-launch":
         return _accelerate(arguments)
-    if program.startswith("-") and program != "-m":
+    if words[0].startswith("-") and words[0] != "-m":
         raise ConfigError(
-            f"{program} is not a script; what follows the two dashes replaces project.command",
+            f"{words[0]} is not a script; what follows the two dashes replaces project.command",
             hint=EXAMPLE,
         )
     return Converted(command=tuple(words))

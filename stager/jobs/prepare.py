@@ -38,7 +38,7 @@ from .driver import DriverStart
 from .hosts import hosts_of
 from .job import make_job, refuse_launcher
 from .job_options import JobOptions, settle
-from .scripts import in_project, refuse_absent
+from .scripts import in_project, prefer_here, refuse_absent
 from .standing_allocation import without_effect
 
 if TYPE_CHECKING:
@@ -333,6 +333,9 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
     if not command:
         return config, options, ()
     converted = convert(command)
+    if options.command and config.project.path is not None:
+        name = prefer_here(converted.command[0], config.project.path)
+        converted = replace(converted, command=(name, *converted.command[1:]))
     restarts = converted.max_restarts
     if restarts is not None:
         config = replace(config, launch=replace(config.launch, max_restarts=restarts))

@@ -107,6 +107,21 @@ def in_project(name: str, project: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
 
 
+def prefer_here(name: str, project: Path) -> str:
+    """Return a name of a script that means the one in this directory, a folder of the project.
+
+    Ranks look for it at the top of the project first, which may have another one of that name.
+
+    Args:
+        name: a script as the command line has it.
+        project: the project's folder, on this machine.
+    """
+    if not (_is_here(name) and _is_here(str(project / name))):
+        return name
+    place = in_project(str(Path(name).absolute()), project)
+    return name if place.startswith("/") else place
+
+
 def _shown(name: str) -> str:
     """Return a name as it may be shown."""
     if name.isprintable() and " " not in name and 0 < len(name) <= _MAX_SHOWN:

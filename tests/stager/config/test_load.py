@@ -430,6 +430,9 @@ def test_the_nearest_file_wins(tmp_path: Path) -> None:
     assert load.load(inner).root == tmp_path / "a"
     write(tmp_path / "a", "[environment]\nrequirements = ['own']\n")
     assert load.load(inner).environment.requirements == ("own",)
+    write(inner, "[environment]\nrequirements = ['inner']\n")
+    above = load.load(inner / "..")  # as in `stager --project .. run`
+    assert (above.root, above.name) == (tmp_path / "a", "a")
 
 
 def test_a_file_can_be_named(tmp_path: Path) -> None:

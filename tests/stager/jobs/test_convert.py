@@ -60,6 +60,8 @@ def made(line: str) -> Converted:
          {"nproc_per_node": 2, "backend": "gloo"}),
         ("python -m accelerate.commands.launch t.py", "t.py", {}),
         ("env A=1 B= torchrun t.py", "t.py", {}),
+        ("torchrun ./-m.py -x", "./-m.py -x", {}),
+        ("./-x.py", "./-x.py", {}),
         ("A=1 exec torchrun --nproc-per-node 2 t.py", "t.py", {"nproc_per_node": 2}),
     ],
 )  # fmt: skip

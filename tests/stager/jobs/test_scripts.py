@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.jobs.scripts import in_project, refuse_absent
+from stager.jobs.scripts import in_project, prefer_here, refuse_absent
 from tests.support.building import Project
 
 CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"
@@ -133,3 +133,26 @@ def test_a_script_of_the_project_is_named_by_its_place_there(
         ("/opt/of/the/nodes/train.py",) * 2,
     ):
         assert in_project(name, root) == place
+
+
+def test_a_script_of_this_folder_is_not_another_one_of_the_project(
+    project: Project, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks look at the top of the project first."""
+    root = project.root
+    (root / "tools" / "train.py").write_text("")
+    (Path.cwd() / "train.py").write_text("")
+    assert prefer_here("train.py", root) == "train.py"
+    monkeypatch.chdir(root / "tools")
+    for name, place in (
+        ("train.py", "tools/train.py"),
+        ("./train.py", "tools/train.py"),
+        ("../train.py", "../train.py"),
+        ("convert.py", "convert.py"),
+        ("-m", "-m"),
+        ("a\0b", "a\0b"),
+        ("x" * 5000, "x" * 5000),
+    ):
+        assert prefer_here(name, root) == place
+    monkeypatch.chdir(root)
+    assert prefer_here("train.py", root) == "train.py"
