@@ -17,8 +17,8 @@ from .files import JobFiles, LogFile
 from .prefixes import parse_line, show_as_terminal
 from .suspects import Open, Suspects
 
-_MARK = re.compile(r"^\[rank(\d{1,7})\]: ?")
-"""Torch's mark of a rank's lines, which is shown in front of them anyway."""
+_MARK = re.compile(r"^(?:.{0,160}it/s.{0,60}?)?\[rank(\d{1,7})\]: ?")
+"""Torch's mark of a rank's lines, which is shown in front anyway; a progress bar may precede it."""
 _PARTS_OF_MARKS = (": ", "]:", ":[", "<std", "pid=", "[rank", "[pod/", "] ", '{"')
 _LONGEST_PREFIX = 120
 _EVENT = b'{"v": '

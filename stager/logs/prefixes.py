@@ -130,8 +130,11 @@ _ROW = (
 """The parts that follow the time in the line of a logger, in any order."""
 
 _MARK = re.compile("|".join(_MARKS))
-_BAR = re.compile(r".{0,80}?(?:\d+%\|[^|]*\| *\S+|\d+it) \[\d+:\d\d[^\]]*\](?=\s*\S)")
-"""A bar of tqdm: it has no end of its own, so what is printed next follows it in its line."""
+_BAR = re.compile(
+    r".{0,80}?(?:(?:\d+%\|[^|]*\| *\S+|\d+it) \[\d+:\d\d[^\]]*\](?=\s*\S)"
+    r"|━[━╸╺]* +(?:\d+/\d+ [\d:]+ • [\d:-]+ [\d.]+it/s|\d+% [\d:-]+) *(?:[\w/]+: \S+ +)*(?=\S))"
+)
+"""A bar of tqdm or rich: it has no end of its own, so what is printed next follows it."""
 _FIRST_MARK = re.compile(rf"{_NODE}|{_MPICH}")
 """Prefixes that mean something else behind a time."""
 _LOGGER = re.compile("|".join(_LOGGERS))
@@ -286,7 +289,7 @@ def show_as_terminal(line: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    return _PLAIN.match(text) is not None and "%|" not in text and "it [" not in text
+    return _PLAIN.match(text) is not None and not any(part in text for part in ("%|", "it [", "━"))
 
 
 def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
@@ -294,7 +297,7 @@ def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
     mark = _MARK.match(text) or (_GROUP.match(text) if text.startswith("  ") else None)
     if mark is None and not has_stamp:
         mark = _FIRST_MARK.match(text)
-    return _BAR.match(text) if mark is None and "[" in text else mark
+    return _BAR.match(text) if mark is None and ("[" in text or "━" in text) else mark
 
 
 def _end_of_logger(text: str, told: dict[str, str]) -> int:
