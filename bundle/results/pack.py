@@ -19,6 +19,8 @@ from ..system.files import error_text
 from .selection import OutputEntry, Selection, measure, select
 from .stream import CHUNK, LINE_LIMIT, VERSION, StreamEnd, StreamHead, some_of
 
+_DELETED_NAMES = LINE_LIMIT // 8
+"""Characters of the names of deleted files; if they are more, the files stay at home."""
 _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -75,7 +77,7 @@ def send(
         sha256=writer.digest.hexdigest(),
         changed=some_of({name: change.text for name, change in changes.items()}),
         gaps=selection.unread + sum(change.is_gap for change in changes.values()),
-        deleted=tuple(deleted),
+        deleted=tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else (),
     )
     writer.line(end)
     writer.flush()

@@ -112,7 +112,7 @@ def receive(
         with _alone(target) if sent is not None else contextlib.nullcontext():
             writer.publish(complete=complete)
             removed = 0
-            if complete and end is not None and not end.gaps:
+            if complete and end is not None and not (end.gaps or writer.problems):
                 removed = writer.remove_deleted(end.deleted, header.missing)
         return Received(
             complete=complete,

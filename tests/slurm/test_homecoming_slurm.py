@@ -123,8 +123,10 @@ def assert_logs_complete(project: Project, report: Mapping[str, Any]) -> None:
         assert text.count(f"[LAST] {rank}\n") == 1
 
 
-def test_results_come_home(veiled: Cluster, at_home: Project) -> None:
-    """After success and after a failure; what is at home already is not touched."""
+def test_results_come_home(
+    veiled: Cluster, at_home: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After success and after a failure; what is at home, and was not sent, is not touched."""
     code, report, said = run(at_home, "--", "train.py")
     assert (code, report["world_size"]) == (0, 6), said
     assert "srun:" not in said  # of a step that has ended well, or was ended from here
@@ -145,6 +147,7 @@ def test_results_come_home(veiled: Cluster, at_home: Project) -> None:
     assert f"in {collected['from']}" in "".join(rank_logs(at_home, report).values())
     assert jobs_left(veiled) == ""
 
+    monkeypatch.setenv("STAGER_PROJECT_RESUME_LIMIT", "0")
     code, report, said = run(at_home, "--", "train.py", "fail")
     assert (code, report["bytes_broadcast"]) == (3, 0), said
     failure = report["first_failure"]
@@ -152,6 +155,7 @@ def test_results_come_home(veiled: Cluster, at_home: Project) -> None:
     assert failure["cause"] == "ValueError: rank three is unhappy"
     [collected] = report["collected"]
     assert collected["renamed"] == {"out": "out.1"}
+    assert "out (2 files, 8 bytes): more than project.resume-limit, 0 bytes" in said
     assert "out.1" in said
     assert (at_home.root / "out.1" / "rank0.txt").read_text() == "fail"
     assert (out / "rank0.txt").read_text() == "fine"

@@ -232,7 +232,7 @@ def test_results_that_come_home(capsys: pytest.CaptureFixture[str]) -> None:
     Console().event(record(**event))
     assert capsys.readouterr().err.splitlines() == [
         "  n1: 3 files, 2.5 MB: /tmp/w -> /home/me/p",
-        "  out existed already; this one is out.1",
+        "  out has files that would be lost; the results of this job are out.1",
         "warning: n1: it does not fit; needs 2 GB, 1 GB are free; free some",
     ]
 

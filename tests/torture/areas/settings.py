@@ -24,7 +24,7 @@ _KEYS = {
     "environment": ("requirements", "constraints", "python", "platform", "torch-backend",
                     "offline-root", "imports", "prune", "find-links", "no-build-isolation",
                     "build-env", "nosuch"),
-    "project": ("path", "exclude", "outputs", "command", "name"),
+    "project": ("path", "exclude", "outputs", "resume-limit", "command", "name"),
     "assets": ("paths", "models", "datasets", "spaces", "env"),
     "cluster": ("nodes", "partition", "cpus-per-task", "time", "salloc-args", "node-root", "stage",
                 "min-nodes", "gpus-per-node", "container-image", "container-mounts", "account",
