@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
@@ -223,7 +224,7 @@ def _submit(
     _refuse_impossible(prepared)
     # Its user's figures of earlier jobs are looked at before the job can write any.
     outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
-    accepted = submit(submission, listen)
+    accepted = submit(submission, listen, Path(prepared.job.log_dir))
     store = Store(offline_root(prepared.config))
     nodes_of_job.expect(store, prepared, accepted.job_id)
     submitted = submitted_job(prepared.job, accepted.job_id)

@@ -26,6 +26,7 @@ from ..protocol.problem_table import ending_problem
 from ..system import open_files, signals
 from . import collect
 from .logs import Logs
+from .older_job import cluster_name
 from .output_logs import problems_of
 from .own_disk import problems_of_own_disk
 from .phases import Phase, phases_of
@@ -145,7 +146,9 @@ def _go_through_phases(state: State, transport: Callable[[Job], Transport]) -> N
         try:
             state.bundle = _open(job, kept_open)
         finally:
-            state.emit(JobBegins(job.nodes, job.log_dir))
+            state.emit(JobBegins(job.nodes, job.log_dir, cluster_name(job), job.bundle_id))
+            if state.logs.older:
+                state.note(f"files of another job {job.id} have been moved to {state.logs.older}")
         state.transport = transport(job)
         for phase in phases_of(job):
             _do(phase, state)

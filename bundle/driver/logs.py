@@ -22,6 +22,7 @@ from ..protocol.job import Job, redacted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files, open_files, permissions, signals
 from ..system.module_source import source_of
+from .older_job import move_older_files
 
 _FEWEST, _MOST = 8, 1 << 14
 """Limits of the number of files that are kept open at a time; half of what a process may open."""
@@ -37,6 +38,7 @@ class Logs:
     """Files by name; they are appended to, so a job that is started again goes on in them.
 
     Attributes:
+        older: where the files of another job of the same number are now; empty for none.
         fault: the reason why something could not be kept; empty while all is well.
         disk_full: True if that reason is a full disk.
         lost: bytes of output that could not be kept, by node and task.
@@ -60,6 +62,7 @@ class Logs:
         self._unended: dict[str, PieceWriter] = {}
         try:
             permissions.make_folder(job.log_dir, job.log_mode)
+            self.older = move_older_files(job)
             self._open(log_names.events(job.id))
         except OSError as exc:
             raise NodeError(

@@ -44,6 +44,10 @@ class JobBegins(DriverEvent):
     """Its nodes, in order; the first one is the head."""
     log_dir: str = field(default="", metadata=REQUIRED)
     """The directory of its logs."""
+    cluster: AnyText = ""
+    """The name of its cluster; empty where it is not Slurm's."""
+    bundle_id: str = ""
+    """The id of its bundle; empty in lines of older versions."""
 
 
 @dataclass(frozen=True)

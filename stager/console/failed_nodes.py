@@ -53,8 +53,10 @@ def table(result: NodesResult) -> Table:
 
 def _rows(result: NodesResult) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each kind of failure of each node."""
+    several = len({node.cluster for node in result.nodes}) > 1
     for node in result.nodes:
+        name = f"{node.node} ({node.cluster})" if several and node.cluster else node.node
         for fault in node.faults:
             last = datetime.fromtimestamp(fault.last).strftime("%Y-%m-%d")
             failure = in_one_line(f"{fault.fault.words}: {fault.cause}")
-            yield node.node, str(fault.times), last, fault.job_id, failure
+            yield name, str(fault.times), last, fault.job_id, failure

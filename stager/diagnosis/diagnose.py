@@ -188,7 +188,7 @@ def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
 def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
     """Return the verdict on a job without a driver's result: Slurm's, and that of the logs."""
     job_id = case.files.job_id
-    state = accounting.state(job_id) if job_id else ""
+    state = accounting.state(job_id, begun=case.events.begun) if job_id else ""
     first = _ended_by_slurm(state, job_id, in_logs) or _placed(case, in_logs)
     if first is not None:
         return False, first

@@ -20,25 +20,27 @@ _LAST_BYTES = 1 << 20
 """An event log is examined from its end: those of jobs that still run are not read as a whole."""
 
 
-def ended_job(log_dir: Path, job_id: str, project: str) -> EndedJob | None:
+def ended_job(log_dir: Path, job_id: str, project: str, since: float = 0.0) -> EndedJob | None:
     """Return a job that is over; None for one that runs, never began, or left no result.
 
     Args:
         log_dir: the directory of its logs.
         job_id: its number.
         project: its name.
+        since: when it was submitted; one that began before is another job of the same number.
     """
     events = log_dir / log_names.events(job_id)
     if not _may_have_ended(events):
         return None
     summary = summarize(events)
-    if summary.result is None or summary.ended is None:
+    if summary.result is None or summary.ended is None or (summary.begun or since) < since:
         return None
     return EndedJob(
         job_id=job_id,
         project=project,
         ended=summary.ended,
         nodes=summary.nodes,
+        cluster=summary.cluster,
         result=summary.result,
         left_out=summary.left_out,
     )

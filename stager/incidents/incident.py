@@ -35,6 +35,8 @@ class Incident:
     """The job."""
     project: AnyText
     """The job's name, which is the project's."""
+    cluster: AnyText = ""
+    """The node's cluster; empty where that is unknown, or it is not Slurm's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class EndedJob:
     """The problems of nodes that it went on without."""
     first: FirstFailure | None = None
     """What failed first; None where nothing did."""
+    cluster: str = ""
+    """The name of its cluster; empty where that is unknown, or it is not Slurm's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,7 @@ def incidents_of(job: EndedJob) -> tuple[Incident, ...]:
             time=job.ended,
             job_id=job.job_id,
             project=job.project,
+            cluster=job.cluster,
         )
         for (node, fault), suspicion in suspicions.items()
         if faults.count(fault) <= most

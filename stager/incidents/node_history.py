@@ -47,6 +47,8 @@ class NodeHistory:
 
     node: str
     """The node."""
+    cluster: AnyText
+    """Its cluster; empty where that is unknown, or it is not Slurm's."""
     times: int
     """The number of its failures."""
     last: float
@@ -76,23 +78,29 @@ def histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
 
     A job that Slurm has put back into the queue counts once, however often it began.
     """
-    of_jobs: dict[tuple[str, NodeFault, str], Incident] = {}
+    of_jobs: dict[tuple[str, str, NodeFault, str], Incident] = {}
     for incident in sorted(incidents, key=lambda incident: incident.time):
-        of_jobs[incident.node, incident.fault, incident.job_id] = incident
-    by_node: dict[str, list[Incident]] = {}
+        of_jobs[incident.cluster, incident.node, incident.fault, incident.job_id] = incident
+    by_node: dict[tuple[str, str], list[Incident]] = {}
     for incident in of_jobs.values():
-        by_node.setdefault(incident.node, []).append(incident)
-    nodes = [_history(node, listed) for node, listed in by_node.items()]
+        by_node.setdefault((incident.cluster, incident.node), []).append(incident)
+    nodes = map(_history, by_node.values())
     return tuple(sorted(nodes, key=lambda node: (-node.times, -node.last, node.node)))
 
 
-def _history(node: str, incidents: Sequence[Incident]) -> NodeHistory:
+def of_cluster(nodes: Iterable[NodeHistory], cluster: str) -> tuple[NodeHistory, ...]:
+    """Return the nodes that may be of a cluster; all where its name is unknown."""
+    return tuple(node for node in nodes if not cluster or node.cluster in ("", cluster))
+
+
+def _history(incidents: Sequence[Incident]) -> NodeHistory:
     by_fault: dict[NodeFault, list[Incident]] = {}
     for incident in incidents:
         by_fault.setdefault(incident.fault, []).append(incident)
     faults = [_fault_history(listed) for listed in by_fault.values()]
     return NodeHistory(
-        node=node,
+        node=incidents[0].node,
+        cluster=incidents[0].cluster,
         times=len(incidents),
         last=max(incident.time for incident in incidents),
         faults=tuple(sorted(faults, key=lambda fault: (-fault.times, -fault.last, fault.fault))),

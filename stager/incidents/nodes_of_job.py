@@ -18,13 +18,13 @@ from ..core.store import Store
 from ..jobs.outcome import Outcome
 from ..jobs.prepare import Prepared
 from ..pack.batch_marks import mark
-from ..slurm.capacity import PartitionNode, is_overridden, listed_nodes
+from ..slurm.capacity import PartitionNode, current_cluster, is_overridden, listed_nodes
 from ..slurm.request import Request, request
 from ..slurm.script import submit_environment
 from . import incident_files, pending_jobs
 from .avoidance import avoid, remarks
 from .ended_jobs import ended_job
-from .node_history import DAYS, NodeHistory, histories, named
+from .node_history import DAYS, NodeHistory, histories, named, of_cluster
 from .pending_jobs import PendingJob
 
 
@@ -65,6 +65,7 @@ def avoiding(
     cluster = prepared.config.cluster
     if not cluster.avoid_bad or not nodes or prepared.source not in ("salloc", "sbatch"):
         return prepared
+    nodes = of_cluster(nodes, current_cluster() if any(node.cluster for node in nodes) else "")
     asked, listed = request(prepared.config, os.environ), listing()
     if listed:
         asked = _anywhere(asked, listed, submit_environment(os.environ))
@@ -102,12 +103,12 @@ def pointing_out(
 
     Where such nodes were to be avoided, in an allocation that stands, that is a warning.
     """
-    by_name = {node.node: node for node in nodes}
     is_late = prepared.config.cluster.avoid_bad and prepared.source == "inside"
 
     def listen(record: Record) -> None:
         on_event(record)
         if isinstance(record.event, JobBegins):
+            by_name = {node.node: node for node in of_cluster(nodes, record.event.cluster)}
             here = [by_name[name] for name in record.event.nodes if name in by_name]
             for line in named([node.summary(DAYS) for node in here]):
                 listener.note(line)
@@ -115,7 +116,7 @@ def pointing_out(
                 names = fold([node.node for node in here])
                 listener.warn(f"{names} cannot be avoided: this allocation stands already")
 
-    return listen if by_name else on_event
+    return listen if nodes else on_event
 
 
 def remember(store: Store, outcome: Outcome) -> None:

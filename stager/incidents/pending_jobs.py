@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.driver.older_job import CLOCK_SECONDS
 from bundle.protocol import log_names
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.enumerations import Ending
@@ -107,7 +108,8 @@ def _remove(path: Path, job: PendingJob | None) -> None:
 
 def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
     """Return whether nothing more is to be expected of a job; what it tells is kept then."""
-    ended = ended_job(Path(job.log_dir), job.job_id, job.project)
+    since = job.submitted - CLOCK_SECONDS
+    ended = ended_job(Path(job.log_dir), job.job_id, job.project, since)
     if ended is not None:
         kept = keep(store, diagnosed(ended, Path(job.log_dir)), now)
         # One that Slurm has put back into the queue begins again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending
-from bundle.protocol.events import JobEnds
+from bundle.protocol.events import JobBegins, JobEnds
 from bundle.protocol.job import Job
 from bundle.protocol.records import Record
 from bundle.system.files import facts_of
@@ -60,6 +61,8 @@ class Submitted:
     """Its number."""
     cluster: str = ""
     """The cluster, where there are several."""
+    older: os.stat_result | None = None
+    """The event log of this number from before it was submitted: another job's; None for none."""
 
     def ask(self, *argv: str) -> list[str]:
         """Return a command that asks about the job."""
@@ -98,7 +101,7 @@ def script_of(
     )
 
 
-def submit(submission: Submission, on_event: OnEvent) -> Submitted:
+def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitted:
     """Hand the script to Slurm, as soon as its controller answers.
 
     It is handed over again only where Slurm has certainly not received it before.
@@ -106,12 +109,14 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
     Args:
         submission: the script.
         on_event: called when the controller is waited for.
+        log_dir: the directory of its logs.
 
     Raises:
         StagerError: Slurm refuses it; the hint says what to change.
     """
     from bundle.driver.transports.timeouts import Waiting
 
+    older = {path.name: path.stat() for path in log_dir.glob(log_names.events("*"))}
     waiting = Waiting(lambda remark: on_event(Record(remark)), fault=messages.unsent)
     while True:
         try:
@@ -133,7 +138,9 @@ def submit(submission: Submission, on_event: OnEvent) -> Submitted:
             f"sbatch did not report the job's number: {done.stdout.strip()[:200]!r}",
             hint="`squeue --me` shows whether the job exists",
         )
-    return Submitted(job_id=found[1], cluster=found[2] or "")
+    return Submitted(
+        job_id=found[1], cluster=found[2] or "", older=older.get(log_names.events(found[1]))
+    )
 
 
 def _refused(exc: CommandError) -> StagerError:
@@ -172,7 +179,11 @@ def follow(
         JobError: it ended without a result; the message has Slurm's reason.
         KeyboardInterrupt: the user does not want to wait any more.
     """
-    events = _EventLog(Path(outcome.job.log_dir) / log_names.events(submitted.job_id))
+    events = _EventLog(
+        Path(outcome.job.log_dir) / log_names.events(submitted.job_id),
+        submitted.older,
+        outcome.job.bundle_id,
+    )
 
     output = BatchOutput(Path(outcome.job.log_dir), submitted.job_id, all_nodes=all_nodes)
 
@@ -278,21 +289,38 @@ def _tail(log: Path) -> list[str]:
 
 
 class _EventLog:
-    """The driver's event log, read as it grows."""
+    """The driver's event log, read as it grows; what another job of the same number wrote is not.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+    Args:
+        path: its path.
+        older: what was there before the job was submitted; None for nothing.
+        bundle_id: the job's bundle.
+    """
+
+    def __init__(self, path: Path, older: os.stat_result | None, bundle_id: str) -> None:
+        self._path, self._bundle_id = path, bundle_id
+        self._offset = older.st_size if older else 0
+        self._inode = older.st_ino if older else None
+        self._is_ours = older is None
 
     def more(self) -> list[Record]:
         """Return the events that have come since, but for a line that is still being written."""
         try:
             with self._path.open("rb") as handle:
+                inode = os.fstat(handle.fileno()).st_ino
+                self._offset = self._offset if self._inode in (None, inode) else 0
+                self._inode = inode
                 handle.seek(self._offset)
                 data = handle.read()
         except OSError:  # not there yet
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        records = map(parse_event, whole.splitlines())
-        return [record for record in records if record is not None]
+        records = (parse_event(line) for line in whole.splitlines())
+        return [record for record in records if record is not None and self._takes(record)]
+
+    def _takes(self, record: Record) -> bool:
+        """Return whether an event is the job's own."""
+        if isinstance(record.event, JobBegins):
+            self._is_ours = record.event.bundle_id in ("", self._bundle_id)
+        return self._is_ours

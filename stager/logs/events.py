@@ -21,6 +21,8 @@ class EventSummary:
 
     nodes: tuple[str, ...] = ()
     """The nodes, in order."""
+    cluster: str = ""
+    """The name of its cluster; empty where that is unknown, or it is not Slurm's."""
     result: JobEnds | None = None
     """The last event; None for a job that runs, or whose driver was killed."""
     launched: bool = False
@@ -63,7 +65,7 @@ def summarize(path: Path) -> EventSummary:
     for record in records(path):
         event = record.event
         if isinstance(event, JobBegins):  # also of a job that was put into the queue again
-            summary = EventSummary(nodes=event.nodes, begun=record.time)
+            summary = EventSummary(nodes=event.nodes, cluster=event.cluster, begun=record.time)
         elif isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
             summary = replace(summary, launched=True)
         elif isinstance(event, NodesLeftOut):

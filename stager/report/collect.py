@@ -21,6 +21,7 @@ from ..core.errors import BundleError
 from ..core.regular_files import text_of
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
+from ..logs.events import summarize
 from ..logs.files import JobFiles
 from ..logs.json_fields import text
 from ..pack.existing import manifest_of
@@ -235,7 +236,8 @@ def _is_running(files: JobFiles) -> bool:
     """Return whether Slurm, or this machine, still runs the job."""
     if not files.job_id:
         return False
-    return accounting.state(files.job_id) in _AT_WORK or _driven_here(files)
+    begun = summarize(files.events).begun
+    return accounting.state(files.job_id, begun=begun) in _AT_WORK or _driven_here(files)
 
 
 def _driven_here(files: JobFiles) -> bool:

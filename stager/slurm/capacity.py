@@ -125,6 +125,16 @@ def listed_nodes(runner: Runner = run) -> list[PartitionNode] | None:
         return []
 
 
+def current_cluster(runner: Runner = run) -> str:
+    """Return the name of the cluster; empty where Slurm does not answer."""
+    try:
+        shown = runner(["scontrol", "show", "config"], timeout=_SECONDS).stdout
+    except StagerError:
+        return ""
+    name = re.search(r"(?m)^ClusterName\s*=\s*(\S+)$", shown)
+    return name[1] if name else ""
+
+
 def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, str]) -> None:
     """Refuse a request that the partition's nodes could never satisfy.
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import time
 
 import pytest
 
 from bundle.system.network import FIRST_PORT, port_for
 from tests.support.building import HOST
 from tests.support.cluster import Cluster
+from tests.support.incidents import FULL, event_log
 from tests.support.needs import lacks
 from tests.support.node_faults import listening, only_python, other_pythons
-from tests.support.provoking import ROOT, Bench, Said, instead
+from tests.support.provoking import ROOT, STAGER, Bench, Said, instead
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +42,31 @@ def test_some_commands_are_missing_inside_an_allocation(bench: Bench, tmp_path: 
     assert said.code == 1
     assert "job 7: Slurm's commands are missing here" in said.error["message"]
     assert "not on PATH: sbcast" in said.error["message"]
+
+
+def test_a_number_that_comes_again_after_slurm_was_set_up_anew(bench: Bench) -> None:
+    """What the older job left is neither believed nor lost; two commands may share a number."""
+    used = bench.cluster.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap=true"]).stdout
+    number = str(int(used) + 1)
+    old = event_log(bench.logs, {"n2": [FULL]}, job_id=number, ended=time() - 3600)
+    log = bench.logs / f"older.{number}.node01.0.out"
+    log.write_text("RuntimeError: of the older job\n")
+    said = bench.stager("run", "--batch", "--wait", "--nodes", "1", "--", "train.py")
+    assert (said.code, said.report["job_id"]) == (0, number), said.talk
+    (folder,) = bench.logs.glob(f"older-{number}-*")
+    assert f"files of another job {number} have been moved to {folder}" in said.talk
+    assert {path.name for path in folder.iterdir()} == {old.name, log.name}
+    (begun,) = bench.events("job")
+    config = bench.cluster.run(["scontrol", "show", "config"]).stdout
+    assert f"= {begun['cluster']}\n" in config
+    assert "of the older job" not in " ".join(bench.lines())
+
+    argv = [STAGER, "verify", "--log-dir", str(bench.logs), "--nodes", "1"]
+    twice = f"cd {shlex.quote(str(bench.root))} && {shlex.join(argv)} && {shlex.join(argv)}"
+    variables = [f"{name}={value}" for name, value in bench.env.items()]
+    bench.cluster.run(["env", *variables, "salloc", "--nodes=1", "sh", "-c", twice])
+    assert len(bench.events("job")) == 3
+    assert len(list(bench.logs.glob("older-*"))) == 1
 
 
 def test_a_disk_that_fills_before_the_broadcast(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -60,6 +61,7 @@ _OWN_OPTIONS = re.compile(
 
 _DOWN = ("down", "fail", "unknown", "powered_down", "powering_down")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+_SUBMITTED = re.compile(r"(?:\bSubmitTime=|\|)(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _JOB_FIELDS = re.compile(r"\b(JobState|Reason|PreemptTime|Restarts)=(\S*)")
 ENDED_BY_STATE = {
     "TIMEOUT": Ending.TIME_LIMIT,
@@ -243,6 +245,16 @@ def down_nodes(listed: str) -> dict[str, str]:
         for node, state in states.items()
         if state.startswith(_DOWN) or state.endswith("*")  # does not respond, see sinfo(1)
     }
+
+
+def submit_time(shown: str) -> float | None:
+    """Return when a job was submitted, in seconds since the epoch; None where that is not shown.
+
+    Args:
+        shown: what ``scontrol show job`` or ``sacct -P -o State,Submit`` prints.
+    """
+    found = _SUBMITTED.search(shown)
+    return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
 
 
 def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,8 @@ def test_slurm_is_asked_about_a_job_that_left_no_result(
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        ("COMPLETED\n", "COMPLETED"),
-        ("CANCELLED by 1000\n", "CANCELLED"),
+        ("COMPLETED|2026-11-29T02:00:00\n", "COMPLETED"),
+        ("CANCELLED by 1000|2026-11-29T02:00:00\n", "CANCELLED"),
         ("JobId=17 JobName=x UserId=a(1) JobState=NODE_FAIL Reason=None\n", "NODE_FAIL"),
         ("slurm_load_jobs error: Invalid job id specified\n", ""),
         ("", ""),
@@ -149,6 +150,18 @@ def test_no_slurm_is_asked_about_a_number_that_is_none() -> None:
 
     assert accounting.state("", never) == ""
     assert accounting.state("../x", never) == ""
+
+
+def test_the_state_of_a_job_that_was_submitted_later_is_not_that_of_an_older_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "JobId=17 JobState=RUNNING SubmitTime=2026-11-29T02:00:00 Reason=None"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    submitted = time.mktime((2026, 11, 29, 2, 0, 0, 0, 0, -1))
+    assert accounting.state("17", begun=submitted + 5) == "RUNNING"
+    assert accounting.state("17", begun=submitted - 3600) == ""
 
 
 def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     assert (job.ended, job.left_out) == (ENDED + 60, {})
 
 
+def test_a_job_that_began_before_it_was_submitted_is_another_of_its_number(tmp_path: Path) -> None:
+    event_log(tmp_path, {"n2": [FULL]})
+    assert ended_job(tmp_path, "4711", "demo", ENDED - 60) is not None
+    assert ended_job(tmp_path, "4711", "demo", ENDED + 60) is None
+
+
 def test_a_job_that_runs_or_left_nothing_is_none(tmp_path: Path) -> None:
     assert ended_job(tmp_path, "4711", "demo") is None
     assert ended_job(tmp_path / "nowhere", "4711", "demo") is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bundle.protocol.problem import Problem
 from stager.incidents.incident import Incident, incidents_of
-from stager.incidents.node_history import MAX_NAMED, histories, named
+from stager.incidents.node_history import MAX_NAMED, histories, named, of_cluster
 from tests.support.incidents import ENDED, FULL, LOST, ended_job
 
 
@@ -49,6 +49,19 @@ def test_the_worst_node_comes_first() -> None:
     )
     assert [node.node for node in found] == ["c", "b", "a"]
     assert histories([]) == ()
+
+
+def test_nodes_of_two_clusters_are_told_apart() -> None:
+    """Both count their jobs from 1, and each has an n7."""
+    (incident,) = incidents("n7", FULL)
+    both = histories([replace(incident, cluster=name) for name in ("alpha", "beta")])
+    assert [(node.node, node.cluster, node.times) for node in both] == [
+        ("n7", "alpha", 1), ("n7", "beta", 1),
+    ]  # fmt: skip
+    assert [node.cluster for node in of_cluster(both, "beta")] == ["beta"]
+    assert of_cluster(both, "") == both
+    older = histories([incident])  # of a version that did not keep it
+    assert of_cluster(older, "beta") == older
 
 
 def test_few_nodes_are_named() -> None:

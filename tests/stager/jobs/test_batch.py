@@ -56,7 +56,7 @@ def test_the_script_is_handed_over(
     commands: Path, tmp_path: Path, printed: str, job_id: str, cluster: str
 ) -> None:
     program(commands, "sbatch", f"cat >{tmp_path}/got\necho '{printed}'")
-    assert submit(submission(), unheard) == Submitted(job_id=job_id, cluster=cluster)
+    assert submit(submission(), unheard, commands) == Submitted(job_id=job_id, cluster=cluster)
     assert (tmp_path / "got").read_text() == "#!/bin/bash\ntrue\n"
 
 
@@ -64,7 +64,7 @@ def test_sbatch_says_no(commands: Path) -> None:
     said = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
     program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
     with pytest.raises(StagerError, match="rejected the batch job: Invalid account") as caught:
-        submit(submission(), unheard)
+        submit(submission(), unheard, commands)
     assert "--account" in caught.value.hint
     assert caught.value.exit_code == 1
 
@@ -73,14 +73,14 @@ def test_sbatch_finds_no_cluster(commands: Path) -> None:
     said = "sbatch: fatal: Could not establish a configuration source"
     program(commands, "sbatch", f"cat >/dev/null; echo '{said}' >&2; exit 1")
     with pytest.raises(StagerError, match="installed here, but no cluster answers") as caught:
-        submit(submission(), unheard)
+        submit(submission(), unheard, commands)
     assert caught.value.context == (said,)
 
 
 def test_sbatch_says_something_else(commands: Path) -> None:
     program(commands, "sbatch", "cat >/dev/null; echo who knows")
     with pytest.raises(StagerError, match="did not report the job's number: 'who knows'"):
-        submit(submission(), unheard)
+        submit(submission(), unheard, commands)
 
 
 def outcome(folder: Path) -> Outcome:
@@ -119,6 +119,34 @@ def test_events_are_passed_on_line_by_line_as_they_come(commands: Path, tmp_path
         "job 12: completing",
     ]
     assert (ended.ok, ended.job.id, ended.job.nodes) == (True, "12", ("n1",))
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_what_an_older_job_of_the_number_wrote_is_not_believed(
+    commands: Path, tmp_path: Path, moved: bool
+) -> None:
+    """Slurm was set up anew; the driver moves the older file, unless it cannot or another wrote it.
+
+    The other job, of another cluster, may go on meanwhile.
+    """
+    log = tmp_path / "events.12.jsonl"
+    old = [{"event": "job", "job_id": "12", "nodes": ["old"]}, {"event": "result", "ok": False}]
+    own = [
+        {"event": "job", "job_id": "12", "nodes": ["n1"], "bundle_id": "0" * 64},
+        {"event": "result", "ok": True},
+    ]
+    other = {"event": "job", "job_id": "12", "nodes": ["old"], "bundle_id": "1" * 64}
+    log.write_text("".join(json.dumps(event) + "\n" for event in old))
+    new = tmp_path / "new"
+    events = own if moved else [old[1], other, old[1], *own]
+    new.write_text("".join(json.dumps(event) + "\n" for event in events))
+    write = f"mv {new} {log}" if moved else f"cat {new} >>{log}; rm {new}"
+    program(commands, "sbatch", "cat >/dev/null; echo 12")
+    program(commands, "squeue", f"test ! -e {new} || {{ {write}; echo RUNNING None; }}")
+    ended, seen = outcome(tmp_path), []
+    follow(submit(submission(), unheard, tmp_path), ended, seen.append, print)
+    assert seen == [read_record(event) for event in own]
+    assert (ended.ok, ended.job.nodes) == (True, ("n1",))
 
 
 def test_slurm_has_the_last_word_on_how_it_ended(commands: Path, tmp_path: Path) -> None:
