@@ -10,6 +10,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bundle.protocol.counts import counted, sized
+
 from ..config.load import Config
 from ..core.errors import ConfigError, ResolveError
 from ..core.store import Store
@@ -164,6 +166,13 @@ def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listen
         listener.note(
             f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
             "from the other indexes"
+        )
+    gpu = [file for file in lock.files if file.name.startswith("nvidia-")]
+    if gpu and spec.torch_backend is None:
+        size = sum(file.size or 0 for file in lock.files)
+        listener.note(
+            f"for nodes with NVIDIA GPUs: {counted(len(gpu), 'CUDA package')} in {sized(size)}; "
+            'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
         )
     locked = {file.name for file in lock.files}
     for name in options.upgrade_packages:

@@ -162,7 +162,7 @@ def parse(
         many = counted(len(problems), "problem")
         raise ConfigError(
             f"{', '.join(top.places) or source}: {many} in the settings",
-            hint="docs/settings.md explains every key; so does what `stager init` writes",
+            hint="`stager init` writes a file that explains every key; so does docs/settings.md",
             context=problems,
         )
     return config
@@ -216,7 +216,7 @@ def _own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         return own
     raise ConfigError(
         f"{path}: tool.stager: found {describe(own)}, allowed: a table, written [tool.stager]",
-        hint="docs/settings.md explains every key; so does what `stager init` writes",
+        hint="`stager init` writes a file that explains every key; so does docs/settings.md",
     )
 
 

@@ -23,7 +23,7 @@ def build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
     rows = [
         ("packages", _changed(result.changes), "", took.get("lock", "")),
         ("wheels", counted(result.packages, "package"), "", took.get("wheels", "")),
-        ("layers", made, f"{sized(result.changes.bytes)} new", took.get("layers", "")),
+        ("layers", made, f"{sized(result.changes.bytes)} new to nodes", took.get("layers", "")),
         ("bundle", counted(result.files, "file"), sized(result.bundle_bytes), took["bundle"]),
         ("proof", proved, "", took.get("proof", "")),
         ("total", "", "", f"{sum(result.seconds.values()):.1f} s"),

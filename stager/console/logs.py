@@ -48,7 +48,7 @@ class JobLogs(Output):
 
     def failure(self, failure: FirstFailure) -> None:
         """Say what went wrong first, with the lines that show it."""
-        who = _who(failure)
+        who = _who(failure) or "the job"
         code = "" if failure.exit_code is None else f" (exit status {failure.exit_code})"
         self._write(f"error: {who} {_did(failure)}{code}: {failure.cause[:_LONG]}", "error")
         for line in _telling_lines(failure):
@@ -121,17 +121,18 @@ def _headline(diagnosis: Diagnosis, failure: FirstFailure) -> str:
     at = f" at {when(failure.time)}" if failure.time else ""
     if diagnosis.command:
         return f"`stager {diagnosis.command}` failed{at}, before its job began"
-    who = _who(failure)
     code = "" if failure.exit_code is None else f", exit status {failure.exit_code}"
     launch = ", before the launch" if diagnosis.before_launch else ""
+    who = _who(failure)
+    if not who:  # of the job as a whole: cancelled, a time limit
+        return f"{_name(diagnosis)} {_did(failure)}{at}{code}{launch}"
     return f"{_name(diagnosis)}: {who} {_did(failure)} first{at}{code}{launch}"
 
 
 def _who(failure: FirstFailure) -> str:
     """Return the node and the rank that failed, as far as they are known."""
-    if failure.rank is None:
-        return failure.node or "a node that is not named"
-    return f"{failure.node} rank {failure.rank}".strip()
+    rank = "" if failure.rank is None else f"rank {failure.rank}"
+    return f"{failure.node or ''} {rank}".strip()
 
 
 def _telling_lines(failure: FirstFailure) -> Sequence[str]:

@@ -72,7 +72,7 @@ def read_options(
     for word in unknown[:1]:
         shown = word.partition("=")[0]
         raise ConfigError(
-            f"{program} {shown}: not an option that can be carried over to a job on several nodes",
+            f"{program} {shown}: not an option that can be carried over",
             hint=_advise(program, shown, table),
         )
     given = vars(found)
@@ -198,7 +198,7 @@ TORCHRUN: dict[str, Option] = {
     "max-restarts": Option(takes=str),
     "module": Option(short="m"),
     "no-python": Option(refused=_NO_PYTHON),
-    **_flags("standalone", "the job has several nodes, which meet at its first one"),
+    **_flags("standalone", "stager sets where the ranks meet"),
     **_values("rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr local-addr", _RENDEZVOUS),
     **_values("node-rank master-port", _RENDEZVOUS, int),
     **_values("log-dir logs-specs duplicate-stdout-filters duplicate-stderr-filters", _LOGS),

@@ -339,6 +339,9 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
     restarts = converted.max_restarts
     if restarts is not None:
         config = replace(config, launch=replace(config.launch, max_restarts=restarts))
+    notes = converted.notes
+    if options.nodes and converted.nnodes and options.nodes != converted.nnodes:
+        notes = (*notes, "the command's number of nodes is left out: --nodes counts")
     options = replace(
         options,
         command=converted.command,
@@ -346,4 +349,4 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
         nproc_per_node=options.nproc_per_node or converted.nproc_per_node,
         backend=options.backend or converted.backend,
     )
-    return config, options, converted.notes
+    return config, options, notes

@@ -179,15 +179,31 @@ def _silent_index(
     return TORCH_INDEX + backend
 
 
-def _with_reason(error: ResolveError, silent: str | None) -> ResolveError:
-    """Return the same error, with the index that was left out."""
+def _with_reason(error: ResolveError, request: ResolveRequest, silent: str | None) -> ResolveError:
+    """Return the same error, with the index that was left out, and a build that can be had."""
     if silent is None:
         return error
     line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
-    more = f"{error.hint}; or run it again where that index can be reached"
-    context = (*error.context, line)
-    message = f"{error.message}; PyTorch's own index did not answer"
-    return ResolveError(message, hint=more.removeprefix("; or "), context=context)
+    here = _local_builds(request, silent.rpartition("/")[2])
+    pin = f"pin a build that is here: {here}" if here else "pin a build that your own indexes have"
+    return ResolveError(
+        f"{error.message}; PyTorch's own index did not answer",
+        hint=f"{pin}; or run it again where that index can be reached",
+        context=(*error.context, line),
+    )
+
+
+def _local_builds(request: ResolveRequest, backend: str) -> str:
+    """Return the builds of torch for a backend that folders on this machine have, in words."""
+    configured = request.settings.indexes if request.settings else Indexes()
+    tag = f"cp{request.target.python.replace('.', '')}"
+    found = [
+        f"torch=={path.name.split('-')[1]} in {folder}"
+        for folder in configured.plus(request.indexes).find_links
+        for path in Path(folder.removeprefix("file://")).glob(f"torch-*+{backend}-*.whl")
+        if path.name.split("-")[2] in (tag, "py3")
+    ]
+    return ", ".join(sorted(found))
 
 
 def _resolve(
@@ -207,7 +223,7 @@ def _resolve(
             )  # before anything of several GB could be downloaded
         refusals.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
-        raise _with_reason(exc, silent) from exc
+        raise _with_reason(exc, request, silent) from exc
     return files
 
 

@@ -38,12 +38,10 @@ def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> No
             context=packages,
         )
     if packages:
-        torch = versions.get(canonicalize_name("torch"))
-        pin = f"torch=={torch.public if torch else 'X'}+cpu"
         raise ResolveError(
             f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
-            hint=f"pin a CPU build ({pin}), give an index or --find-links folder that has one, or "
-            "set environment.torch-backend to what the nodes have",
+            hint="pin a CPU build that your indexes or --find-links folders have "
+            "(torch==VERSION+cpu), or set environment.torch-backend to what the nodes have",
             context=packages,
         )
 

@@ -71,8 +71,8 @@ def job_summary(job_id: str, description: Path, changed: float) -> JobSummary:
 
 
 def _minute(seconds: float) -> str:
-    """Return a time in this machine's zone; empty for one that cannot be."""
+    """Return a time in this machine's zone; empty for none, and for one that cannot be."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
     except (OverflowError, ValueError, OSError):
         return ""
