@@ -34,6 +34,8 @@ _STREAMS = (
     (re.compile(r"\bstderr\b"), "stdout"),
 )
 """The names of a file of standard errors, and of the standard output beside it."""
+_RULE = re.compile(r"-{60,}")
+"""The line above and below each of Open MPI's messages, which have many lines."""
 _FIRST = 20
 """Lines below an end in which another attempt says that it begins."""
 _CHARACTERS = 500
@@ -85,11 +87,16 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
     first: list[str] = []
     ordinary: list[str] = []
     last: collections.deque[str] = collections.deque(maxlen=_NEAR)
+    boxed = hit.entry.source.startswith("Open MPI") and not hit.trace
     for number, line in enumerate(_below(hit), start=hit.last + 1):
         if (until is not None and number >= until) or len(ordinary) >= _ENOUGH:
             break
         mark = parse_line(line)
         if not mark.logged.strip() or (hit.marks and not _is_same_process(hit, mark)):
+            continue
+        is_rule = _RULE.fullmatch(mark.logged) is not None
+        boxed ^= is_rule
+        if boxed or is_rule:
             continue
         last.append(mark.logged)
         known = match(mark.logged) is not None

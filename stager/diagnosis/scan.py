@@ -38,6 +38,8 @@ _STAMP_LINES = 400
 _LAUNCHER_LINE = re.compile(r"torch[/.]distributed[/.](?:elastic|launcher|run)")
 LAUNCHER_FRAME = re.compile(r"torch/distributed/(?:run|launcher/api)\.py")
 """A frame of a traceback of torchrun itself, and of no rank."""
+_FINALIZER = re.compile(r"multiprocessing/util\.py\", line \d+, in _run_finalizers")
+"""The first frame of what multiprocessing prints, and no more, as a program ends."""
 _PASSED_ON = (LineRole.CASCADE, FailureClass.UNKNOWN)
 """Role and class of an exception that only passes on what another process raised."""
 _OF_TORCHRUN = ("torchrun-report", "child-failed", "closing-signal")
@@ -293,7 +295,7 @@ class _Scanner:
         line = trace.at[at]
         line_above = lines[trace.at[0] - 1] if trace.at[0] else self._above
         above = parse_line(shown(line_above, _LINE_CHARACTERS)).logged
-        if introduces_ignored(above):
+        if introduces_ignored(above) or _FINALIZER.search("".join(trace.texts[:2])):
             return
         rank, _ = self._author(shown(lines[line], _LINE_CHARACTERS), self.line + line + 1)
         if any(LAUNCHER_FRAME.search(text) for text in trace.texts):

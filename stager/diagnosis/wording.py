@@ -22,7 +22,10 @@ _LOGGED = re.compile(
 )
 _IN_THREAD = re.compile(r"^Exception in thread ")
 """The line above a traceback that ends a thread, and no process."""
-_IGNORED = re.compile(r"^Exception ignored (?:in|on|while)\b|\bsafe(?:ly)? to ignore\b")
+_IGNORED = re.compile(
+    r"^Exception ignored (?:in|on|while)\b|\bsafe(?:ly)? to ignore\b"
+    r"|^--- Logging error ---|^Error in atexit\._run_exitfuncs:"
+)
 _RECOVERED = re.compile(
     r"""(?<!max\ )(?<!maximum\ )(?<!fork:\ )\bre-?try(?:ing)?\b
     |\bwill\ (?:be\ )?(?:re)?tr(?:y|ied)\b|\btrying\ again\b

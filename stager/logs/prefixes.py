@@ -112,7 +112,8 @@ _LOGGERS = (
     rf"(?:\[[a-z]\w*\] )?\[?(?P<stamp_logger>{_STAMP})\]?(?=[ :|\[-])",
 )
 _MPICH = (
-    r"\[(?P<rank_mpich>\d{1,5})\] (?!\s*(?:[+-]|\d+\s*$|(?:Done|Exit|Killed|Terminated|Running)\b))"
+    r"\[(?P<rank_mpich>\d{1,5})\] "
+    r"(?!\s*(?:[+-]|\d+\s*$|\d+ +killed\b|(?:Done|Exit|Killed|Terminated|Running)\b))"
 )
 """MPICH and Intel MPI: [3] text; but a shell's "[1]+  Done", "[1]   Killed" and "[1] 4711"."""
 _NODE = rf"(?!slurmstepd-)(?P<node_pdsh>{_NUMBERED_HOST}):(?: |$)"

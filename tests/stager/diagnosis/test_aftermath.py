@@ -43,6 +43,12 @@ def judged(tmp_path: Path) -> Judge:
         "node1:7:9 [0] NCCL INFO Call to connect returned Connection refused, retrying\n",
         "[W304 10:09:01.1 TCPStore.cpp:106] [c10d] sendBytes failed: Broken pipe\n",
         "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + KEY_ERROR,
+        "--- Logging error ---\n" + KEY_ERROR,
+        "Failed to send a request. It is safe to ignore this once.\n" + KEY_ERROR,
+        TRACE.replace("/home/you/train.py", "/py/multiprocessing/util.py").replace(
+            "in f", "in _run_finalizers"
+        )
+        + "OSError: [Errno 39] Directory not empty: '/tmp/pymp-x1'\n",
         "2026-03-04 10:00:00 [WARNING] data: cannot read the index, using the slow path\n"
         + TRACE
         + "FileNotFoundError: [Errno 2] No such file or directory: 'index.json'\n",
