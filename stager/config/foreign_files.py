@@ -16,7 +16,6 @@ from pathlib import Path
 # The name of a requirement without a version, as it may be followed by extras and a marker.
 _BARE = re.compile(r"(?P<name>[\w.-]+)\s*(\[[^\]]*\])?\s*(;.*)?")
 
-UV_COMPILE = "`uv pip compile --emit-index-url --emit-find-links requirements.txt -o pinned.txt`"
 POETRY_EXPORT = "`poetry export -f requirements.txt -o requirements.txt`"
 PDM_EXPORT = "`pdm export -f requirements -o requirements.txt`"
 
@@ -97,7 +96,7 @@ def misread(text: str, folders: Iterable[Path]) -> str:
     name = bare_name(text)
     if not name:
         return ""
-    if any(_is_file(folder / name) for folder in folders):
+    if any(os.path.isfile(folder / name) for folder in folders):  # noqa: PTH113 - never raises
         why = "is a file here"
     elif known(name) or (name.lower().endswith(_SUFFIXES) and name.lower() not in _PACKAGES):
         why = "is the name of a file"
@@ -107,8 +106,3 @@ def misread(text: str, folders: Iterable[Path]) -> str:
         f"{name} {why}, so it is not looked up in a package index; {remedy(name)}; "
         f'if you mean a package of this name, write "{name}>=0"'
     )
-
-
-def _is_file(path: Path) -> bool:
-    """Return whether a file exists; a name that is too long for a file is none."""
-    return os.access(path, os.F_OK) and path.is_file()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core import toml
 from ..core.errors import ConfigError
 from . import script_block
 from .load import FILE_NAME, Config, find, parse
@@ -117,11 +118,9 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-_")[:60] or "script"
 
 
-def _settings(block: object, path: Path) -> dict[str, Any]:
+def _settings(block: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return ``[tool.stager]`` of a block, with the two tables that get defaults here."""
-    tool = block.get("tool", {}) if isinstance(block, dict) else {}
-    stager = tool.get("stager", {}) if isinstance(tool, dict) else {}
-    data = dict(stager) if isinstance(stager, dict) else {}
+    data = dict(toml.table(block, "tool", "stager"))
     for key in ("environment", "project"):
         value = data.get(key, {})
         if not isinstance(value, dict):

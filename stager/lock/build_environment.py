@@ -23,7 +23,7 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
         ResolveError: see :func:`stager.lock.resolve.resolve`; or what is needed to build cannot be
             installed.
     """
-    named = request.builds.in_environment
+    named = request.spec.builds.in_environment
     if named and resolver == "pip-tools":
         raise ResolveError(
             "environment.no-build-isolation works with uv only", hint="leave --resolver out"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
+from packaging.markers import Marker
 from packaging.pylock import Package, PackageDirectory, PackageVcs
+from packaging.utils import parse_wheel_filename
 
-from ..core.errors import ResolveError
+from ..core.errors import ResolveError, StagerError
 from ..core.store import Store
-from . import source_tree, sources
+from . import sources
 from .git_pin import GitPin
 from .indexes import Indexes, strip_credentials
 from .located import SourceRequirement
@@ -66,12 +69,35 @@ class SourceBuilder:
             pins: earlier commits of branches, which are kept.
 
         Raises:
-            ResolveError: sources that cannot be built; one context line for each.
+            ResolveError: sources that cannot be built; the end of each build in the context.
         """
-        made, commits = sources.build_all(named, self.store, self.pip, pins)
-        self.built += [(wheel.name, source.label) for source, wheel in made]
-        self.git += commits
-        return tuple(sources.requirement_for(source, wheel) for source, wheel in made)
+        lines, problems = [], []
+        nodes = {key: str(value) for key, value in self.pip.target.environment().items()}
+        for source in named:
+            if source.marker and not Marker(source.marker).evaluate(nodes):
+                continue
+            try:
+                chosen, pin = sources.pin_source(source, pins, self.pip)
+                wheel = sources.build(chosen, self.store, self.pip)
+            except StagerError as exc:
+                problems += [f"{source.label}: {exc.message}"]
+                problems += [f"  | {line}" for line in exc.context]
+                continue
+            name = parse_wheel_filename(wheel.name)[0]
+            marker = f" ; {source.marker}" if source.marker else ""
+            lines.append(f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}")
+            self.built.append((wheel.name, chosen.label))
+            self.git += [replace(pin, name=name)] if pin else []
+        if problems:
+            hint = "`pip wheel --no-deps` on each shows the full output"
+            if self.pip.offline:
+                hint += "; offline, their build backend has to be installed beside stager"
+            raise ResolveError(
+                "local projects and sources that cannot be built into wheels",
+                hint=hint,
+                context=problems,
+            )
+        return tuple(lines)
 
     def file(
         self, package: Package, selected: PackageVcs | PackageDirectory, base: Path
@@ -123,9 +149,4 @@ class SourceBuilder:
 
     def _from_folder(self, selected: PackageDirectory, base: Path) -> SourceRequirement:
         folder = Path(os.path.normpath(base / selected.path / (selected.subdirectory or "")))
-        names = source_tree.files(folder, run=self.pip.run)
-        return SourceRequirement(
-            requirement=str(folder),
-            label=relative(folder, self.root),
-            digest=source_tree.digest(folder, names),
-        )
+        return sources.describe_source(folder, relative(folder, self.root))

@@ -91,15 +91,13 @@ def _listed(
     names: Iterable[str], old: Mapping[str, PackageFile], new: Mapping[str, PackageFile]
 ) -> tuple[PackageChange, ...]:
     """Describe the change of each package, by name."""
-    listed = []
-    for name in sorted(names):
-        before, after = old.get(name), new.get(name)
-        listed.append(
-            PackageChange(
-                name=name,
-                old=before.version if before else None,
-                new=after.version if after else None,
-                bytes=after.bytes if after else 0,
-            )
+    pairs = [(name, old.get(name), new.get(name)) for name in sorted(names)]
+    return tuple(
+        PackageChange(
+            name=name,
+            old=before.version if before else None,
+            new=after.version if after else None,
+            bytes=after.bytes if after else 0,
         )
-    return tuple(listed)
+        for name, before, after in pairs
+    )

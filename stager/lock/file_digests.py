@@ -43,7 +43,9 @@ def measure(
     digest_cache = DigestCache(store)
     files = [_from_disk(file, store, digest_cache) for file in resolved]
     files = _with_remote_sizes(files, size_of or content_length)
-    files = [_completed(file, store, pip) for file in files]
+    for number, file in enumerate(files):
+        if file.url and None in (file.size, file.sha256):
+            files[number] = _download(file, store, pip)
     digest_cache.save()
     return locked_files(files, source="the resolver's answer")
 
@@ -54,13 +56,6 @@ def _with_remote_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[R
     with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
         sizes: dict[str | None, int | None] = dict(zip(urls, pool.map(size_of, urls), strict=True))
     return [replace(file, size=sizes.get(file.url, file.size)) for file in files]
-
-
-def _completed(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
-    """Download a file whose size or digest is still unknown."""
-    if file.url and None in (file.size, file.sha256):
-        return _download(file, store, pip)
-    return file
 
 
 def content_length(url: str) -> int | None:

@@ -11,9 +11,10 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..core.processes import Runner, run
@@ -50,45 +51,39 @@ class Indexes:
     pre: bool = False
     """True if pre-releases count."""
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Return the addresses of the indexes, the first one first."""
+        return tuple(filter(None, (self.index_url, *self.extra_index_urls)))
+
     def lines(self) -> list[str]:
         """Return the options as the lines of a requirement file."""
-        lines = []
-        if self.no_index:
-            lines.append("--no-index")
-        else:
-            if self.index_url:
-                lines.append(f"--index-url {self.index_url}")
+        lines = ["--no-index"] if self.no_index else []
+        if self.index_url and not self.no_index:
+            lines.append(f"--index-url {self.index_url}")
+        if not self.no_index:
             lines += [f"--extra-index-url {url}" for url in self.extra_index_urls]
         lines += [f"--find-links {_link(place)}" for place in self.find_links]
         lines += [f"--only-binary {name}" for name in self.only_binary]
-        lines += [f"--no-binary {name}" for name in self.no_binary]
-        return lines
+        return [*lines, *(f"--no-binary {name}" for name in self.no_binary)]
 
     def pip_lines(self) -> list[str]:
         """Return the same lines, with the options that only pip reads from a file."""
-        lines = self.lines()
-        lines += [f"--trusted-host {host}" for host in self.trusted_hosts]
-        if self.pre:
-            lines.append("--pre")
-        return lines
+        lines = [*self.lines(), *(f"--trusted-host {host}" for host in self.trusted_hosts)]
+        return [*lines, "--pre"] if self.pre else lines
 
     def plus(self, other: Indexes) -> Indexes:
         """Return both together; the other's single values win."""
-        return Indexes(
-            index_url=other.index_url or self.index_url,
-            extra_index_urls=_merge(self.extra_index_urls, other.extra_index_urls),
-            find_links=_merge(self.find_links, other.find_links),
-            no_index=self.no_index or other.no_index,
-            trusted_hosts=_merge(self.trusted_hosts, other.trusted_hosts),
-            only_binary=_merge(self.only_binary, other.only_binary),
-            no_binary=_merge(self.no_binary, other.no_binary),
-            pre=self.pre or other.pre,
-        )
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            mine, others = getattr(self, field.name), getattr(other, field.name)
+            is_list = isinstance(mine, tuple)
+            values[field.name] = tuple(dict.fromkeys(mine + others)) if is_list else others or mine
+        return Indexes(**values)
 
     def find_wheel(self, name: str, sha256: str) -> Path | None:
         """Return a wheel with a digest that a folder or a mirror on this machine has."""
-        urls = [url for url in (self.index_url, *self.extra_index_urls) if url]
-        mirrors = [url.rstrip("/").removesuffix("/simple") for url in urls]
+        mirrors = [url.rstrip("/").removesuffix("/simple") for url in self.urls]
         for folder in filter(None, map(_folder, (*self.find_links, *mirrors))):
             path = folder / name
             if path.is_file() and sha256_of(path) == sha256:
@@ -97,74 +92,53 @@ class Indexes:
 
     def without_credentials(self) -> Indexes:
         """Return the same places without secrets; ``${NAME}`` stays, since it reveals nothing."""
-        return replace(
-            self,
-            index_url=strip_credentials(self.index_url) if self.index_url else None,
-            extra_index_urls=tuple(strip_credentials(url) for url in self.extra_index_urls),
-            find_links=tuple(strip_credentials(place) for place in self.find_links),
-        )
+        return self._change_places(strip_credentials)
 
     def with_credentials_from(self, other: Indexes) -> Indexes:
         """Return the same places, each with the credentials that the other has for it."""
-        full = {}
-        for url in (other.index_url, *other.extra_index_urls, *other.find_links):
-            if url:
-                full[strip_credentials(url)] = url
+        full = {strip_credentials(place): place for place in (*other.urls, *other.find_links)}
+        return self._change_places(lambda place: full.get(place, place))
+
+    def _change_places(self, change: Callable[[str], str]) -> Indexes:
         return replace(
             self,
-            index_url=full.get(self.index_url, self.index_url) if self.index_url else None,
-            extra_index_urls=tuple(full.get(url, url) for url in self.extra_index_urls),
-            find_links=tuple(full.get(place, place) for place in self.find_links),
+            index_url=change(self.index_url) if self.index_url else None,
+            extra_index_urls=tuple(map(change, self.extra_index_urls)),
+            find_links=tuple(map(change, self.find_links)),
         )
 
     def misplaced(self) -> list[str]:
         """Return a line for each place on this machine that is not what it is given as."""
-        urls = [*filter(None, (self.index_url,)), *self.extra_index_urls]
-        folders = {place: _folder(place) for place in (*urls, *self.find_links)}
+        folders = {place: _folder(place) for place in (*self.urls, *self.find_links)}
         lines = []
         for place, folder in folders.items():
             if folder is not None and not folder.exists():
                 lines.append(f"{strip_credentials(place)}: there is no such folder")
-            elif folder is not None and place in urls and (folder / "simple").is_dir():
+            elif folder is not None and place in self.urls and (folder / "simple").is_dir():
                 lines.append(f"{strip_credentials(place)}: the index is the folder simple in it")
         return lines
 
     def as_dict(self) -> dict[str, object]:
         """Return the values that are not defaults, without credentials, for a lock."""
-        clean = self.without_credentials()
-        values: dict[str, object] = {
-            "index-url": clean.index_url,
-            "extra-index-urls": list(clean.extra_index_urls),
-            "find-links": list(clean.find_links),
-            "no-index": clean.no_index,
-            "trusted-hosts": list(clean.trusted_hosts),
-            "only-binary": list(clean.only_binary),
-            "no-binary": list(clean.no_binary),
-            "pre": clean.pre,
-        }
-        return {key: value for key, value in values.items() if value}
+        values = {}
+        for field in fields(self):
+            value = getattr(self.without_credentials(), field.name)
+            if value:
+                key = field.name.replace("_", "-")
+                values[key] = list(value) if isinstance(value, tuple) else value
+        return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Indexes:
-        """Read the result of :meth:`as_dict`; unknown keys are ignored."""
-
-        def texts(key: str) -> tuple[str, ...]:
-            value = data.get(key)
-            if not isinstance(value, list):
-                return ()
-            return tuple(str(item) for item in value)
-
-        url = data.get("index-url")
-        return cls(
-            index_url=url if isinstance(url, str) else None,
-            extra_index_urls=texts("extra-index-urls"),
-            find_links=texts("find-links"),
-            no_index=data.get("no-index") is True,
-            trusted_hosts=texts("trusted-hosts"),
-            only_binary=texts("only-binary"),
-            no_binary=texts("no-binary"),
-            pre=data.get("pre") is True,
-        )
+        """Read the result of :meth:`as_dict`; unknown keys and values are ignored."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            value = data.get(field.name.replace("_", "-"))
+            if isinstance(field.default, tuple) and isinstance(value, list):
+                values[field.name] = tuple(map(str, value))
+            elif isinstance(value, type(field.default) if field.default is not None else str):
+                values[field.name] = value
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,10 +235,6 @@ def _link(place: str) -> str:
     if "://" not in place and path.is_absolute():
         return path.as_uri()
     return place
-
-
-def _merge(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*first, *second]))
 
 
 def _parse_config(listing: str) -> dict[str, str]:

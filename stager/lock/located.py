@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.protocol.digest import canonical_json
@@ -25,11 +24,12 @@ from . import source_tree, tool_settings, uv_settings
 from .indexes import strip_credentials
 from .requirement_line import (
     RequirementLine,
-    expand_user,
+    find_path,
     format_extras,
     normalize_requirement,
     relative,
 )
+from .requirements import RequirementReader
 from .uv_project import UvProject
 
 SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
@@ -64,86 +64,71 @@ class SourceRequirement:
     """True if the same digest may stand for other content later, as for a branch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocatedRequirement:
-    """A requirement whose place is known."""
-
-    line: RequirementLine
-    """The line it was written in."""
-    place: str
-    """A path or a URL."""
-    extras: str
-    """Extras as they follow a name, ``[a,b]``."""
-    marker: str
-    """The environment marker; empty for none."""
-    name: str = ""
-    """The package, where the line names it."""
-
-
 class SourceReader:
     """Sorts requirements with a place into wheels to install and sources to build."""
 
-    def __init__(
-        self, root: Path, python: str, *, skipped: Iterable[Path], run: Runner, problems: list[str]
-    ) -> None:
+    def __init__(self, taken: RequirementReader, *, skipped: Iterable[Path], run: Runner) -> None:
         """Start empty.
 
         Args:
-            root: the project's folder.
-            python: the environment's Python, ``major.minor``.
+            taken: takes problems, and projects with settings that only uv honours.
             skipped: files and folders that never count as part of a source.
             run: starts ``git``.
-            problems: a list to add every problem to.
         """
-        self.root = root
-        self.python = python
+        self.taken = taken
+        self.root = taken.root
+        self.problems = taken.problems
         self.skipped = tuple(skipped)
         self.run = run
         self.sources: list[SourceRequirement] = []
         self.wheels: list[Digest] = []
-        self.uv_projects: list[UvProject] = []
         self.hashes: dict[str, tuple[str, ...]] = {}
         """The sha256 of each file that may be installed, for each package that has hashes."""
-        self.problems = problems
 
-    def read(self, requirement: LocatedRequirement) -> str | None:
-        """Take one requirement: a path, a file URL, or something on a server.
+    def read(self, requirement: Requirement, line: RequirementLine) -> str | None:
+        """Take one requirement with a URL: a path, a file URL, or something on a server.
 
         Returns:
             The requirement that installs a wheel; None for a source, which has to be built first.
         """
-        line, place = requirement.line, requirement.place
+        place = requirement.url or ""
         scheme = place.partition("://")[0] if "://" in place else ""
+        try:
+            parts = urlsplit(place if scheme else "")
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {without_url_secrets(place)} is not a URL: {exc}")
+            return None
         if scheme not in ("", "file") or place.startswith("file://$"):
-            return self._read_url(requirement)
+            return self._read_url(requirement, line, parts)
         # pip and uv start at the working directory, which is the project's folder; in the metadata
         # of a project, at that project.
         bases = (line.base, self.root) if line.metadata else (self.root, line.base)
-        path = _local_path(place, bases)
+        text = unquote(parts.path) if scheme else place.removeprefix("file:")
+        path = find_path(text, bases)
         problem = _unusable(path, place) or _compare_hashes(path, place, line.hashes)
         if problem:
             self.problems.append(f"{line.origin}: {problem}")
         elif path.suffix == ".whl" and path.is_file():
             self.wheels.append(sha256_of(path))
-            return self._wheel(requirement, path.as_uri(), path.name)
+            return self._wheel(requirement, line, path.as_uri(), path.name)
         else:
             self._add_local_source(requirement, path)
         return None
 
-    def _add_local_source(self, requirement: LocatedRequirement, path: Path) -> None:
+    def _add_local_source(self, requirement: Requirement, path: Path) -> None:
         file = path / "pyproject.toml"
         if file.is_file():
             self._read_settings(requirement, file)
         source = SourceRequirement(
             requirement=str(path),
             label=relative(path, self.root),
-            suffix=requirement.extras,
-            marker=requirement.marker,
+            suffix=format_extras(requirement.extras),
+            marker=str(requirement.marker or ""),
             digest=self.content_digest(path),
         )
         self.sources.append(source)
 
-    def _read_settings(self, requirement: LocatedRequirement, file: Path) -> None:
+    def _read_settings(self, requirement: Requirement, file: Path) -> None:
         """Refuse settings of a local project that a build of it would ignore.
 
         Where only uv honours them, the project's dependencies are uv's to read.
@@ -153,30 +138,24 @@ class SourceReader:
         except ConfigError as exc:
             self.problems.append(exc.message)
             return
-        extras = tuple(name for name in requirement.extras.strip("[]").split(",") if name)
+        extras = tuple(sorted(map(canonicalize_name, requirement.extras)))
         project = UvProject(file=file, document=data, extras=extras)
-        self.problems += tool_settings.list_faults(project, self.python, self.root)
+        self.problems += tool_settings.list_faults(project, self.taken.python, self.root)
         keys = uv_settings.list_keys(project.tables, None, self.root)
         if keys:
-            self.uv_projects.append(replace(project, keys=keys))
+            self.taken.leave_to_uv(replace(project, keys=keys))
 
     def content_digest(self, path: Path) -> Digest:
         """Return the digest of a file, or of a folder's files that count."""
-        if path.is_file():
-            return sha256_of(path)
-        names = source_tree.files(path, skip=self.skipped, run=self.run)
-        return source_tree.digest(path, names)
+        return source_tree.digest_content(path, skip=self.skipped, run=self.run)
 
-    def _read_url(self, requirement: LocatedRequirement) -> str | None:
-        url, origin, hashes = requirement.place, requirement.line.origin, requirement.line.hashes
-        try:
-            parts = urlsplit(url)
-        except ValueError as exc:
-            self.problems.append(f"{origin}: {without_url_secrets(url)} is not a URL: {exc}")
-            return None
+    def _read_url(
+        self, requirement: Requirement, line: RequirementLine, parts: SplitResult
+    ) -> str | None:
+        url, hashes = requirement.url or "", line.hashes
         file_name = unquote(parts.path.rpartition("/")[2])
         if file_name.endswith(".whl"):
-            return self._wheel(requirement, url, file_name)
+            return self._wheel(requirement, line, url, file_name)
         clean = strip_credentials(url)
         from_vcs = "+" in parts.scheme
         problem = ""
@@ -185,15 +164,15 @@ class SourceReader:
         elif from_vcs and hashes:
             problem = ": a repository has no sha256; name a commit of it instead"
         if problem:
-            self.problems.append(f"{origin}: {clean}{problem}")
+            self.problems.append(f"{line.origin}: {clean}{problem}")
             return None
-        line = f"{requirement.name} @ {url}" if requirement.name else url
+        text = f"{requirement.name} @ {url}" if requirement.name else url
         options = [digest for digest in hashes if digest not in parts.fragment.lower()]
         source = SourceRequirement(
-            requirement=" ".join([line, *(f"--hash=sha256:{digest}" for digest in hashes)]),
+            requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
             label=clean + _keep_fragment(parts.fragment, hashes),
-            suffix=requirement.extras,
-            marker=requirement.marker,
+            suffix=format_extras(requirement.extras),
+            marker=str(requirement.marker or ""),
             digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
             moving=not (_COMMIT.search(url) if from_vcs else hashes),
         )
@@ -206,36 +185,47 @@ class SourceReader:
             name = canonicalize_name(name)
             self.hashes[name] = (*self.hashes.get(name, ()), *hashes)
 
-    def _wheel(self, requirement: LocatedRequirement, url: str, file_name: str) -> str | None:
+    def _wheel(
+        self, requirement: Requirement, line: RequirementLine, url: str, file_name: str
+    ) -> str | None:
         """Return the requirement that takes a package's wheel from a URL."""
         try:
             name = parse_wheel_filename(file_name)[0]
         except ValueError as exc:
-            self.problems.append(f"{requirement.line.origin}: {first_line(exc)}")
+            self.problems.append(f"{line.origin}: {first_line(exc)}")
             return None
-        self.allow_hashes(name, requirement.line.hashes)
-        marker = f" ; {requirement.marker}" if requirement.marker else ""
-        return normalize_requirement(Requirement(f"{name}{requirement.extras} @ {url}{marker}"))
+        self.allow_hashes(name, line.hashes)
+        requirement.name, requirement.url = name, url
+        return normalize_requirement(requirement)
 
 
-def names_place(text: str) -> bool:
-    """Return whether a line that is not a requirement by the standard (PEP 508) names a place."""
-    place = text.partition(";")[0].strip()
-    return place.startswith((".", "/", "~")) or "/" in place or place.endswith(ARCHIVES)
+def parse(line: RequirementLine) -> Requirement:
+    """Return what a line asks for: a package, or a place (then it has a URL, and may lack a name).
 
-
-def parse(line: RequirementLine) -> LocatedRequirement | None:
-    """Return place, extras and marker of a line; None if it names no place."""
-    match = _LINE.fullmatch(line.text)
+    Raises:
+        InvalidRequirement: it is neither a requirement by the standard (PEP 508) nor a place.
+    """
+    text = line.text
+    if line.constraint or line.metadata or not is_archive(text):
+        try:
+            return Requirement(text)
+        except InvalidRequirement:
+            place = text.partition(";")[0].strip()
+            names_place = "/" in place or place.startswith((".", "~")) or place.endswith(ARCHIVES)
+            if line.constraint or not names_place:
+                raise
+    match = _LINE.fullmatch(text)
     if match is None:
-        return None
-    extras = (match["extras"] or "").split(",")
-    return LocatedRequirement(
-        line=line,
-        place=match["place"].strip(),
-        extras=format_extras(extra.strip() for extra in extras),
-        marker=(match["marker"] or "").strip(),
-    )
+        raise InvalidRequirement("neither a requirement nor a path")
+    marker = (match["marker"] or "").strip()
+    parsed = Requirement(f"unnamed[{match['extras'] or ''}]{' ; ' if marker else ''}{marker}")
+    parsed.name, parsed.url = "", match["place"].strip()
+    return parsed
+
+
+def is_archive(text: str) -> bool:
+    """Return whether a line is nothing but the name of a wheel or an sdist."""
+    return foreign_files.bare_name(text).endswith(ARCHIVES)
 
 
 def first_line(exc: Exception) -> str:
@@ -281,14 +271,3 @@ def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
     if len(hashes) == 1:
         kept.append(f"sha256={hashes[0]}")
     return f"#{'&'.join(kept)}" if kept else ""
-
-
-def _local_path(place: str, folders: Iterable[Path]) -> Path:
-    """Return the path that a line means: the first that exists, else that in the first folder."""
-    text = unquote(urlsplit(place).path) if place.startswith("file://") else place
-    text = text.removeprefix("file:")  # which may stand before a relative path
-    paths = [Path(os.path.normpath(folder / expand_user(text))) for folder in folders]
-    for path in paths:
-        if path.exists():
-            return path
-    return paths[0]

@@ -6,9 +6,10 @@ A resolver answers, the files are measured, and what is not allowed in the envir
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from packaging.pylock import is_valid_pylock_path
 
@@ -27,7 +28,6 @@ from .resolve import ResolveOptions, unavailable_lines
 from .resolver import ResolvedFile, ResolveRequest
 from .spec import Spec
 from .uv_export import export
-from .uv_lock import UvLock
 
 
 def make_lock(
@@ -63,12 +63,11 @@ def make_lock(
     spec = _require_hashes(spec, settings)
     keep = kept(options, _earlier(path, spec, store, settings))
     with store.scratch("lock") as scratch:
-        request = _resolve_request(spec, store, scratch, options, run)
+        request = replace(_resolve_request(spec, store, scratch, options, run), settings=settings)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
         wanted = (*request.requirements, *builder.build_all(spec.local_projects, keep.git))
-        request = replace(request, requirements=wanted, build=builder.file, settings=settings)
-        request = keep.added_to(request)
-        request, resolved = _answer(spec, request, options, reachable or index_answers)
+        request = replace(request, requirements=wanted, build=builder.file, keep=keep)
+        request, resolved = _answer(request, options, reachable or index_answers)
         if automatic:
             torch_backend.refuse_newer_cuda(resolved, spec.torch_backend)
         request = replace(request, indexes=request.indexes.plus(spec.all_indexes))
@@ -116,16 +115,18 @@ def _refuse_other_name(path: Path) -> None:
 
 
 def _answer(
-    spec: Spec,
-    request: ResolveRequest,
-    options: ResolveOptions,
-    reachable: Callable[[str], bool],
+    request: ResolveRequest, options: ResolveOptions, reachable: Callable[[str], bool]
 ) -> tuple[ResolveRequest, list[ResolvedFile]]:
     """Resolve, with PyTorch's own index where that answers; return the request as it was, too."""
-    silent = _silent_index(request, spec.torch_backend, reachable)
-    if not silent:
-        request = _with_torch(request, spec.torch_backend)
-    return request, _resolve(spec, request, options, silent)
+    backend = None if request.offline else request.spec.torch_backend
+    silent = None
+    if backend and reachable(f"{TORCH_INDEX}{backend}/"):
+        # For all packages; with uv, only for PyTorch's.
+        indexes = request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
+        request = replace(request, indexes=indexes, torch_backend=backend)
+    elif backend:  # local wheels may do without it
+        silent = TORCH_INDEX + backend
+    return request, _resolve(request, options, silent)
 
 
 def _resolve_request(
@@ -135,16 +136,12 @@ def _resolve_request(
     indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
     of_uv = spec.uv_project.requirements if spec.uv_project else ()
     return ResolveRequest(
+        spec=spec,
         requirements=tuple(text for text in spec.requirements if text not in of_uv),
         constraints=spec.constraints,
-        target=spec.target,
         indexes=indexes,
         scratch=scratch,
-        uv_project=spec.uv_project,
-        index_strategy=spec.index_strategy,
-        hashes=spec.hashes,
         offline=options.offline,
-        builds=spec.builds,
         run=run,
     )
 
@@ -160,23 +157,6 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
         find_links=(str(store.wheels), *built, *named),
         no_index=True,
     )
-
-
-def _with_torch(request: ResolveRequest, backend: str | None) -> ResolveRequest:
-    """Return the request with PyTorch's own index: for all packages, but with uv only for its."""
-    if backend is None or request.offline:
-        return request
-    indexes = request.indexes.plus(Indexes(extra_index_urls=(TORCH_INDEX + backend,)))
-    return replace(request, indexes=indexes, torch_backend=backend)
-
-
-def _silent_index(
-    request: ResolveRequest, backend: str | None, reachable: Callable[[str], bool]
-) -> str | None:
-    """Return PyTorch's own index if it does not answer; local wheels may do without it."""
-    if backend is None or request.offline or reachable(f"{TORCH_INDEX}{backend}/"):
-        return None
-    return TORCH_INDEX + backend
 
 
 def _with_reason(error: ResolveError, request: ResolveRequest, silent: str | None) -> ResolveError:
@@ -196,7 +176,7 @@ def _with_reason(error: ResolveError, request: ResolveRequest, silent: str | Non
 def _local_builds(request: ResolveRequest, backend: str) -> str:
     """Return the builds of torch for a backend that folders on this machine have, in words."""
     configured = request.settings.indexes if request.settings else Indexes()
-    tag = f"cp{request.target.python.replace('.', '')}"
+    tag = f"cp{request.spec.target.python.replace('.', '')}"
     found = [
         f"torch=={path.name.split('-')[1]} in {folder}"
         for folder in configured.plus(request.indexes).find_links
@@ -207,14 +187,22 @@ def _local_builds(request: ResolveRequest, backend: str) -> str:
 
 
 def _resolve(
-    spec: Spec, request: ResolveRequest, options: ResolveOptions, silent: str | None
+    request: ResolveRequest, options: ResolveOptions, silent: str | None
 ) -> list[ResolvedFile]:
-    """Return one file for each package, from the user's lock or from the resolver."""
+    """Return one file for each package, from the user's lock or from the resolver.
+
+    Args:
+        request: the request.
+        options: the resolver to use.
+        silent: PyTorch's own index, if it does not answer; else None.
+    """
+    spec = request.spec
     try:
         if spec.pylock:
-            files = _supplied(spec.pylock, request)
+            files = _select(parsed(spec.pylock), spec.pylock, request, spec.pylock.parent)
         elif spec.uv_lock:
-            files = _of_uv_lock(spec.uv_lock, request)
+            exported = export(spec.uv_lock, request)
+            files = _select(exported, spec.uv_lock.file, request, request.scratch)
         else:
             files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
@@ -227,26 +215,22 @@ def _resolve(
     return files
 
 
-def _supplied(path: Path, request: ResolveRequest) -> list[ResolvedFile]:
-    """Return the files of a lock that the user supplied."""
-    data = parsed(path)
-    files, unavailable = select(data, request.target, base=path.parent, source=str(path))
-    if unavailable:
-        raise no_file(path, request.target, unavailable_lines(unavailable, request))
-    return files
+def _select(
+    data: Mapping[str, Any], path: Path, request: ResolveRequest, base: Path
+) -> list[ResolvedFile]:
+    """Return the files of a lock that the user supplied; what a lock of uv has elsewhere is built.
 
-
-def _of_uv_lock(lock: UvLock, request: ResolveRequest) -> list[ResolvedFile]:
-    """Return the files of a lock of uv; what comes from elsewhere than an index is built."""
-    files, unavailable = select(
-        export(lock, request),
-        request.target,
-        base=request.scratch,
-        source=str(lock.file),
-        build=request.build,
-    )
+    Args:
+        data: the lock in the standard's form (PEP 751).
+        path: its name in messages.
+        request: the request.
+        base: the folder that relative paths in it start from.
+    """
+    build = request.build if request.spec.uv_lock else None
+    target = request.spec.target
+    files, unavailable = select(data, target, base=base, source=str(path), build=build)
     if unavailable:
-        raise no_file(lock.file, request.target, unavailable_lines(unavailable, request))
+        raise no_file(path, target, unavailable_lines(unavailable, request))
     return files
 
 

@@ -8,7 +8,7 @@ key for. The same answer of a resolver always gives the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from ..core.errors import ConfigError, ResolveError, StagerError
 from ..core.values import Digest, LockedFile, Target
 from ..hub.locked import LockedRepository, locked_from
 from . import torch_backend
+from .cutoff import timestamp
+from .git_pin import GitPin
 from .indexes import Indexes
-from .kept import as_metadata, cutoff_of, git_pins
 from .pylock import Lock, locked_files, select
 from .resolver import describe_unavailable
 
@@ -57,48 +58,50 @@ def read_lock(path: Path, target: Target) -> Lock:
         raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
     data = parsed(path)
     metadata = _metadata(data)
-    spec_digest = None
-    if metadata:
-        try:
+    spec_digest, cutoff = None, metadata.get("exclude-newer")
+    try:
+        if metadata:
             python, platform = str(metadata["python"]), str(metadata["platform"])
             target = Target(python=python, platform=platform)
             spec_digest = Digest(str(metadata["spec-digest"]))
-        except (KeyError, ValueError, StagerError) as exc:
-            raise ResolveError(
-                f"{path}: [tool.stager] is damaged: {exc}",
-                hint="run `stager lock` to make it again",
-            ) from exc
+        if cutoff is not None and timestamp(str(cutoff)):
+            cutoff = str(cutoff)
+        assets = tuple(map(locked_from, metadata.get("assets", ())))
+    except (KeyError, TypeError, ValueError, StagerError) as exc:
+        raise ResolveError(
+            f"{path}: [tool.stager] (spec-digest, exclude-newer or assets) is damaged: {exc}",
+            hint="run `stager lock` to make it again",
+        ) from exc
     resolved, unavailable = select(data, target, base=path.parent.absolute(), source=str(path))
     if unavailable:
         lines = [describe_unavailable(package, target) for package in unavailable]
         raise no_file(path, target, lines)
     files = locked_files(resolved, source=str(path))
-    built = _mapping(metadata.get("sources"))
+    built = toml.table(metadata, "sources")
     return Lock(
         path=path,
         target=target,
         files=files,
         spec_digest=spec_digest,
         digest=digest_of(target, files),
-        indexes=Indexes.from_dict(_mapping(metadata.get("indexes"))),
+        indexes=Indexes.from_dict(toml.table(metadata, "indexes")),
         sources=tuple((wheel, str(label)) for wheel, label in built.items()),
         torch_backend=torch_backend.recorded(path) if metadata else None,
-        git=git_pins(metadata),
-        exclude_newer=cutoff_of(path, metadata),
-        assets=_assets(metadata.get("assets", []), path),
+        git=_git_pins(metadata),
+        exclude_newer=cutoff,
+        assets=assets,
     )
 
 
-def _assets(entries: object, path: Path) -> tuple[LockedRepository, ...]:
-    try:
-        if not isinstance(entries, list):
-            raise ValueError("not an array of tables")
-        return tuple(map(locked_from, entries))
-    except (ValueError, TypeError) as exc:
-        raise ResolveError(
-            f"{path}: [[tool.stager.assets]] is damaged: {exc}",
-            hint="run `stager lock` to make it again",
-        ) from exc
+def _git_pins(metadata: Mapping[str, Any]) -> tuple[GitPin, ...]:
+    """Return the commits that a lock was made with; what is not complete pins nothing."""
+    known = {field.name for field in fields(GitPin)}
+    entries = [one for one in toml.listed(metadata, "git") if isinstance(one, dict)]
+    return tuple(
+        GitPin(**{key: str(value) for key, value in entry.items()})
+        for entry in entries
+        if entry.keys() == known
+    )
 
 
 def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
@@ -116,13 +119,7 @@ def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
 
 def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``[tool.stager]`` of a lock that stager wrote; an empty table for any other lock."""
-    if data.get("created-by") != CREATED_BY:
-        return {}
-    return _mapping(_mapping(data.get("tool")).get("stager"))
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return toml.table(data, "tool", "stager") if data.get("created-by") == CREATED_BY else {}
 
 
 def no_file(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:
@@ -145,8 +142,11 @@ def render(lock: Lock) -> str:
         "spec-digest": str(lock.spec_digest),
         "python": target.python,
         "platform": target.platform,
-        **as_metadata(lock),
     }
+    if lock.git:
+        metadata["git"] = [asdict(pin) for pin in lock.git]
+    if lock.exclude_newer:
+        metadata["exclude-newer"] = lock.exclude_newer
     indexes = lock.indexes.as_dict()
     if indexes:
         metadata["indexes"] = indexes

@@ -25,6 +25,7 @@ from ..core.errors import ResolveError, StagerError
 from ..core.processes import Runner, run
 from ..core.values import Target
 from .indexes import Indexes, resolve_place_variables
+from .requirement_line import write_lines
 from .source_builds import BuildSettings, beside, build_requires
 
 HOUR = 3600.0
@@ -47,6 +48,10 @@ _VERSIONS = re.compile(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")
 """All versions of a package, of which the newest are enough."""
 _LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
 _NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
+
+
+ChosenFile = tuple[str, "str | None"]
+"""The file that pip would install for a pin: its address, and the sha256 that its index gives."""
 
 
 class NoNodeError(StagerError):
@@ -85,12 +90,12 @@ class Pip:
             CommandError: pip took more than an hour.
             StagerError: it cannot be started.
         """
-        listed = self.scratch / "pip-requirements.txt"
-        listed.write_text("\n".join([*self.indexes.pip_lines(), *lines]) + "\n", encoding="utf-8")
+        lines = [*self.indexes.pip_lines(), *lines]
+        listed = write_lines(self.scratch / "pip-requirements.txt", lines)
         argv = [*launcher, sys.executable, "-m", "pip", command]
         argv += ["--disable-pip-version-check", "--no-input"]
         return self.run(
-            [*argv, *options, "-r", str(listed)],
+            [*argv, *options, "-r", listed],
             timeout=HOUR,
             env={**self.environment(), **(env or {})},
             cwd=self.scratch,
@@ -248,19 +253,7 @@ class Pip:
     def other_target_options(self) -> list[str]:
         """Return target options for ``pip install``, which needs a folder for other platforms."""
         options = self.target_options()
-        if not options:
-            return []
-        return [*options, "--target", str(self.scratch / "nowhere")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenFile:
-    """The file that pip would install for a pin."""
-
-    url: str
-    """Its address: of an index, or of a place on this machine."""
-    sha256: str | None
-    """The digest that the index gives; None if it gives none."""
+        return [*options, "--target", str(self.scratch / "nowhere")] if options else []
 
 
 def _chosen(report: Path) -> list[ChosenFile]:
@@ -268,10 +261,7 @@ def _chosen(report: Path) -> list[ChosenFile]:
     entries = json.loads(report.read_text(encoding="utf-8")).get("install", [])
     files = [entry["download_info"] for entry in entries]
     hashes = [file.get("archive_info", {}).get("hashes", {}) for file in files]
-    return [
-        ChosenFile(url=file["url"], sha256=known.get("sha256"))
-        for file, known in zip(files, hashes, strict=True)
-    ]
+    return [(file["url"], known.get("sha256")) for file, known in zip(files, hashes, strict=True)]
 
 
 def _refuse_without_node(output: str) -> None:
@@ -312,21 +302,16 @@ def condense(output: str) -> str:
 
     The cause stands at the end, so a long one is cut at its beginning.
     """
-    lines = []
-    for line in without_url_secrets(output).splitlines():
-        if not _NOISE.search(line):
-            lines.append(line.strip())
-    for number, line in enumerate(lines):
-        if line.startswith("ERROR"):
-            lines = lines[number:]
-            break
-    paragraph = " ".join(line.removeprefix("ERROR: ") for line in lines)
-    text = _VERSIONS.sub(r"(from versions: ..., \1)", re.sub(r"\s+", " ", paragraph).strip())
-    return keep_end(text)
+    output = without_url_secrets(output)
+    lines = [line.strip() for line in output.splitlines() if not _NOISE.search(line)]
+    first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), 0)
+    paragraph = " ".join(line.removeprefix("ERROR: ") for line in lines[first:])
+    return keep_end(_VERSIONS.sub(r"(from versions: ..., \1)", paragraph))
 
 
 def keep_end(text: str) -> str:
-    """Return the end of a text, where tools name the cause; all of it if it is not long."""
+    """Return a text as one line: its end, where tools name the cause; all if it is not long."""
+    text = re.sub(r"\s+", " ", text).strip()
     return text if len(text) <= LONGEST_ERROR else "..." + text[-LONGEST_ERROR:]
 
 
@@ -345,10 +330,8 @@ def find_gone_address(output: str) -> ResolveError | None:
 
 def index_unreachable(output: str) -> ResolveError:
     """Return the error for an index that does not answer, with the lines of a tool that say so."""
-    lines = []
-    for line in without_url_secrets(output).splitlines():
-        if unreachable(line):
-            lines.append(line.strip())
+    output = without_url_secrets(output)
+    lines = [line.strip() for line in output.splitlines() if unreachable(line)]
     return ResolveError(
         "a package index cannot be reached, or refuses the request",
         hint="check the network and pip's configuration (`pip config list`), or use --offline "

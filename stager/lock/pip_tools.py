@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,6 +16,7 @@ from ..core.errors import ResolveError
 from ..core.values import Target
 from .indexes import strip_credentials
 from .pip import HOUR, ChosenFile, condense, index_unreachable, unreachable
+from .requirement_line import write_lines
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 
 _NOT_FOUND = re.compile(
@@ -38,7 +38,7 @@ class PipTools:
             NoSolution: the requirements cannot all be met, or have no file for the target.
             ResolveError: the target is not this machine's Python, or an index cannot be asked.
         """
-        _require_host(request.target)
+        _require_host(request.spec.target)
         _refuse_uv_settings(request)
         pins = self._pins(request)
         chosen, missing = request.pip.choose(list(pins))
@@ -55,7 +55,7 @@ class PipTools:
         pip looks at hashes only where each requirement has some, and downloads every file then.
         """
         name, version = file.identity
-        hashes = request.hashes.get(name, ())
+        hashes = request.spec.hashes.get(name, ())
         if not hashes or file.sha256 in hashes:
             return file
         line = " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
@@ -67,9 +67,7 @@ class PipTools:
 
     def check(self, request: ResolveRequest) -> None:
         """Resolve with pip alone: no digests are needed to know if there is a solution."""
-        options = ["--dry-run", "--ignore-installed", *_constraints(request)]
-        if request.exclude_newer:
-            options += ["--uploaded-prior-to", request.exclude_newer]
+        options = ["--dry-run", "--ignore-installed", *_limits(request)]
         done = request.pip.call("install", options, request.requirements)
         if done.returncode == 0:
             return
@@ -86,26 +84,24 @@ class PipTools:
 
     def _pins(self, request: ResolveRequest) -> dict[str, set[str]]:
         """Return the pins; without the earlier ones where these have no solution any more."""
-        if not request.pins:
-            return self._compile(request)
         try:
             return self._compile(request)
         except (NoSolution, ResolveError):  # an index may have lost a version, for example
-            return self._compile(replace(request, pins=()))
+            if not request.keep.pins:
+                raise
+            return self._compile(replace(request, keep=replace(request.keep, pins=())))
 
     def _compile(self, request: ResolveRequest) -> dict[str, set[str]]:
         """Return the pins, each with the digests that pip-tools allows for it."""
-        source = request.scratch / "requirements.in"
-        _write(source, [*request.indexes.pip_lines(), *request.requirements])
+        lines = [*request.indexes.pip_lines(), *request.requirements]
+        source = write_lines(request.scratch / "requirements.in", lines)
         output = request.scratch / "requirements.txt"
-        _write(output, request.pins)  # pip-tools keeps what stands in its output file
+        write_lines(output, request.keep.pins)  # pip-tools keeps what stands in its output file
         argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
         argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
-        argv += ["--strip-extras", "--no-config", *_constraints(request)]
-        if request.exclude_newer:
-            argv += ["--uploaded-prior-to", request.exclude_newer]
+        argv += ["--strip-extras", "--no-config", *_limits(request)]
         done = request.run(
-            [*argv, "--output-file", str(output), str(source)],
+            [*argv, "--output-file", str(output), source],
             timeout=HOUR,
             env=request.pip.environment(),
             cwd=request.scratch,
@@ -151,34 +147,32 @@ def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveReq
 
 
 def _resolved_file(file: ChosenFile) -> ResolvedFile:
-    path = unquote(urlsplit(file.url).path)
-    is_local = file.url.startswith("file://")
+    url, sha256 = file
+    path = unquote(urlsplit(url).path)
+    is_local = url.startswith("file://")
     return ResolvedFile(
         filename=path.rpartition("/")[2],
-        url=None if is_local else strip_credentials(file.url),
+        url=None if is_local else strip_credentials(url),
         path=Path(path) if is_local else None,
-        sha256=file.sha256,
+        sha256=sha256,
     )
 
 
-def _constraints(request: ResolveRequest) -> list[str]:
+def _limits(request: ResolveRequest) -> list[str]:
+    """Return the options that limit versions."""
     places = list(request.settings.constraints) if request.settings else []
     if request.constraints:
-        path = request.scratch / "constraints.txt"
-        _write(path, request.constraints)
-        places.append(str(path))
-    return [word for place in places for word in ("--constraint", place)]
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        places.append(write_lines(request.scratch / "constraints.txt", request.constraints))
+    argv = [word for place in places for word in ("--constraint", place)]
+    newest = request.keep.exclude_newer
+    return [*argv, "--uploaded-prior-to", newest] if newest else argv
 
 
 def _refuse_uv_settings(request: ResolveRequest) -> None:
     """Refuse settings that only uv honours."""
-    keys = list(request.uv_project.keys) if request.uv_project else []
-    if request.index_strategy not in (None, "unsafe-best-match"):  # which is what pip does
-        keys.append(f'environment.index-strategy: "{request.index_strategy}"')
+    keys = list(request.spec.uv_project.keys) if request.spec.uv_project else []
+    if request.spec.index_strategy not in (None, "unsafe-best-match"):  # which is what pip does
+        keys.append(f'environment.index-strategy: "{request.spec.index_strategy}"')
     if keys:
         raise ResolveError(
             "pip-tools does not honour settings of uv, and without them other packages would be "

@@ -160,26 +160,28 @@ def _is_among(file: Mapping[str, Any], hashes: Collection[str]) -> bool:
     return file.get("hashes", {}).get("sha256") in hashes
 
 
-def _order_wheels(entry: object) -> object:
+def _order_wheels(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a package's entry with the wheel of the highest build tag first.
 
     ``Pylock.select`` takes the first of several wheels with equal tags; the build tag is the
     tie-breaker (binary distribution format, "File name convention").
     """
-    if not isinstance(entry, dict) or not isinstance(entry.get("wheels"), list):
-        return entry
-
-    def build_tag(wheel: Mapping[str, Any]) -> BuildTag:
-        place = wheel.get("name") or wheel.get("url") or wheel.get("path") or ""
-        try:
-            return parse_wheel_filename(_file_name(str(place)))[2]
-        except (ValueError, AttributeError):  # refused where the entry is parsed
-            return ()
-
     try:
-        return {**entry, "wheels": sorted(entry["wheels"], key=build_tag, reverse=True)}
-    except (AttributeError, TypeError):
+        wheels = sorted(entry["wheels"], key=_build_tag, reverse=True)
+    except (AttributeError, KeyError, TypeError):  # refused where the entry is parsed
         return entry
+    return {**entry, "wheels": wheels}
+
+
+def _build_tag(wheel: Mapping[str, Any]) -> BuildTag:
+    try:
+        return parse_wheel_filename(_wheel_name(wheel))[2]
+    except ValueError:  # refused where the entry is parsed
+        return ()
+
+
+def _wheel_name(wheel: Mapping[str, Any]) -> str:
+    return _file_name(str(wheel.get("name") or wheel.get("url") or wheel.get("path") or ""))
 
 
 def _chosen(
@@ -308,8 +310,5 @@ def _require_one_each(files: list[ResolvedFile], source: str) -> None:
 def _unavailable(entry: Mapping[str, Any]) -> UnavailablePackage:
     """Describe a package of a lock without a file that fits, with the wheels it lists."""
     version = f"=={entry['version']}" if "version" in entry else ""
-    files = []
-    for wheel in entry.get("wheels") or []:
-        place = wheel.get("name") or wheel.get("url") or wheel.get("path") or ""
-        files.append(_file_name(str(place)))
-    return UnavailablePackage(requirement=f"{entry['name']}{version}", files=tuple(files))
+    files = tuple(map(_wheel_name, entry.get("wheels") or []))
+    return UnavailablePackage(requirement=f"{entry['name']}{version}", files=files)

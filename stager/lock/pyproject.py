@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from packaging import dependency_groups
@@ -17,49 +16,47 @@ from ..core import toml
 from ..core.errors import ConfigError
 from . import tool_settings, uv_settings
 from .requirement_line import RequirementLine, list_names, relative
+from .requirements import RequirementReader
 from .uv_project import UvProject
 
 
 class PyprojectReader:
-    """Collects the requirements of one ``pyproject.toml`` or script, and the problems in it."""
+    """Reads the requirements of one ``pyproject.toml`` or script."""
 
-    def __init__(self, project: UvProject, root: Path, python: str) -> None:
+    def __init__(self, project: UvProject, taken: RequirementReader) -> None:
         """Start empty.
 
         Args:
             project: the file, and the extras and groups of it that are asked for.
-            root: the folder that file names in messages are relative to.
-            python: the environment's Python, ``major.minor``.
+            taken: takes lines and problems.
         """
         self.project = project
-        self.root = root
-        self.shown = relative(project.file, root)
-        self.python = python
-        self.lines: list[RequirementLine] = []
-        self.problems: list[str] = []
-        self.uv_project: UvProject | None = None
+        self.shown = relative(project.file, taken.root)
+        self.taken = taken
+        self.problems = taken.problems
 
-    def read(self, *, origin: str) -> bool:
+    def read(self, *, origin: str) -> None:
         """Read the dependencies and the extras, or only the groups (PEP 735) where any are named.
 
         Args:
             origin: where the file was named, for the message that it cannot be read.
-
-        Returns:
-            False if the file could not be read.
         """
+        if self.project.is_script:
+            dependencies = self.project.document["project"]["dependencies"]
+            self._finish(self._list_lines(dependencies, "dependencies"))
+            return
         try:
             data = toml.read(self.project.file)
         except ConfigError as exc:
             self.problems.append(f"{origin}: {exc.message}")
-            return False
+            return
         if self.project.groups:
             lines = [
                 line for group in self.project.groups for line in self._read_group(data, group)
             ]
         else:
             lines = self._read_project(data)
-        itself = self._replace_self_references(data, lines)
+        lines, itself = self._replace_self_references(data, lines)
         self.project = replace(
             self.project,
             document=data,
@@ -67,24 +64,17 @@ class PyprojectReader:
             extras=tuple(dict.fromkeys((*self.project.extras, *filter(None, itself)))),
             excluded=(str(data["project"]["name"]),) if itself else (),
         )
-        self._finish()
-        return True
+        self._finish(lines)
 
-    def read_script(self) -> None:
-        """Read the block of a script (PEP 723), which the project's document holds."""
-        dependencies = self.project.document["project"]["dependencies"]
-        self.lines = self._list_lines(dependencies, "dependencies")
-        self._finish()
-
-    def _finish(self) -> None:
+    def _finish(self, lines: Sequence[RequirementLine]) -> None:
         """Check what holds for the whole file, and leave it to uv if only uv honours all of it."""
-        self.problems += tool_settings.list_faults(self.project, self.python, self.root)
-        names = list_names(line.text for line in self.lines)
-        keys = uv_settings.list_keys(self.project.tables, names, self.root)
+        root = self.taken.root
+        self.problems += tool_settings.list_faults(self.project, self.taken.python, root)
+        texts = tuple(line.text for line in lines)
+        keys = uv_settings.list_keys(self.project.tables, list_names(texts), root)
+        self.taken.lines += [replace(line, by_uv=bool(keys)) for line in lines]
         if keys:
-            self.lines = [replace(line, by_uv=True) for line in self.lines]
-            texts = tuple(line.text for line in self.lines)
-            self.uv_project = replace(self.project, keys=keys, requirements=texts)
+            self.taken.leave_to_uv(replace(self.project, keys=keys, requirements=texts))
 
     def _read_project(self, data: Mapping[str, Any]) -> list[RequirementLine]:
         """Read ``[project] dependencies`` and the named extras."""
@@ -139,26 +129,27 @@ class PyprojectReader:
         ]
 
     def _replace_self_references(
-        self, data: Mapping[str, Any], lines: Sequence[RequirementLine]
-    ) -> set[str]:
-        """Take lines, and in place of a project's reference to itself what that stands for.
+        self, data: Mapping[str, Any], lines: list[RequirementLine]
+    ) -> tuple[list[RequirementLine], set[str]]:
+        """Return lines with what a project's reference to itself stands for in its place.
 
         ``all = ["this-project[train,plot]"]`` means these extras of the project here. An index may
         have a stranger's package of that name.
 
         Returns:
-            The extras that are named and hold on the nodes; an empty name for the project itself.
+            The lines, and the extras that are named and hold on the nodes; an empty name for the
+            project itself.
         """
         project = toml.table(data, "project")
         name = canonicalize_name(str(project.get("name", "")))
         if name in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
-            lines, self.lines = (), [*lines]  # uv takes it from the folder that its source names
-        pending = [(line, frozenset[str]()) for line in lines]
+            return lines, set()  # uv takes it from the folder that its source names
+        pending, kept = [(line, frozenset[str]()) for line in lines], []
         seen: set[tuple[str, str]] = set()
         while pending:
             line, above = pending.pop(0)
             if name not in list_names([line.text]):
-                self.lines.append(line)
+                kept.append(line)
                 continue
             reference = Requirement(line.text)
             marker = str(reference.marker or "")
@@ -168,8 +159,9 @@ class PyprojectReader:
             seen |= {(extra, marker) for extra in new}
             found = [one for extra in new for one in self._read_part(project, extra)]
             pending[:0] = [(_limit(one, marker), above.union(named)) for one in found]
-        nodes = tool_settings.list_node_markers(self.python)
-        return {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}
+        nodes = tool_settings.list_node_markers(self.taken.python)
+        here = {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}
+        return kept, here
 
 
 def _limit(line: RequirementLine, marker: str) -> RequirementLine:

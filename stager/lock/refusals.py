@@ -69,12 +69,11 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collectio
         spec: the requirements.
         built: names of wheels that were built here, from sources that were checked before.
     """
-    others = []
-    for file in files:
-        if not _is_allowed(file, spec):
-            others.append(
-                f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
-            )
+    others = [
+        f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
+        for file in files
+        if not _is_allowed(file, spec)
+    ]
     if others:
         raise ResolveError(
             "the hashes in the requirement files do not allow these files",
@@ -82,11 +81,8 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collectio
             "hashes come from with --index-url in the requirement file, or regenerate the hashes",
             context=others,
         )
-
-    if not spec.require_hashes:
-        return
     bare = [file for file in files if file.name not in spec.hashes and file.filename not in built]
-    if bare:
+    if spec.require_hashes and bare:
         raise ResolveError(
             f"{spec.require_hashes} requires a hash of every file, also of those that others need",
             hint="write all packages with their hashes, for example with `uv pip compile "

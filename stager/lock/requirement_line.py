@@ -26,6 +26,8 @@ class RequirementLine:
     """Its place, for messages: ``requirements.txt:3`` or a key path."""
     base: Path
     """The folder that relative paths in it start from."""
+    constraint: bool = False
+    """True if it limits versions only."""
     metadata: bool = False
     """True in a ``pyproject.toml``, where no files are named."""
     by_uv: bool = False
@@ -78,6 +80,18 @@ def format_extras(names: Iterable[str]) -> str:
     if not normalized:
         return ""
     return f"[{','.join(normalized)}]"
+
+
+def find_path(text: str, folders: Iterable[Path]) -> Path:
+    """Return the path that a text means: the first that exists, else that in the first folder."""
+    paths = [Path(os.path.normpath(folder / expand_user(text))) for folder in folders]
+    return next((path for path in paths if path.exists()), paths[0])
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> str:
+    """Write a requirement file; return its path."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
 
 
 def expand_user(text: str) -> Path:

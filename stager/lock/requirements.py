@@ -12,14 +12,14 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import foreign_files
 from ..core.regular_files import bytes_of
 from .indexes import Indexes
-from .pyproject import PyprojectReader
-from .requirement_line import RequirementLine, expand_user, relative
+from .requirement_line import RequirementLine, find_path, relative
 from .uv_project import UvProject
 
 _NEAR = 0.8
@@ -90,13 +90,11 @@ class RequirementReader:
         """
         self.root = root
         self.python = python
-        self.requirements: list[RequirementLine] = []
-        self.constraints: list[RequirementLine] = []
+        self.lines: list[RequirementLine] = []
         self.indexes = Indexes()
-        self.sources: dict[Path, None] = {}
-        """The files that were read, in order."""
         self.problems: list[str] = []
-        self.uv_projects: list[UvProject] = []
+        self.uv_projects: dict[Path, UvProject] = {}
+        """Projects with settings that only uv honours, by their file."""
         self.require_hashes = ""
         """The place that asks for a hash of every file; empty for none."""
         self._seen: set[tuple[Path, bool]] = set()
@@ -116,32 +114,22 @@ class RequirementReader:
         text = self._text(path, origin)
         if text is None:
             return
-        self.sources[path] = None
-        for number, line in _logical_lines(text):
-            line_origin = f"{relative(path, self.root)}:{number}"
-            if line.startswith("-"):
-                self._read_options(line, line_origin, path.parent, constraint=constraint)
+        for number, line_text in _logical_lines(text):
+            line = RequirementLine(
+                text=line_text,
+                origin=f"{relative(path, self.root)}:{number}",
+                base=path.parent,
+                constraint=constraint,
+            )
+            if line_text.startswith("-"):
+                self._read_options(line)
             else:
-                self._read_requirement(line, line_origin, path.parent, constraint=constraint)
+                self._read_requirement(line)
 
-    def read_project(self, project: UvProject, *, origin: str) -> None:
-        """Read the dependencies in a ``pyproject.toml``, or in a script's block (PEP 723)."""
-        reader = PyprojectReader(project, self.root, self.python)
-        if project.is_script:
-            reader.read_script()
-        if project.is_script or reader.read(origin=origin):
-            self.sources[project.file] = None
-        self.requirements += reader.lines
-        self.problems += reader.problems
-        if reader.uv_project:
-            self.uv_projects.append(reader.uv_project)
-
-    def add(self, line: RequirementLine, *, constraint: bool) -> None:
-        """Take one line as a requirement or as a constraint."""
-        if constraint:
-            self.constraints.append(line)
-        else:
-            self.requirements.append(line)
+    def leave_to_uv(self, project: UvProject) -> None:
+        """Note a project that uv is to read, with what other entries take of it."""
+        earlier = self.uv_projects.get(project.file)
+        self.uv_projects[project.file] = earlier.plus(project) if earlier else project
 
     def _text(self, path: Path, origin: str) -> str | None:
         """Return the text of a file; None, with a problem, if it cannot be used."""
@@ -153,74 +141,26 @@ class RequirementReader:
         try:
             text = _decode(bytes_of(path))
         except OSError as exc:
-            self.problems.append(f"{origin}: cannot read {shown}: {exc.strerror}{_near(path)}")
+            why = f"{exc.strerror}{_near(path)}"
         except (UnicodeError, LookupError) as exc:
-            self.problems.append(
-                f"{origin}: cannot read {shown}: {exc}; save it as UTF-8, or begin it with the "
-                "encoding that it has (# -*- coding: latin-1 -*-)"
+            why = (
+                f"{exc}; save it as UTF-8, or begin it with the encoding that it has "
+                "(# -*- coding: latin-1 -*-)"
             )
         else:
             if "\0" not in text:
                 return text
-            self.problems.append(
-                f"{origin}: {shown} has a NUL character, so it is not a text file, or UTF-16 "
-                "without a mark; save it as UTF-8"
+            why = (
+                "it has a NUL character, so it is not a text file, or UTF-16 without a mark; save "
+                "it as UTF-8"
             )
+        self.problems.append(f"{origin}: cannot read {shown}: {why}")
         return None
 
-    def _read_requirement(self, line: str, origin: str, folder: Path, *, constraint: bool) -> None:
-        options = _LINE_OPTIONS.search(line)
-        if options:
-            line = line[: options.start()]
-            self._refuse_options(options[1], origin)
-        if "://" not in line:  # those of a URL may be secrets, and the resolvers fill them in
-            line = _with_variables(line)
-        requirement = RequirementLine(
-            text=line.strip(), origin=origin, base=folder, options=options[1] if options else ""
-        )
-        self.add(requirement, constraint=constraint)
-
-    def _read_options(self, line: str, origin: str, folder: Path, *, constraint: bool) -> None:
-        """Read a line of options."""
-        try:
-            words = shlex.split(line, comments=False)
-        except ValueError as exc:
-            self.problems.append(f"{origin}: {exc}")
-            return
-        while words:
-            if not words[0].startswith("-"):
-                self.problems.append(f"{origin}: {words[0]} belongs on a line of its own")
-                return
-            name, value = _next_option(words)
-            if name not in _KNOWN:
-                self.problems.append(f"{origin}: the option {name} is not known here")
-                return
-            if value is None:
-                self.problems.append(f"{origin}: {name} needs a value")
-            elif name in ("--requirement", "--constraint"):
-                self._include(value, origin, folder, constraint or name == "--constraint")
-            else:
-                self._apply_option(name, value, origin, folder)
-
-    def _apply_option(self, name: str, value: str, origin: str, folder: Path) -> None:
-        if name == "--editable":
-            self.problems.append(f"{origin}: {refuse_editable(f'-e {value}')}")
-        elif name in _INDEX_OPTIONS:
-            if name == "--find-links":
-                value = _find_links(value, (folder, self.root))
-            self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
-        elif name == "--require-hashes":
-            self.require_hashes = self.require_hashes or origin
-
-    def _include(self, name: str, origin: str, folder: Path, constraint: bool) -> None:
-        """Read a file that ``-r`` or ``-c`` names."""
-        if "://" in name:
-            self.problems.append(f"{origin}: {name} is on a server; save a copy beside this file")
-            return
-        self.read_file(folder / _with_variables(name), origin=origin, constraint=constraint)
-
-    def _refuse_options(self, options: str, origin: str) -> None:
-        """Refuse options behind a requirement other than its hashes: they would be lost."""
+    def _read_requirement(self, line: RequirementLine) -> None:
+        found = _LINE_OPTIONS.search(line.text)
+        options = found[1] if found else ""
+        text = line.text[: found.start()] if found else line.text
         for word in options.split():
             option = word.partition("=")[0]
             if not option.startswith("--") or option == "--hash":
@@ -229,8 +169,50 @@ class RequirementReader:
             if option in _KNOWN:
                 remedy = "write it on a line of its own"
             self.problems.append(
-                f"{origin}: {option} after a requirement is not supported; {remedy}"
+                f"{line.origin}: {option} after a requirement is not supported; {remedy}"
             )
+        if "://" not in text:  # those of a URL may be secrets, and the resolvers fill them in
+            text = _with_variables(text)
+        self.lines.append(replace(line, text=text.strip(), options=options))
+
+    def _read_options(self, line: RequirementLine) -> None:
+        try:
+            words = shlex.split(line.text, comments=False)
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {exc}")
+            return
+        while words:
+            if not words[0].startswith("-"):
+                self.problems.append(f"{line.origin}: {words[0]} belongs on a line of its own")
+                return
+            name, value = _next_option(words)
+            if name not in _KNOWN:
+                self.problems.append(f"{line.origin}: the option {name} is not known here")
+                return
+            if value is None:
+                self.problems.append(f"{line.origin}: {name} needs a value")
+            else:
+                self._apply_option(name, value, line)
+
+    def _apply_option(self, name: str, value: str, line: RequirementLine) -> None:
+        if name in ("--requirement", "--constraint"):
+            if "://" in value:
+                self.problems.append(
+                    f"{line.origin}: {value} is on a server; save a copy beside this file"
+                )
+                return
+            path = line.base / _with_variables(value)
+            constraint = line.constraint or name == "--constraint"
+            self.read_file(path, origin=line.origin, constraint=constraint)
+        elif name == "--editable":
+            self.problems.append(f"{line.origin}: {refuse_editable(f'-e {value}')}")
+        elif name in _INDEX_OPTIONS:
+            if name == "--find-links" and "://" not in value and "${" not in value:
+                # As in pip, at the file's folder, else at the working directory.
+                value = str(find_path(value, (line.base, self.root)))
+            self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
+        elif name == "--require-hashes":
+            self.require_hashes = self.require_hashes or line.origin
 
 
 def _decode(data: bytes) -> str:
@@ -288,17 +270,6 @@ def _next_option(words: list[str]) -> tuple[str, str | None]:
 def _with_variables(text: str) -> str:
     """Fill in ``${NAME}`` from the environment, in pip's notation only; unset names stay."""
     return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), text)
-
-
-def _find_links(value: str, bases: Sequence[Path]) -> str:
-    """Return a ``--find-links`` place; a relative folder is made absolute for every reader.
-
-    As in pip, it starts at the file's folder, or where there is none at the working directory.
-    """
-    if "://" in value or "${" in value:
-        return value
-    places = [Path(os.path.normpath(base / expand_user(value))) for base in bases]
-    return str(next((place for place in places if place.exists()), places[0]))
 
 
 def _near(path: Path) -> str:

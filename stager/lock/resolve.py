@@ -26,6 +26,7 @@ from .torch_backend import FindDriver
 from .uv import Uv
 
 _BUILD_OF_TORCH = re.compile(r"(?:^|\n)(torch[\w-]*)==[\w.]+\+(cpu|cu\d+|rocm[\d.]+)")
+_SOLVERS: Mapping[str, type[Solver]] = {"auto": Uv, "uv": Uv, "pip-tools": PipTools}
 # Each round drops what the last reason involved, so this many independent reasons are found.
 ROUNDS = 20
 
@@ -64,45 +65,31 @@ def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFil
         ResolveError: they cannot be met; one context line for each reason, packages without a file
             for the target with what exists instead. Or no index could be asked.
     """
-    solver = solver_for(resolver)
+    if resolver not in _SOLVERS:
+        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
+    solver = _SOLVERS[resolver]()
     try:
         return solver.solve(request)
     except NoSolution as failure:
         raise explain(failure, request, solver) from failure
 
 
-def solver_for(resolver: ResolverName) -> Solver:
-    """Return the solver of that name; ``auto`` is uv."""
-    solvers: Mapping[str, type[Solver]] = {"auto": Uv, "uv": Uv, "pip-tools": PipTools}
-    if resolver not in solvers:
-        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
-    return solvers[resolver]()
-
-
 def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> ResolveError:
     """Return one error with every reason why the requirements have no solution."""
     failures = _all_failures(first, request, solver)
     reasons = [failure.reason for failure in failures if not failure.absent]
-    unavailable: dict[str, UnavailablePackage] = {}
-    for failure in failures:
-        unavailable.update((package.requirement, package) for package in failure.absent)
+    unavailable = {one.requirement: one for failure in failures for one in failure.absent}
     reasons += unavailable_lines(list(unavailable.values()), request)
-    target = request.target
+    target = request.spec.target
+    configured = request.settings.indexes if request.settings else Indexes()
+    misplaced = [] if request.offline else configured.plus(request.indexes).misplaced()
     not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
     return ResolveError(
         f"the requirements have no solution for Python {target.python} on {target.platform}: "
         f"{counted(len(reasons), 'problem')}",
         hint=_remedy(failures, request),
-        context=[*reasons, *not_searched, *_misplaced(request)],
+        context=[*reasons, *not_searched, *misplaced],
     )
-
-
-def _misplaced(request: ResolveRequest) -> list[str]:
-    """Return lines about folders that were to be searched, and cannot have been."""
-    if request.offline:
-        return []
-    configured = request.settings.indexes if request.settings else Indexes()
-    return configured.plus(request.indexes).misplaced()
 
 
 def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
@@ -149,8 +136,6 @@ def unavailable_lines(packages: list[UnavailablePackage], request: ResolveReques
     """Describe what exists for each package without a file that fits; ask pip if not known."""
     lines = []
     for package in packages:
-        files = package.files
-        if not files:
-            files = tuple(request.pip.existing(str(name_of(package.requirement))))
-        lines.append(describe_unavailable(replace(package, files=files), request.target))
+        files = package.files or tuple(request.pip.existing(name_of(package.requirement)))
+        lines.append(describe_unavailable(replace(package, files=files), request.spec.target))
     return lines

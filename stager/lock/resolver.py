@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,12 +20,12 @@ from packaging.version import Version
 
 from ..core.processes import Runner, run
 from ..core.values import Target
+from .cutoff import timestamp
 from .git_pin import GitPin
 from .indexes import Indexes, PipSettings
 from .pip import Pip
 from .requirement_line import list_names
-from .source_builds import BuildSettings
-from .uv_project import UvProject
+from .spec import Spec
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TAGS_SHOWN = 6
@@ -36,41 +35,46 @@ ResolverName = Literal["auto", "uv", "pip-tools"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptPins:
+    """The parts of a lock that the next one keeps."""
+
+    pins: tuple[str, ...] = ()
+    """``name==version`` of packages from an index."""
+    git: tuple[GitPin, ...] = ()
+    """Commits of packages from git repositories, where the same branch is asked for."""
+    cutoff: str | None = None
+    """The cutoff: that of the command, else that of the lock before; None for none."""
+
+    @property
+    def exclude_newer(self) -> str | None:
+        """Return the time in UTC after which uploaded files do not count; None for no limit."""
+        return timestamp(self.cutoff) if self.cutoff else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResolveRequest:
     """Requirements to resolve into one exact file for each package."""
 
+    spec: Spec
+    """All that was read: target, hashes, settings of uv and of builds."""
     requirements: tuple[str, ...]
-    """PEP 508 requirements; none needs to be built."""
+    """PEP 508 requirements; none needs to be built, and none is uv's to read from its file."""
     constraints: tuple[str, ...]
     """PEP 508 requirements that limit versions only."""
-    target: Target
-    """The interpreter and platform to resolve for."""
     indexes: Indexes
     """Places to look in, on top of pip's own configuration."""
     scratch: Path
     """A private folder to work in."""
-    pins: tuple[str, ...] = ()
-    """Pins (``numpy==2.1.0``) of the lock before, which are kept where the requirements allow."""
-    git: tuple[GitPin, ...] = ()
-    """Commits of the lock before, which are kept where the same branch is asked for."""
-    uv_project: UvProject | None = None
-    """The project whose settings only uv honours; its requirements are not in the others."""
-    hashes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The sha256 of each file that may be installed, for each package that has hashes."""
+    keep: KeptPins = KeptPins()
+    """The parts of the lock before that are kept where the requirements allow."""
     settings: PipSettings | None = None
     """pip's configuration; None where nothing is resolved."""
-    index_strategy: str | None = None
-    """uv's rule for packages that several indexes have; None for its own choice."""
     torch_backend: str | None = None
     """Name of PyTorch's index that uv takes its packages from; None for none."""
     build: BuildSource | None = None
     """Builds the wheel of what uv takes from a folder or from a git repository."""
-    exclude_newer: str | None = None
-    """A time in UTC: files that were uploaded after it do not count; None for no limit."""
     offline: bool = False
     """True if only ``indexes.find_links`` counts."""
-    builds: BuildSettings = field(default_factory=BuildSettings)
-    """What builds from source are given."""
     packages: Path | None = None
     """A folder of installed packages, for builds without isolation; None for none."""
     run: Runner = run
@@ -79,18 +83,18 @@ class ResolveRequest:
     @property
     def names(self) -> set[NormalizedName]:
         """Return the packages that the user named."""
-        of_uv = self.uv_project.requirements if self.uv_project else ()
+        of_uv = self.spec.uv_project.requirements if self.spec.uv_project else ()
         return {name_of(text) for text in self.requirements} | list_names(of_uv)
 
     @property
     def pip(self) -> Pip:
         """Return a way to call pip with the same settings."""
         return Pip(
-            target=self.target,
+            target=self.spec.target,
             indexes=self.indexes,
             scratch=self.scratch,
             offline=self.offline,
-            builds=self.builds,
+            builds=self.spec.builds,
             run=self.run,
         )
 
@@ -140,30 +144,18 @@ class UnavailablePackage:
     """The package that requires it, if known."""
 
 
+@dataclass(eq=False)
 class NoSolution(Exception):
     """The requirements cannot all be met."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        blamed: set[NormalizedName],
-        absent: list[UnavailablePackage],
-        not_searched: Sequence[str] = (),
-    ) -> None:
-        """Carry one reason.
-
-        Args:
-            reason: the resolver's explanation, as one paragraph.
-            blamed: the packages, of those the user named, that it involves.
-            absent: packages without a file that fits, if that is the reason.
-            not_searched: lines about indexes that did not count, as an earlier one has the name.
-        """
-        super().__init__(reason)
-        self.reason = reason
-        self.blamed = blamed
-        self.absent = absent
-        self.not_searched = tuple(not_searched)
+    reason: str
+    """The resolver's explanation, as one paragraph."""
+    blamed: set[NormalizedName]
+    """The packages, of those the user named, that it involves."""
+    absent: list[UnavailablePackage]
+    """Packages without a file that fits, if that is the reason."""
+    not_searched: Sequence[str] = ()
+    """Lines about indexes that did not count, as an earlier one has the name."""
 
 
 class Solver(Protocol):
@@ -223,11 +215,8 @@ def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
 
 def _wheel_tags(filenames: Sequence[str]) -> str:
     """List the tags of the wheels among some files, a few of them by name."""
-    tags = set()
-    for filename in filenames:
-        stem, extension = os.path.splitext(filename)  # noqa: PTH122 - a name, not a path
-        if extension == ".whl":
-            tags.add("-".join(stem.split("-")[-3:]))
+    stems = [name.removesuffix(".whl") for name in filenames if name.endswith(".whl")]
+    tags = {"-".join(stem.split("-")[-3:]) for stem in stems}
     if not tags:
         return "no wheel at all"
     listed = ", ".join(sorted(tags)[:TAGS_SHOWN])

@@ -190,10 +190,10 @@ def advice(name: str, output: str) -> str:
 def build_requires(source: Path) -> list[str]:
     """Return what the build of a source tree or sdist asks to be installed first (PEP 518)."""
     try:
-        table = toml.loads(_member(source, "pyproject.toml").decode("utf-8", "replace"), source)
-        listed = table.get("build-system", {}).get("requires")
-    except (StagerError, AttributeError):
-        listed = None
+        document = toml.loads(_member(source, "pyproject.toml").decode("utf-8", "replace"), source)
+    except StagerError:
+        document = {}
+    listed = toml.table(document, "build-system").get("requires")
     return [str(text) for text in listed] if isinstance(listed, list) else ["setuptools", "wheel"]
 
 

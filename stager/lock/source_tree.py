@@ -25,23 +25,9 @@ from ..core.store import sha256_of
 from ..core.values import Digest
 
 _LEFT_BEHIND = (
-    ".git",
-    ".hg",
-    ".svn",
-    ".tox",
-    ".nox",
-    ".venv",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    "__pycache__",
-    "node_modules",
-    "build",
-    "dist",
-    "*.egg-info",
-    "*.pyc",
-    "pylock.toml",
-    "pylock.*.toml",
+    *(".git", ".hg", ".svn", ".tox", ".nox", ".venv", ".mypy_cache", ".ruff_cache"),
+    *(".pytest_cache", "__pycache__", "node_modules", "build", "dist", "*.egg-info", "*.pyc"),
+    *("pylock.toml", "pylock.*.toml"),
 )
 _FROM_GIT = re.compile(
     rb"setuptools[-_](scm|git)|use_scm_version|hatch[-_]vcs|versioneer|versioningit|dunamai|"
@@ -88,6 +74,13 @@ def _description(path: Path) -> str:
         return f"link {path.readlink()}"
     executable = "x" if os.access(path, os.X_OK) else "-"
     return f"{executable} {sha256_of(path)}"
+
+
+def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> Digest:
+    """Return the digest of a file, or of the files of a project that count."""
+    if path.is_file():
+        return sha256_of(path)
+    return digest(path, files(path, skip=skip, run=run))
 
 
 def copy(root: Path, names: Sequence[Path], to: Path) -> None:

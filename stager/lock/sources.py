@@ -11,14 +11,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
-from packaging.markers import Marker
 from packaging.utils import parse_wheel_filename
 
 from ..core.deletion import remove
-from ..core.errors import ResolveError, StagerError
-from ..core.store import Store, sha256_of
+from ..core.errors import ResolveError
+from ..core.store import Store
 from ..core.values import Digest, Target
 from . import source_tree
 from .git_pin import GitPin
@@ -30,59 +28,15 @@ from .source_builds import failed_build
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def build_all(
-    sources: Sequence[SourceRequirement], store: Store, pip: Pip, pins: Sequence[GitPin] = ()
-) -> tuple[list[tuple[SourceRequirement, Path]], list[GitPin]]:
-    """Return the wheel of each source that the target needs, and the commits of repositories.
-
-    Args:
-        sources: the sources.
-        store: the offline root; wheels that are missing there are built.
-        pip: builds them.
-        pins: earlier commits of branches, which are kept.
-
-    Raises:
-        ResolveError: sources that cannot be built; the end of each build in the context.
-    """
-    built: list[tuple[SourceRequirement, Path]] = []
-    problems: list[str] = []
-    commits: list[GitPin] = []
-    nodes = {key: str(value) for key, value in pip.target.environment().items()}
-    for source in sources:
-        if source.marker and not Marker(source.marker).evaluate(nodes):
-            continue
-        try:
-            pin = find_commit(source, pins, pip)
-            chosen = pin_source(source, pin) if pin else source
-            wheel = build(chosen, store, pip)
-            built.append((chosen, wheel))
-            if pin:
-                commits.append(replace(pin, name=parse_wheel_filename(wheel.name)[0]))
-        except StagerError as exc:
-            problems.append(f"{source.label}: {exc.message}")
-            problems += [f"  | {line}" for line in exc.context]
-    if problems:
-        hint = "`pip wheel --no-deps` on each shows the full output"
-        if pip.offline:
-            hint += "; offline, their build backend has to be installed beside stager"
-        raise ResolveError(
-            "local projects and sources that cannot be built into wheels",
-            hint=hint,
-            context=problems,
-        )
-    return built, commits
-
-
-def find_commit(source: SourceRequirement, pins: Sequence[GitPin], pip: Pip) -> GitPin | None:
-    """Return the commit of a source from git: the earlier one, or the present one.
+def pin_source(
+    source: SourceRequirement, pins: Sequence[GitPin], pip: Pip
+) -> tuple[SourceRequirement, GitPin | None]:
+    """Return a source from git at a commit, which stands for the same content for ever.
 
     Returns:
-        None for another source, for a revision that the repository does not list, such as the
-        beginning of a commit, which pip finds, and offline.
+        The source as it is, without a commit, if it is another one, or if its commit is not known.
     """
     url, revision, subdirectory = _split_git_url(source.requirement)
-    if not url:
-        return None
     pin = GitPin(
         name="",
         url=strip_credentials(url),
@@ -90,35 +44,38 @@ def find_commit(source: SourceRequirement, pins: Sequence[GitPin], pip: Pip) -> 
         commit=revision,
         subdirectory=subdirectory,
     )
-    if _COMMIT.fullmatch(revision):
-        return pin
+    commit = _find_commit(url, pin, pins, pip) if url else ""
+    if not commit:
+        return source, None
+    pin = replace(pin, commit=commit)
+    name, at, _ = source.requirement.partition(" @ ")
+    requirement = f"{name + at if at else ''}git+{url}@{commit}{pin.fragment}"
+    chosen = replace(
+        source, requirement=requirement, label=pin.label, digest=pin.digest, moving=False
+    )
+    return chosen, pin
+
+
+def _find_commit(url: str, pin: GitPin, pins: Sequence[GitPin], pip: Pip) -> str:
+    """Return the commit of a revision: the earlier one, or the present one.
+
+    It is empty offline, and for a revision that the repository does not list, such as the beginning
+    of a commit, which pip finds.
+    """
+    if _COMMIT.fullmatch(pin.revision):
+        return pin.revision
     for earlier in pins:
         if earlier.is_of(replace(pin, name=earlier.name)):
-            return earlier
+            return earlier.commit
     if pip.offline:
-        return None
-    asked = ["git", "ls-remote", "--", url, revision or "HEAD"]
+        return ""
+    name = pin.revision or "HEAD"
+    asked = ["git", "ls-remote", "--", url, name]
     env = {"GIT_TERMINAL_PROMPT": "0"}
     listing = pip.run(asked, timeout=600, env=env, check=False).stdout
     known = {ref: commit for commit, _, ref in (row.partition("\t") for row in listing.split("\n"))}
-    for ref in (f"refs/heads/{revision}", f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}"):
-        if ref in known:
-            return replace(pin, commit=known[ref])
-    exact = known.get(revision or "HEAD")
-    return replace(pin, commit=exact) if exact else None
-
-
-def pin_source(source: SourceRequirement, pin: GitPin) -> SourceRequirement:
-    """Return a source from git at a commit, which stands for the same content for ever."""
-    url, _, _ = _split_git_url(source.requirement)
-    name, at, _ = source.requirement.partition(" @ ")
-    return replace(
-        source,
-        requirement=f"{name + at if at else ''}git+{url}@{pin.commit}{pin.fragment}",
-        label=pin.label,
-        digest=pin.digest,
-        moving=False,
-    )
+    refs = (f"refs/heads/{name}", f"refs/tags/{name}^{{}}", f"refs/tags/{name}", name)
+    return next((known[ref] for ref in refs if ref in known), "")
 
 
 def _split_git_url(requirement: str) -> tuple[str, str, str]:
@@ -198,10 +155,7 @@ def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | N
 
 def fitting(folder: Path, target: Target) -> Path | None:
     """Return the first wheel in a folder that fits the target; None if none does."""
-    for path in sorted(folder.glob("*.whl")):
-        if fits(path.name, target):
-            return path
-    return None
+    return next((path for path in sorted(folder.glob("*.whl")) if fits(path.name, target)), None)
 
 
 def fits(wheel_name: str, target: Target) -> bool:
@@ -209,21 +163,10 @@ def fits(wheel_name: str, target: Target) -> bool:
     return not parse_wheel_filename(wheel_name)[3].isdisjoint(target.tags())
 
 
-def requirement_for(source: SourceRequirement, wheel: Path) -> str:
-    """Return the requirement that installs a source's wheel."""
-    name = parse_wheel_filename(wheel.name)[0]
-    marker = f" ; {source.marker}" if source.marker else ""
-    return f"{name}{source.suffix} @ file://{quote(str(wheel))}{marker}"
-
-
 def describe_source(where: Path | str, label: str) -> SourceRequirement:
     """Return a source from its place alone, to build a wheel again that a lock names."""
-    if isinstance(where, str):
-        content, moving = Digest.of(where.encode()), True
-    elif where.is_dir():
-        content, moving = source_tree.digest(where, source_tree.files(where)), False
-    elif where.is_file():
-        content, moving = sha256_of(where), False
-    else:
+    if isinstance(where, Path) and not where.exists():
         raise ResolveError(f"no such file or folder: {where}")
+    moving = isinstance(where, str)
+    content = Digest.of(str(where).encode()) if moving else source_tree.digest_content(Path(where))
     return SourceRequirement(requirement=str(where), label=label, digest=content, moving=moving)

@@ -53,8 +53,6 @@ class Spec:
     """PEP 508 requirements, normalised, each once, in the order they were read."""
     constraints: tuple[str, ...]
     """PEP 508 requirements that limit versions only."""
-    sources: tuple[Path, ...]
-    """The files that were read, in order."""
     target: Target
     """The interpreter and platform to lock for."""
     torch_backend: str | None
@@ -135,7 +133,6 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         root=config.root,
         requirements=tuple(dict.fromkeys(reader.requirements)),
         constraints=tuple(dict.fromkeys(reader.constraints)),
-        sources=tuple(reader.lines.sources),
         target=target,
         torch_backend=environment.torch_backend,
         local_projects=tuple(reader.located.sources),

@@ -20,11 +20,11 @@ from ..core.errors import ConfigError
 from ..core.processes import Runner
 from . import located, uv_lock, uv_settings
 from .indexes import Indexes, is_true
-from .located import LocatedRequirement, SourceReader
+from .located import SourceReader
+from .pyproject import PyprojectReader
 from .requirement_line import (
     RequirementLine,
     expand_user,
-    format_extras,
     normalize_requirement,
     read_hashes,
     relative,
@@ -32,7 +32,7 @@ from .requirement_line import (
 from .requirements import RequirementReader, refuse_editable
 from .source_builds import NEED_NVCC, is_folder, prebuilt
 from .uv_lock import UvLock
-from .uv_project import UvProject, merge_projects, parse_entry, script_project
+from .uv_project import UvProject, parse_entry, script_project
 
 _PYLOCK = re.compile(r"(.*/)?pylock(\.[^./]+)?\.toml")
 _FILE = re.compile(r"[^\s\[\];<>=!~@]+\.(txt|in)")
@@ -56,9 +56,7 @@ class SpecReader:
         skipped = [config.root / name for name in config.project.outputs]
         if config.environment.offline_root:
             skipped.append(config.environment.offline_root)
-        self.located = SourceReader(
-            config.root, python, skipped=skipped, run=run, problems=self.problems
-        )
+        self.located = SourceReader(self.lines, skipped=skipped, run=run)
         self.requirements: list[str] = []
         self.constraints: list[str] = []
         self.remarks: list[str] = []
@@ -75,8 +73,6 @@ class SpecReader:
         self.problems += problems
         if self.uv_lock is None:
             self._read_entries(entries)
-        else:
-            self.lines.sources[self.uv_lock.file] = None
         return None
 
     def _read_entries(self, entries: tuple[str, ...]) -> None:
@@ -90,14 +86,17 @@ class SpecReader:
             if "://" not in place and not is_folder(place):
                 self.problems.append(f"environment.find-links: no folder that can be read: {place}")
         self._read_settings_around()
-        for constraint, lines in enumerate((self.lines.requirements, self.lines.constraints)):
-            for line in lines:
-                self._add_line(line, constraint=bool(constraint))
+        for line in sorted(self.lines.lines, key=lambda line: line.constraint):
+            self._add_line(line)
         self._refuse_empty(entries)
-        projects = [*self.lines.uv_projects, *self.located.uv_projects]
-        self.uv_project, problem = merge_projects(projects)
-        if problem:
-            self.problems.append(problem)
+        projects = [*self.lines.uv_projects.values()]
+        self.uv_project = projects[0] if projects else None
+        if len(projects) > 1:
+            keys = "; ".join(key for project in projects for key in project.keys)
+            self.problems.append(
+                "several projects have settings that only uv honours, and each means its own: "
+                f"{keys}; make them one project or one workspace of uv"
+            )
 
     def of_uv(self) -> dict[str, object]:
         """Return what else of uv's world determines a lock, for the digest."""
@@ -129,7 +128,7 @@ class SpecReader:
         """Return a text with this project's path replaced, so that the digest does not vary."""
         return text.replace(self.root.as_uri(), "file://.").replace(str(self.root), ".")
 
-    def _supplied_lock(self, entry: str, *, alone: bool) -> Path | None:
+    def _supplied_lock(self, entry: str, *, alone: bool) -> Path:
         path = self.root / expand_user(entry)
         if not alone:
             self.problems.append(
@@ -138,8 +137,6 @@ class SpecReader:
             )
         if not path.is_file():
             self.problems.append(f"environment.requirements: no such file: {entry}")
-            return None
-        self.lines.sources[path] = None
         return path
 
     def _read_entry(self, entry: str, key: str, *, constraint: bool) -> None:
@@ -150,7 +147,7 @@ class SpecReader:
         if entry.startswith(("-e ", "--editable")):
             self.problems.append(f"{key}: {refuse_editable(entry)}")
         elif project is not None:
-            self.lines.read_project(project, origin=key)
+            PyprojectReader(project, self.lines).read(origin=key)
         elif _FILE.fullmatch(entry) or _is_file_with_spaces(path):
             self.lines.read_file(path, origin=key, constraint=constraint)
         elif block is not None:
@@ -158,8 +155,8 @@ class SpecReader:
         elif entry.startswith("-"):
             self.problems.append(f"{key}: {entry}: options belong in a requirement file")
         else:
-            line = RequirementLine(text=entry, origin=key, base=self.root)
-            self.lines.add(line, constraint=constraint)
+            line = RequirementLine(text=entry, origin=key, base=self.root, constraint=constraint)
+            self.lines.lines.append(line)
 
     def _read_block(self, entry: str, path: Path) -> Mapping[str, Any] | None:
         """Return the block of a script (PEP 723) that an entry names; None if it names none."""
@@ -175,25 +172,25 @@ class SpecReader:
         environment = self.config.environment
         if lock and len(environment.requirements) == 1 and not environment.constraints:
             self.uv_lock = lock
-            self.lines.sources |= {script: None, lock.file: None}
             return
         if lock:
             self.remarks.append(
                 f"{lock.file.name} does not count: it is a complete lock, and the settings ask for "
                 f"more than {relative(script, self.root)}"
             )
-        self.lines.read_project(script_project(script, block), origin=_INLINE)
+        PyprojectReader(script_project(script, block), self.lines).read(origin=_INLINE)
 
     def _read_settings_around(self) -> None:
         """Take the settings of uv in the project's folder, which hold for requirement files."""
-        if all(line.metadata or line.origin == _INLINE for line in self.lines.requirements):
+        asked = (line for line in self.lines.lines if not line.constraint and not line.metadata)
+        if all(line.origin == _INLINE for line in asked):
             return
         file = self.root / "pyproject.toml"
         project = UvProject(file=file, document=uv_settings.read(file), dependencies=False)
         self.problems += uv_settings.refuse(project.tables, self.root)
         keys = uv_settings.list_keys(project.tables, (), self.root)
         if keys:
-            self.lines.uv_projects.append(replace(project, keys=keys))
+            self.lines.leave_to_uv(replace(project, keys=keys))
 
     @property
     def require_hashes(self) -> str:
@@ -205,7 +202,7 @@ class SpecReader:
 
     def _refuse_empty(self, entries: tuple[str, ...]) -> None:
         """Refuse files without any requirement, as a tool that failed leaves them."""
-        if self.lines.requirements or self.problems:
+        if self.problems or not all(line.constraint for line in self.lines.lines):
             return
         empty = "requirements = [] in place of it, for an environment without packages"
         files = [entry for entry in entries if _FILE.fullmatch(entry)]
@@ -223,63 +220,43 @@ class SpecReader:
                 f'("{path}[train]", "{path}:train"), or write {empty}'
             )
 
-    def _add_line(self, line: RequirementLine, *, constraint: bool) -> None:
+    def _add_line(self, line: RequirementLine) -> None:
         """Sort one line, with the hashes that stand in it."""
         try:
             line = replace(line, hashes=read_hashes(line))
         except ValueError as exc:
             self.problems.append(f"{line.origin}: {exc}")
             return
-        parsed = self._parse(line, constraint=constraint)
-        if isinstance(parsed, LocatedRequirement):
-            wheel = self.located.read(parsed)
-            if wheel is not None:
-                self.requirements.append(wheel)
+        parsed = self._parse(line)
+        if parsed is not None and parsed.url and not line.constraint:
+            wheel = self.located.read(parsed, line)
+            self.requirements += [] if wheel is None else [wheel]
         elif parsed is not None:
             self.located.allow_hashes(parsed.name, line.hashes)
-            (self.constraints if constraint else self.requirements).append(
-                normalize_requirement(parsed)
-            )
-        asked = "" if constraint else self.require_hashes
+            taken = self.constraints if line.constraint else self.requirements
+            taken.append(normalize_requirement(parsed))
+        asked = "" if line.constraint else self.require_hashes
         if asked and not line.hashes:
             self.problems.append(
                 f"{line.origin}: {without_url_secrets(line.text)} has no --hash=sha256:..., which "
                 f"{asked} requires"
             )
 
-    def _parse(
-        self, line: RequirementLine, *, constraint: bool
-    ) -> Requirement | LocatedRequirement | None:
+    def _parse(self, line: RequirementLine) -> Requirement | None:
         """Return what a line asks for; None, with a problem, for neither a package nor a place."""
-        is_archive = foreign_files.bare_name(line.text).endswith(located.ARCHIVES)
-        if is_archive and not line.metadata and not constraint:
-            return located.parse(line)
         problem = ""
-        if not line.metadata:
+        if not line.metadata and (line.constraint or not located.is_archive(line.text)):
             problem = foreign_files.misread(line.text, (line.base, self.root))
         try:
-            parsed = Requirement(line.text)
+            parsed = located.parse(line)
         except InvalidRequirement as exc:
-            found = None
-            if not constraint and located.names_place(line.text):
-                found = located.parse(line)
-            if found is not None:
-                return found
             problem = problem or _describe_malformed(line.text, exc)
         if problem:
             self.problems.append(f"{line.origin}: {problem}")
             return None
         if line.by_uv:
             parsed.url = None  # uv reads the place from the file
-        if parsed.url is None or constraint:
-            return parsed
-        return LocatedRequirement(
-            line=line,
-            place=parsed.url,
-            extras=format_extras(parsed.extras),
-            marker=str(parsed.marker or ""),
-            name=parsed.name,
-        )
+        return parsed
 
 
 def _is_file_with_spaces(path: Path) -> bool:

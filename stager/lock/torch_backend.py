@@ -63,9 +63,8 @@ def settled(
 def recorded(lock: Path) -> str | None:
     """Return the choice that a lock keeps; None for none."""
     try:
-        table = toml.read(lock).get("tool", {}).get("stager", {})
-        backend = table.get("torch-backend")
-    except (StagerError, AttributeError):
+        backend = toml.table(toml.read(lock), "tool", "stager").get("torch-backend")
+    except StagerError:
         return None
     return backend if isinstance(backend, str) and backend in (CPU, *map(name, VARIANTS)) else None
 

@@ -33,6 +33,7 @@ from .git_pin import GitPin, git_pin
 from .indexes import TORCH_INDEX, Indexes, pip_settings, resolve_place_variables
 from .pip import HOUR, find_gone_address, index_unreachable, keep_end, unreachable
 from .pylock import drop_other_files, select
+from .requirement_line import write_lines
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 from .source_builds import advice, beside, failed_build
 
@@ -61,9 +62,7 @@ def command() -> list[str] | None:
     if importlib.util.find_spec("uv"):
         return [sys.executable, "-m", "uv"]
     path = shutil.which("uv")
-    if path is None:
-        return None
-    return [path]
+    return [path] if path else None
 
 
 def required_command() -> list[str]:
@@ -91,11 +90,11 @@ class Uv:
             NoSolution: the requirements cannot all be met, or have no file for the target.
             ResolveError: uv is missing, too old, or could not ask an index.
         """
-        target = _for_target(request.target)
+        target = _for_target(request.spec.target)
         done = self._compile(request, target)
         if done.returncode != 0:
             raise self._failure(request, done)
-        moved = _moved(_answer(request), request.git)
+        moved = _moved(_answer(request), request.keep.git)
         if moved:
             done = self._compile(request, [*target, *_overrides(request, moved)])
             if done.returncode != 0:  # a commit is gone, for example
@@ -115,14 +114,14 @@ class Uv:
         settings = request.settings or pip_settings(request.run)
         indexes = request.indexes
         if not request.offline:
-            indexes = _without_torch(_pips(settings.indexes, request).plus(indexes), request)
-        requirements = request.scratch / "requirements.in"
-        _write(requirements, [*indexes.lines(), *request.requirements])
-        _write_pins(request.scratch / ANSWER, request.pins)
+            indexes = _list_indexes(settings.indexes, request)
+        lines = [*indexes.lines(), *request.requirements]
+        requirements = write_lines(request.scratch / "requirements.in", lines)
+        _write_pins(request.scratch / ANSWER, request.keep.pins)
         # uv looks for a project's settings in this folder and upwards, and stops at the first file.
-        _write(request.scratch / "uv.toml", [])
+        write_lines(request.scratch / "uv.toml", [])
         env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
-        env |= {"UV_PYTHON_DOWNLOADS": "never", **request.builds.variables}
+        env |= {"UV_PYTHON_DOWNLOADS": "never", **request.spec.builds.variables}
         if request.packages is not None:
             env |= beside(request.packages)
         if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
@@ -135,7 +134,7 @@ class Uv:
                 *(word for place in settings.constraints for word in ("--constraints", place)),
                 "-o",
                 ANSWER,
-                str(requirements),
+                requirements,
             ],
             timeout=HOUR,
             env=env,
@@ -168,7 +167,7 @@ class Uv:
         names = {canonicalize_name(a or b) for a, b in _NO_WHEEL.findall(output)}
         if not names:
             return []
-        version = request.target.environment()["python_full_version"]
+        version = request.spec.target.environment()["python_full_version"]
         done = self._compile(request, ["--universal", "--python-version", version])
         if done.returncode == 0:
             _, unavailable = _files(request)
@@ -182,26 +181,25 @@ def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
     argv = ["pip", "compile", "--format", "pylock.toml", "--generate-hashes"]
     argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
     argv += ["--python", sys.executable]
-    if request.index_strategy:
-        argv += ["--index-strategy", request.index_strategy]
+    if request.spec.index_strategy:
+        argv += ["--index-strategy", request.spec.index_strategy]
     if request.torch_backend and not indexes.no_index:
         argv += ["--torch-backend", request.torch_backend]
-    if request.uv_project:
-        argv += request.uv_project.arguments(request.scratch)
+    if request.spec.uv_project:
+        argv += request.spec.uv_project.arguments(request.scratch)
     if indexes.pre:
         argv += ["--prerelease", "allow"]
     if request.offline:
         argv.append("--offline")
-    if request.exclude_newer:
-        argv += ["--exclude-newer", request.exclude_newer]
-    for name in sorted(request.builds.in_environment):
+    if request.keep.exclude_newer:
+        argv += ["--exclude-newer", request.keep.exclude_newer]
+    for name in sorted(request.spec.builds.in_environment):
         argv += ["--no-build-isolation-package", name]
     for host in indexes.trusted_hosts:
         argv += ["--allow-insecure-host", host]
     if request.constraints:
-        constraints = request.scratch / "constraints.txt"
-        _write(constraints, request.constraints)
-        argv += ["--constraints", str(constraints)]
+        constraints = write_lines(request.scratch / "constraints.txt", request.constraints)
+        argv += ["--constraints", constraints]
     return argv
 
 
@@ -234,23 +232,15 @@ def _for_target(target: Target) -> list[str]:
     )
 
 
-def _pips(configured: Indexes, request: ResolveRequest) -> Indexes:
-    """Return the indexes of pip's configuration, without the first where the project has its own.
-
-    uv would take what a requirement file names in place of the project's default.
-    """
-    if request.uv_project and request.uv_project.has_default_index:
-        return replace(configured, index_url=None)
-    return configured
-
-
-def _without_torch(indexes: Indexes, request: ResolveRequest) -> Indexes:
-    """Return the indexes without PyTorch's, from which uv takes PyTorch's packages only."""
-    if request.torch_backend is None:
-        return indexes
-    torch = TORCH_INDEX + request.torch_backend
+def _list_indexes(configured: Indexes, request: ResolveRequest) -> Indexes:
+    """Return the indexes of pip's configuration and of the request, as uv is to take them."""
+    project = request.spec.uv_project
+    if project and project.has_default_index:  # uv would take another one in place of that
+        configured = replace(configured, index_url=None)
+    indexes = configured.plus(request.indexes)
+    torch = TORCH_INDEX + (request.torch_backend or "")  # uv takes PyTorch's packages only from it
     others = tuple(url for url in indexes.extra_index_urls if url != torch)
-    return replace(indexes, extra_index_urls=others)
+    return replace(indexes, extra_index_urls=others) if request.torch_backend else indexes
 
 
 def _answer(request: ResolveRequest) -> dict[str, Any]:
@@ -269,9 +259,8 @@ def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
 
 def _overrides(request: ResolveRequest, pins: Sequence[GitPin]) -> list[str]:
     """Return the arguments that make uv take earlier commits."""
-    path = request.scratch / "commits.txt"
-    _write(path, [pin.requirement for pin in pins])
-    return ["--overrides", str(path)]
+    commits = [pin.requirement for pin in pins]
+    return ["--overrides", write_lines(request.scratch / "commits.txt", commits)]
 
 
 def _files(
@@ -291,9 +280,9 @@ def _files(
             package["vcs"]["requested-revision"] = revision
         elif package["name"] in revisions:
             del package["vcs"]["requested-revision"]
-        drop_other_files(package, request.hashes.get(package["name"], ()))
+        drop_other_files(package, request.spec.hashes.get(package["name"], ()))
     return select(
-        data, request.target, base=request.scratch, source="uv's answer", build=request.build
+        data, request.spec.target, base=request.scratch, source="uv's answer", build=request.build
     )
 
 
@@ -329,7 +318,7 @@ def _failed(output: str) -> ResolveError:
     gone = find_gone_address(output)
     if gone:
         return gone
-    text = keep_end(re.sub(r"\s+", " ", output.replace("error:", "")).strip())
+    text = keep_end(output.replace("error:", ""))
     if "unexpected argument" in output or "invalid value" in output:
         return ResolveError(
             "this version of uv lacks an option that stager needs",
@@ -348,7 +337,3 @@ def _failed(output: str) -> ResolveError:
         hint="correct what uv names; --resolver pip-tools asks another program",
         context=[text],
     )
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

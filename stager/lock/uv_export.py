@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -60,7 +59,7 @@ def _may_be_unchecked(request: ResolveRequest) -> bool:
 
     That is a Python that the project is for, or what a project's own build needs.
     """
-    return request.offline or not request.target.is_host_python
+    return request.offline or not request.spec.target.is_host_python
 
 
 def _arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
@@ -97,7 +96,7 @@ def _failure(lock: UvLock, request: ResolveRequest, output: str) -> ResolveError
         )
     if unreachable(output):
         return index_unreachable(output)
-    text = keep_end(re.sub(r"\s+", " ", output.replace("error:", "")).strip())
+    text = keep_end(output.replace("error:", ""))
     return ResolveError(
         f"uv cannot read {lock.file}",
         hint=f"`{lock.command}` makes it again; one that a newer uv wrote needs that "

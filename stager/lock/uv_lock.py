@@ -76,18 +76,10 @@ class UvLock:
         if self.project.is_script:
             manifest = toml.table(toml.read(self.file), "manifest")
             return tuple(_names(toml.listed(manifest, "requirements")))
-        names: dict[str, None] = {}
+        lists: list[Sequence[object]] = []
         for package in _packages(self.file).get(self._root(), ()):
-            if self.project.dependencies:
-                names.update(dict.fromkeys(_names(toml.listed(package, "dependencies"))))
-            for table, chosen in (
-                ("optional-dependencies", self.project.extras),
-                ("dev-dependencies", self.project.groups),
-            ):
-                for part in chosen:
-                    listed = toml.listed(toml.table(package, table), part)
-                    names.update(dict.fromkeys(_names(listed)))
-        return tuple(names)
+            lists += _list_parts(package, self.project)
+        return tuple(dict.fromkeys(name for listed in lists for name in _names(listed)))
 
     @property
     def overridden(self) -> frozenset[str]:
@@ -116,10 +108,7 @@ class UvLock:
         pending = [*reached]
         while pending:
             for package in packages.get(pending.pop(), ()):
-                lists = [toml.listed(package, "dependencies")]
-                for key in ("optional-dependencies", "dev-dependencies"):
-                    table = toml.table(package, key)
-                    lists += [toml.listed(table, part) for part in table]
+                lists = _list_parts(package, None)
                 new = {name for listed in lists for name in _names(listed)} - reached
                 reached |= new
                 pending += new
@@ -189,6 +178,16 @@ def _packages(file: Path) -> dict[str, list[Mapping[str, Any]]]:
         if isinstance(package, Mapping):  # uv itself says what is wrong with any other
             packages.setdefault(str(package.get("name", "")), []).append(package)
     return packages
+
+
+def _list_parts(package: Mapping[str, Any], taken: UvProject | None) -> Iterator[Sequence[object]]:
+    """Yield the lists of requirements of a package that a project takes; None for all of them."""
+    if taken is None or taken.dependencies:
+        yield toml.listed(package, "dependencies")
+    extras, groups = (taken.extras, taken.groups) if taken else (None, None)
+    for key, chosen in (("optional-dependencies", extras), ("dev-dependencies", groups)):
+        table = toml.table(package, key)
+        yield from (toml.listed(table, name) for name in (table if chosen is None else chosen))
 
 
 def _names(listed: Sequence[object]) -> Iterator[str]:

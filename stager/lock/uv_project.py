@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from ..core import toml
 from . import uv_settings
-from .requirement_line import expand_user
+from .requirement_line import expand_user, write_lines
 
 _ENTRY = re.compile(
     r"(?P<path>.*pyproject\.toml|(.*/)?uv\.lock)(\[(?P<extras>.*)\]|:(?P<groups>.*))?"
@@ -80,9 +80,7 @@ class UvProject:
         argv += [word for extra in self.extras for word in ("--extra", extra)]
         argv += [word for group in self.groups for word in ("--group", f"{file}:{group}")]
         if self.excluded:
-            names = scratch / "excluded.txt"
-            names.write_text("".join(f"{name}\n" for name in self.excluded), encoding="utf-8")
-            argv += ["--excludes", str(names)]
+            argv += ["--excludes", write_lines(scratch / "excluded.txt", self.excluded)]
         return argv
 
     def identity(self, root: Path) -> list[object]:
@@ -95,9 +93,10 @@ class UvProject:
     @property
     def has_default_index(self) -> bool:
         """Return whether it has an index of its own in place of the usual one."""
-        return any(
-            "index-url" in table or any(map(_is_default, uv_settings.list_indexes(table)))
-            for table in self.tables.values()
+        tables = self.tables.values()
+        indexes = [index for table in tables for index in uv_settings.list_indexes(table)]
+        return any("index-url" in one for one in tables) or any(
+            one.get("default") for one in indexes
         )
 
     @property
@@ -143,21 +142,6 @@ def parse_entry(entry: str, root: Path) -> UvProject | None:
     return UvProject(file=file, document={}, dependencies=not groups, extras=extras, groups=groups)
 
 
-def merge_projects(projects: Sequence[UvProject]) -> tuple[UvProject | None, str]:
-    """Return the one project with settings of uv, and why several cannot be honoured together."""
-    merged: dict[Path, UvProject] = {}
-    for project in projects:
-        earlier = merged.get(project.file)
-        merged[project.file] = earlier.plus(project) if earlier else project
-    if len(merged) > 1:
-        keys = "; ".join(key for project in merged.values() for key in project.keys)
-        return None, (
-            f"several projects have settings that only uv honours, and each means its own: {keys}; "
-            "make them one project or one workspace of uv"
-        )
-    return next(iter(merged.values()), None), ""
-
-
 def script_project(script: Path, block: Mapping[str, Any]) -> UvProject:
     """Return a script's block (PEP 723) as a project that may lie anywhere."""
     project: dict[str, Any] = {"name": "script", "version": "0"}
@@ -180,10 +164,6 @@ def _absolute(value: object, key: str, folder: Path) -> object:
     if key in ("path", "url", "find-links") and isinstance(value, str) and "://" not in value:
         return os.path.normpath(folder / value)
     return value
-
-
-def _is_default(index: Mapping[str, Any]) -> bool:
-    return bool(index.get("default"))
 
 
 def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
