@@ -209,7 +209,7 @@ def _reading_rate(job: Job) -> float | None:
     """Measure the bytes a second at which this node reads the bundle; None if it cannot read it."""
     try:
         with BundleFile(job.bundle, job.bundle_id) as bundle:
-            size = os.path.getsize(job.bundle)
+            size = bundle.manifest.size
             count = min(SAMPLE, max(1, size // _SAMPLES))
             taken = []
             for number in range(_SAMPLES):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from ..checks.node_lines import few_names, preflight_line
@@ -207,7 +206,7 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
         heads=tuple(layer.head for layer in manifest.layers),
         room=tuple(room_for([layer]) for layer in manifest.layers),
         own_room=room_for([], manifest),
-        size=os.path.getsize(state.job.bundle),
+        size=manifest.size,
         wheel=None if wheel is None else (wheel.name, wheel.size),
     )
 

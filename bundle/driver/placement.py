@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..checks.node_lines import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
-from ..format.partial_bundle import write_excerpt
+from ..format.partial_bundle import digest_of_all, write_excerpt
 from ..protocol.answers import Answer, PreflightAnswer, UnpackAnswer
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import FileSent, TransferPlan
@@ -49,7 +49,7 @@ def decide(state: State) -> None:
     """Make the plan, and report it; nodes that cannot be served have their problem noted."""
     manifest, size = None, 0
     if state.bundle is not None:
-        manifest, size = state.bundle.manifest, os.path.getsize(state.bundle.path)
+        manifest, size = state.bundle.manifest, state.bundle.manifest.size
     rates, sharing = state.job.rates or ASSUMED, state.transport.nodes_here
     rule = TransferRule(state.job.stage, state.job.transfer, _other_way(state.job))
     plan, problems = make_plan(state.facts, rule, manifest, size, rates, sharing)
@@ -162,12 +162,14 @@ class _Shipment:
     """True if the nodes pass it on to each other; False if ``sbcast`` or ``ssh`` brings it."""
     results: bool = False
     """True for earlier results, which no bundle has."""
+    thin: BundleFile | None = None
+    """The bundle, where it is sent whole and ``source`` does not have the frames of its layers."""
 
     @classmethod
     def of_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
         """Return a shipment of the whole bundle."""
-        size = os.path.getsize(bundle.path)
-        return cls(bundle.path, size, folder, relayed=group.how == RELAY)
+        relayed, thin = group.how == RELAY, bundle if bundle.is_thin else None
+        return cls(bundle.path, bundle.manifest.size, folder, relayed=relayed, thin=thin)
 
     @classmethod
     def of_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, parts: str) -> _Shipment:
@@ -185,10 +187,22 @@ class _Shipment:
             relayed=group.how == RELAY,
         )
 
+    def as_file(self, folder: str) -> _Shipment:
+        """Return it in one file, which ``sbcast`` and ``ssh`` need; it is written to a folder."""
+        if self.thin is None:
+            return self
+        source = os.path.join(folder, "bundle.tar")
+        write_excerpt(self.thin, [name for name, _ in self.thin.manifest.members()], source)
+        return replace(self, source=source, thin=None)
+
+    def digest(self) -> str:
+        """Return the digest of the bytes that are sent."""
+        return digest_of(self.source) if self.thin is None else digest_of_all(self.thin)
+
     def transfer(self, root: str) -> Transfer:
         """Return the file on its way to nodes with some node root."""
         token = secrets.token_hex(TOKEN_BYTES) if self.relayed else ""
-        return Transfer(self.source, self.target(root), self.size, token)
+        return Transfer(self.source, self.target(root), self.size, token, self.thin)
 
     def target(self, root: str) -> str:
         """Return the file's path on a node."""
@@ -218,11 +232,13 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
         for line in _not_relayed(unreached, _other_way(state.job)):
             state.note(line, warning=True)
         nodes, shipment = tuple(unreached), replace(shipment, relayed=False)
-    for group in by_root(nodes, state.facts):
-        for node in _deliver_together(state, shipment, group):
-            delivery = _try(state, shipment, (node,))
-            if delivery.failed and node not in delivery.settled:
-                _blame(state, (node,), delivery.failed)
+    with scratch() if shipment.thin else contextlib.nullcontext("") as folder:
+        shipment = shipment.as_file(folder)
+        for group in by_root(nodes, state.facts):
+            for node in _deliver_together(state, shipment, group):
+                delivery = _try(state, shipment, (node,))
+                if delivery.failed and node not in delivery.settled:
+                    _blame(state, (node,), delivery.failed)
 
 
 def _unreached(state: State, nodes: tuple[str, ...], delivery: Delivery) -> dict[str, str]:
@@ -308,7 +324,7 @@ def _damaged_on_the_way(
     arrived = {node: answers[node].arrived for node in nodes if node in answers}
     if not any(arrived.values()):
         return ()
-    sent = digest_of(shipment.source)
+    sent = shipment.digest()
     return tuple(node for node, digest in arrived.items() if digest and digest != sent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fcntl
 import hashlib
@@ -25,6 +26,7 @@ from .manifest import (
     Manifest,
     ManifestError,
     Part,
+    StoredMember,
     member_header,
     padding,
     parse,
@@ -32,6 +34,8 @@ from .manifest import (
 
 END = bytes(2 * BLOCK)
 """The end of every tar, and so of a bundle."""
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Opening a named pipe would wait for a writer; O_NONBLOCK does not affect a file."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,18 @@ class BundleFile:
         """
         self.path = path
         self._arrival = arrival or Arrival.over()
+        self._layers: dict[str, int] = {}
+        """The open files of layers, by path; used where this file is thin."""
+        self._starts, self._sources = [0], [("", 0)]
+        """For each stretch of the bundle its beginning, and the layer that has it, or else this
+        file; with its beginning goes how much further it is in the bundle than in that file."""
         while True:
             more_may_come = self._arrival.ongoing(path)
             self._handle = self._open()
             try:
                 self._begin(excerpt)
+                if excerpt is None and arrival is None:
+                    self._use_stored_layers()
                 if arrival is None:
                     self.check_frame()
                 if expected is not None and self.manifest.id != expected:
@@ -99,8 +110,10 @@ class BundleFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and those of the layers."""
         os.close(self._handle)
+        while self._layers:
+            os.close(self._layers.popitem()[1])
 
     @property
     def is_arriving(self) -> bool:
@@ -123,15 +136,36 @@ class BundleFile:
         """
         try:
             self._arrival.wait(self._handle, offset + size, self.path)
-            data = os.pread(self._handle, size, offset)
+            data = b""
             while len(data) < size:
-                more = os.pread(self._handle, size - len(data), offset + len(data))
+                handle, place, length = self.locate(offset + len(data), size - len(data))
+                more = os.pread(handle, length, place)
                 if not more:
                     raise self._damaged("it ends too early")
-                data += more
+                data = data + more if data else more
         except OSError as exc:
             raise self._damaged(f"it cannot be read: {exc.strerror or exc}") from exc
         return data
+
+    def locate(self, offset: int, size: int) -> tuple[int, int, int]:
+        """Return the open file that has bytes of the bundle, their offset in it, and how many.
+
+        Args:
+            offset: where they begin in the bundle.
+            size: the number of bytes.
+
+        Raises:
+            OSError: a layer cannot be opened.
+        """
+        number = bisect.bisect_right(self._starts, offset) - 1
+        path, shift = self._sources[number]
+        if number + 1 < len(self._starts):
+            size = min(size, self._starts[number + 1] - offset)
+        if not path:
+            return self._handle, offset - shift, size
+        if path not in self._layers:
+            self._layers[path] = os.open(path, _FLAGS)
+        return self._layers[path], offset - shift, size
 
     def holds(self, member: str) -> bool:
         """Return True if a member of the bundle is in this file."""
@@ -226,7 +260,7 @@ class BundleFile:
                 raise self._damaged(f"the padding behind {name} is not empty")
         self._arrival.wait(self._handle, end + len(END), self.path)
         total = os.fstat(self._handle).st_size
-        if total != end + len(END):
+        if not self.is_thin and total != end + len(END):
             raise self._damaged(f"it has {total} bytes, not {end + len(END)}")
         if self.read(end, len(END)) != END:
             raise self._damaged("the end mark of the tar is damaged")
@@ -246,11 +280,58 @@ class BundleFile:
         if self.read(0, BLOCK) != member_header(name, size):
             raise ManifestError(f"the tar header of {name} is not what it must be")
 
+    @property
+    def is_thin(self) -> bool:
+        """True if some of its members are not in its own file."""
+        return len(self._starts) > 1
+
+    def _use_stored_layers(self) -> None:
+        """Find the members that were cut out of the file, if it is thin.
+
+        Raises:
+            NodeError: a file with one is missing, or is not as long as it must be.
+        """
+        size = os.fstat(self._handle).st_size
+        if size != self.manifest.thin_size or size == self.manifest.size:
+            return
+        stored = {member.name: member for member in self.manifest.stored}
+        cut = sum(BLOCK + member.size + padding(member.size) for member in stored.values())
+        folder, place, behind = layers_folder(self.path), 0, self.manifest.size - cut
+        parts: list[tuple[int, str, int]] = []
+        for name, size in self._members:
+            fill, member = padding(size), stored.get(name)
+            if member is None:
+                parts.append((BLOCK + size + fill, "", place))
+                place += BLOCK + size + fill
+            else:
+                path = self._stored(folder, member)
+                parts += (BLOCK, "", behind), (size, path, member.start), (fill, "", behind + BLOCK)
+                behind += BLOCK + fill
+        position = 0
+        self._starts, self._sources = [], []
+        for length, path, start in (*parts, (len(END), "", place)):
+            self._starts.append(position)
+            self._sources.append((path, position - start))
+            position += length
+
+    def _stored(self, folder: str, member: StoredMember) -> str:
+        """Return the path of the file with a member.
+
+        Raises:
+            NodeError: it is missing, or is not as long as it must be.
+        """
+        path, expected = os.path.join(folder, member.file), member.start + member.size
+        try:
+            found = os.stat(path).st_size
+        except OSError as exc:
+            raise self._unusable_layer(path, files.error_text(exc)) from exc
+        if found != expected:
+            raise self._unusable_layer(path, f"it has {found} bytes, not {expected}")
+        return path
+
     def _open(self) -> int:
         try:
-            # Opening a named pipe would wait for a writer; O_NONBLOCK does not affect a file.
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            handle = self._arrival.open(self.path, flags)
+            handle = self._arrival.open(self.path, _FLAGS)
         except OSError as exc:
             raise NodeError(
                 Problem(ProblemCode.BUNDLE_UNREADABLE, self.path, {"why": files.error_text(exc)})
@@ -259,6 +340,10 @@ class BundleFile:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH)
         return handle
+
+    def _unusable_layer(self, layer: str, why: str) -> NodeError:
+        values = {"layer": layer, "why": why}
+        return NodeError(Problem(ProblemCode.STORED_LAYER_UNUSABLE, self.path, values))
 
     def _another(self, expected: str) -> Problem:
         values = {"id": self.manifest.id[:12], "expected": expected[:12]}
@@ -287,7 +372,8 @@ class BundleFile:
             if hashlib.sha256(data).hexdigest() == sha256:
                 return data
             if not more_may_come:
-                raise self._damaged(why)
+                path, _ = self._sources[bisect.bisect_right(self._starts, offset) - 1]
+                raise self._unusable_layer(path, why) if path else self._damaged(why)
             self._arrival.pause()
 
     def _unusable(self, exc: Exception) -> NodeError:
@@ -298,6 +384,11 @@ class BundleFile:
 
     def _damaged(self, why: str) -> NodeError:
         return NodeError(Problem(ProblemCode.BUNDLE_DAMAGED, self.path, {"why": why}))
+
+
+def layers_folder(path: str) -> str:
+    """Return the directory with the layers of a thin bundle."""
+    return os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(path))), "layers")
 
 
 def digest_of(path: str) -> str:

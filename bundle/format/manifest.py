@@ -11,6 +11,10 @@ A bundle is one uncompressed tar. Its members, in this order::
 All heads come before all frames: a node that receives a bundle bit by bit can place each frame as
 it comes.
 
+A *thin* bundle is a tar without the decompressor and the frames: they are read from the offline
+root, ``../layers/`` of the file's directory. Their headers and padding follow behind its end mark:
+each byte of the bundle is in some file, and a reader finds it as if there were only one.
+
 The manifest names every member with its size, so the whole tar, headers and padding included, is
 determined by it. A reader rebuilds what each header must be and compares: no byte goes unchecked.
 
@@ -26,6 +30,7 @@ import functools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ..protocol.codec import decode
 from ..protocol.digest import Digest, canonical_json
@@ -66,6 +71,21 @@ class FormatError(ManifestError):
     def __init__(self, found: object) -> None:
         super().__init__(f"the bundle has format {found!r}; this program reads format {FORMAT}")
         self.found = found
+
+
+class StoredMember(NamedTuple):
+    """A member that is not in the file of a thin bundle."""
+
+    name: str
+    """Its name in the outer tar."""
+    size: int
+    """Its length in bytes."""
+    file: str
+    """The name of the file in the offline root that ends with it."""
+    start: int
+    """Where it begins there."""
+    digest: Digest
+    """The digest in the manifest that its content follows from."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +184,29 @@ class Manifest:
     def files(self) -> int:
         """Number of files in all layers."""
         return sum(layer.files for layer in self.layers)
+
+    @property
+    def size(self) -> int:
+        """Length in bytes of the bundle, as one file."""
+        return sum(BLOCK + size + padding(size) for _, size in self.members()) + 2 * BLOCK
+
+    @property
+    def thin_size(self) -> int:
+        """Length in bytes of the file of a thin bundle."""
+        return self.size - sum(member.size for member in self.stored)
+
+    @property
+    def stored(self) -> list[StoredMember]:
+        """The members that a thin bundle does not have in its file, in order."""
+        part, members = self.decompressor, []
+        if part is not None:
+            file = f"{part.sha256}.whl"
+            members.append(StoredMember(part.name, part.size, file, 0, part.sha256))
+        for layer in self.layers:
+            _, (name, size) = layer.members
+            file = name.rpartition("/")[2]
+            members.append(StoredMember(name, size, file, layer.head_size, layer.head))
+        return members
 
     def to_bytes(self) -> bytes:
         """Return the content of ``manifest.json``."""

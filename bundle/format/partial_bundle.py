@@ -1,7 +1,8 @@
-"""A file with only some members of a bundle: those that the nodes do not have."""
+"""A file with only some members of a bundle, which the nodes do not have, or with all of them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection
 
@@ -11,6 +12,18 @@ from .archive import END, BundleFile
 from .manifest import member_header, padding
 
 _CHUNK = 8 << 20
+
+
+def digest_of_all(bundle: BundleFile) -> str:
+    """Return the SHA-256 of a bundle as one file, as hexadecimal digits.
+
+    Raises:
+        NodeError: it cannot be read.
+    """
+    state, size = hashlib.sha256(), bundle.manifest.size
+    for offset in range(0, size, _CHUNK):
+        state.update(bundle.read(offset, min(_CHUNK, size - offset)))
+    return state.hexdigest()
 
 
 def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> int:

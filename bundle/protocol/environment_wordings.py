@@ -30,6 +30,13 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         failure_class=FailureClass.DAMAGED_COPY,
         meaning="the file changed after it was built. Copy it again",
     ),
+    ProblemCode.STORED_LAYER_UNUSABLE: Wording(
+        "the bundle refers to a layer in the offline root that cannot be used",
+        "{layer}: {why}",
+        "remove that layer and build again with `stager build`; to use a bundle away from its "
+        "offline root, write all of it with `stager build --output FILE`",
+        FailureClass.DAMAGED_COPY,
+    ),
     ProblemCode.ANOTHER_BUNDLE: Wording(
         "this is another bundle than the job was made for",
         "its id is {id}, expected {expected}",

@@ -89,6 +89,7 @@ class ProblemCode(TextEnum):
     BUNDLE_UNREADABLE = enum.auto()
     BUNDLE_DISK_FAULT = enum.auto()
     BUNDLE_DAMAGED = enum.auto()
+    STORED_LAYER_UNUSABLE = enum.auto()
     ANOTHER_BUNDLE = enum.auto()
     SIGNATURE_REFUSED = enum.auto()
     BUNDLE_OF_OTHER_VERSION = enum.auto()

@@ -10,6 +10,7 @@ import mmap
 import os
 import zlib
 from array import array
+from collections.abc import Callable
 
 from ..system.files import error_text
 from .trees import TREES
@@ -21,6 +22,11 @@ _CHUNKS = 256
 A chunk is passed on once it has come as a whole. So small ones let a slow link's bytes go through
 many nodes without much delay; large ones cost a fast link's nodes less time in Python.
 """
+
+
+Locate = Callable[[int, int], "tuple[int, int, int]"]
+"""Returns the open file that has the bytes at an offset, their offset in it, and how many of the
+wanted ones it has."""
 
 
 class UnwritableFile(Exception):
@@ -45,15 +51,19 @@ class ChunkFile:
             gap.
     """
 
-    def __init__(self, handle: int, size: int, *, complete: bool = False) -> None:
+    def __init__(
+        self, handle: int, size: int, *, complete: bool = False, locate: Locate | None = None
+    ) -> None:
         """Begin with nothing, or with all of it.
 
         Args:
             handle: the open file; it is written to unless it is complete.
             size: its length in bytes, in the end.
             complete: True if all of it is there.
+            locate: finds its bytes, where they are in more than one file; ``handle`` is not used.
         """
         self.handle, self.size = handle, size
+        self.locate: Locate = locate or (lambda offset, length: (handle, offset, length))
         self.chunk_bytes = chunk_size(size)
         count = -(-size // self.chunk_bytes)
         self.totals = [(count - tree + TREES - 1) // TREES for tree in range(TREES)]
@@ -82,7 +92,15 @@ class ChunkFile:
         number = position * TREES + tree
         if not self._known[number]:
             offset, length = self.place(tree, position)
-            self._note(number, zlib.crc32(os.pread(self.handle, length, offset)))
+            checksum = 0
+            while length:
+                handle, place, part = self.locate(offset, length)
+                data = os.pread(handle, part, place)
+                if not data:
+                    break
+                checksum = zlib.crc32(data, checksum)
+                offset, length = offset + len(data), length - len(data)
+            self._note(number, checksum)
         return self._checksums[number]
 
     def add(self, tree: int, data: memoryview, checksum: int) -> None:

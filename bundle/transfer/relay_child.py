@@ -157,7 +157,7 @@ class RelayChild:
     def _send_body(self) -> None:
         """Send as much of the present chunk as the connection takes."""
         offset, length = self._body
-        sent = os.sendfile(self._socket.fileno(), self._file.handle, offset, length)
+        sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
         if not sent:
             raise ConnectionOver("the file has become shorter")
         self._body = offset + sent, length - sent

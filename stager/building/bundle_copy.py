@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from ..config.load import Config
 from ..core.atomic_write import ANOTHER_OUTPUT, output_file
 from ..core.errors import ConfigError
-from ..core.regular_files import opened
 from ..core.suffixes import BUNDLE_SUFFIX
+from ..pack.existing import opened
+from ..pack.members import write_whole
 
 
 def project_folder(config: Config) -> Path | None:
@@ -40,13 +40,14 @@ def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_S
 
 
 def copy_to(bundle: Path, output: Path) -> Path:
-    """Copy a bundle to a file, in place of one that is there, and return the file's path.
+    """Write all of a bundle to a file, in place of one that is there; return the file's path.
 
     Raises:
+        BundleError: the bundle is damaged.
         StagerError: it cannot be written; what was there before still is.
     """
     output = output.absolute()
     hint = f"{ANOTHER_OUTPUT}; the bundle itself is {bundle}"
     with output_file(output, hint=hint) as target, opened(bundle) as source:
-        shutil.copyfileobj(source, target, 1 << 20)
+        write_whole(source, target)
     return output

@@ -5,6 +5,7 @@ Every job starts with this, so the code that makes a bundle is imported only whe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ from bundle.protocol.digest import Digest, canonical_json
 from ..config import script
 from ..config.load import Config
 from ..config.trackers import tracker_outputs
-from ..core.errors import BundleError
+from ..core.digest_cache import DigestCache
+from ..core.errors import BundleError, StagerError
 from ..core.home import expanded
 from ..core.regular_files import text_of
 from ..core.store import Store, sha256_of
@@ -165,7 +167,10 @@ def sources_of_project(
     known = look.unchanged() if remembered else None
     if known is not None:
         return known
-    sources = project_sources(config, own, note, tracked)
+    digests = DigestCache(store)
+    sources = project_sources(config, own, note, tracked, digests.digest_of_content)
+    with contextlib.suppress(StagerError):  # a store that cannot be written to
+        digests.save()
     look.remember(sources)
     return sources
 

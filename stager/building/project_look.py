@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..config.load import Config
+from ..core.digest_cache import SETTLED_NS
 from ..core.errors import StagerError
 from ..core.regular_files import text_of
 from ..core.store import Store, stamp
@@ -28,8 +29,6 @@ _STAMP, _CHANGED = 4, 2
 """Length of a stamp, and the place of the time of the last change in it."""
 _FEWEST = 1_000
 """Files and directories below which a look is as quick as its record."""
-_SETTLED_NS = 2_000_000_000
-"""Nanoseconds that a change must be old: a later one may fall on the same tick of a clock."""
 
 
 class ProjectLook:
@@ -81,7 +80,7 @@ class ProjectLook:
             if source.tree is not None:
                 stamps |= source.tree.looked_at
         latest = max((int(one[_CHANGED]) for one in stamps.values() if one), default=0)
-        if not self._usable or len(stamps) < _FEWEST or latest > self._started - _SETTLED_NS:
+        if not self._usable or len(stamps) < _FEWEST or latest > self._started - SETTLED_NS:
             return
         found = [[one.kind, one.name, one.digest, one.prefix, one.size] for one in sources]
         record = {"key": self._key, "sources": found, "stamps": stamps}

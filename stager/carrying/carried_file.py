@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from bundle.format.archive import END
 from bundle.format.manifest import (
@@ -121,21 +121,6 @@ def read_label(path: Path, data: bytes) -> Label:
             hint="do not use this file; ask whoever sent it for what `stager export` wrote",
         )
     return label
-
-
-class Writable(Protocol):
-    """A file, or what counts what is written to one."""
-
-    def write(self, data: bytes, /) -> object:
-        """Write all of it."""
-
-
-def write_member(out: Writable, name: str, size: int, pieces: Iterator[bytes]) -> None:
-    """Write one member of a tar."""
-    out.write(member_header(name, size))
-    for piece in pieces:
-        out.write(piece)
-    out.write(bytes(padding(size)))
 
 
 class CarriedFile:

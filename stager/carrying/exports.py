@@ -19,7 +19,7 @@ from ..core.regular_files import bytes_of
 from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import short_name
-from ..pack.members import CheckedMembers, MemberError, reader
+from ..pack.members import CheckedMembers, MemberError, reader, write_member
 from ..trust.check import read_signature, signature_of
 from .carried_file import (
     LOCK_NAME,
@@ -27,7 +27,6 @@ from .carried_file import (
     TOOL,
     CarriedPart,
     Label,
-    write_member,
 )
 from .tool import CarriedTool
 

@@ -23,10 +23,10 @@ from ..pack.bundle import bundle_path
 from ..pack.compiled_program import compiled_program
 from ..pack.existing import ChosenBundle
 from ..pack.inspect import InspectedSignature
-from ..pack.members import MemberError, reader
-from ..pack.seals import is_sealed, seal, size_of
+from ..pack.members import MemberError, reader, write_member
+from ..pack.seals import is_sealed, seal
 from ..trust.check import decide, inspected_signature, signature_of
-from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile, write_member
+from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile
 from .exports import members_of
 from .lock_of_bundle import names_wheels
 
@@ -101,7 +101,7 @@ class _Import:
         self._store = store
         self._file = CarriedFile(path, handle)
         self._manifest: Manifest = self._file.manifest
-        self._size = size_of(self._manifest)
+        self._size = self._manifest.size
         if not self._manifest.id.startswith(asked):
             raise BundleError(
                 f"{path} does not carry the bundle that was asked for: its id is "
@@ -114,7 +114,7 @@ class _Import:
         manifest, store = self._manifest, self._store
         final = bundle_path(store, manifest)
         lock = existing.imported_lock(final)
-        here = is_sealed(store, final, self._size, manifest.id)
+        here = is_sealed(store, final, manifest)
         beside = dict(self._file.parts())
         self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
         if not here:
@@ -128,7 +128,7 @@ class _Import:
                 self._write(final)
             with _removed_on_failure(lock), _removed_on_failure(final):
                 self._refuse_other_lock(ChosenBundle(path=final, id=manifest.id), lock)
-            seal(store, final, manifest.id)  # only now it counts as checked
+            seal(store, final, manifest)  # only now it counts as checked
         if SIGNATURE_NAME in beside:
             with store.publishing(signature_of(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
@@ -141,7 +141,7 @@ class _Import:
             bundle=final,
             id=manifest.id,
             name=manifest.name,
-            bytes=final.stat().st_size,
+            bytes=self._size,
             layers=layers,
             layers_here=len(manifest.layers) - layers,
             lock=lock,

@@ -17,16 +17,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bundle.format.manifest import Manifest
+from bundle.format.manifest import Manifest, ManifestError
 from bundle.protocol.digest import Digest
 
 from ..core.deletion import size_of
 from ..core.digest_cache import DigestCache
-from ..core.errors import BundleError, StagerError
+from ..core.errors import StagerError
 from ..core.regular_files import bytes_of, text_of
 from ..core.store import Store
 from ..core.suffixes import BUNDLE_SUFFIX
@@ -155,7 +156,10 @@ def apply(
     partial = _partial(store.root)
     with store.lock(waiting):  # which removes the partial files
         for item in [*partial, *plan(store, rules, now)]:
-            obstacle = _remove(item)
+            if item.kind == "layer" and any(other.kind == "bundle" for other, _ in left):
+                obstacle = "a bundle that stays may need it"  # one that was opened just now
+            else:
+                obstacle = _remove(item)
             if obstacle:
                 left.append((item, obstacle))
             else:
@@ -283,10 +287,13 @@ class _Plan:
         self, manifests: Sequence[Manifest], locked: Collection[str]
     ) -> Iterator[UnusedItem]:
         """Yield the layers that no bundle and no lock needs."""
-        needed = {layer.id for manifest in manifests for layer in manifest.layers}
-        for path in self._unused("layers", _LAYER):
+        needed = {member.file for manifest in manifests for member in manifest.stored}
+        for path in self._unused("layers", _LAYER, ".whl"):
             key = path.name.removesuffix(_LAYER)
-            if key in needed:
+            if path.name in needed:
+                continue
+            if path.suffix == ".whl":
+                yield _item("layer", path, "no bundle needs it")
                 continue
             content = content_of(path, key)
             if content is None:
@@ -322,9 +329,9 @@ class _Plan:
         """Return the files of a directory of the store with one of these endings."""
         return files_in(self.store.root / folder, *endings)
 
-    def _unused(self, folder: str, ending: str) -> Iterator[Path]:
+    def _unused(self, folder: str, *endings: str) -> Iterator[Path]:
         """Yield the files not used within a day, as far as the file system records it."""
-        for path in self._files(folder, ending):
+        for path in self._files(folder, *endings):
             status = path.lstat()
             if max(status.st_mtime, status.st_atime) <= self.limit:
                 yield path
@@ -367,12 +374,10 @@ def _digests_of_locks(folder: Path) -> set[str]:
 
 
 def _manifests(bundles: Iterable[Path]) -> Iterator[Manifest]:
-    """Yield the manifests of bundles, but of those that are damaged and so of no use."""
+    """Yield the manifests of bundles, also where a layer is missing: a job may use the others."""
     for path in bundles:
-        try:
-            yield existing.manifest_of(path)
-        except BundleError:
-            continue
+        with suppress(ManifestError):
+            yield existing.stated_manifest(path)
 
 
 def _partial(root: Path) -> list[UnusedItem]:

@@ -1,4 +1,4 @@
-"""Recorded digests of files in the offline root, so that an unchanged file is read once.
+"""Recorded digests of files in the offline root, and of large ones in projects: each is read once.
 
 A digest holds as long as the file's size, times (in nanoseconds) and inode stay the same: every
 writer of the store publishes by rename, which changes the inode, and an edit in place changes the
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import stat
+import time
 from pathlib import Path
 
 from .errors import StagerError
@@ -18,6 +20,10 @@ from .store import Store, sha256_of, stamp
 from .values import Digest
 
 FILE_NAME = "checked.json"
+SETTLED_NS = 2_000_000_000
+"""Nanoseconds that a change must be old: a later one may fall on the same tick of a clock."""
+_LARGE = 1 << 16
+"""Bytes of a file outside the store from which its digest is worth a record."""
 
 
 class DigestCache:
@@ -53,19 +59,32 @@ class DigestCache:
                 f"{path} is not a file, but a file is expected there",
                 hint="move it away and run the command again",
             )
-        key = str(path.relative_to(self._store.root))
-        current = stamp(status)
-        digest = self._remembered(key, current)
-        if digest is not None:
-            return digest
         try:
-            digest = sha256_of(path)
+            return self._digest(path, str(path.relative_to(self._store.root)), status)
         except OSError as exc:
             raise StagerError(
                 f"{path} cannot be read: {exc.strerror or exc}", hint="make it readable"
             ) from exc
-        self._known[key] = [*current, digest]
-        self._changed = True
+
+    def digest_of_content(self, path: Path) -> Digest:
+        """Return the digest of a file of a project.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        status = path.stat()
+        settled = status.st_ctime_ns < time.time_ns() - SETTLED_NS
+        if not settled or status.st_size < _LARGE:
+            return sha256_of(path)
+        return self._digest(path, str(path.absolute()), status)
+
+    def _digest(self, path: Path, key: str, status: os.stat_result) -> Digest:
+        current = stamp(status)
+        digest = self._remembered(key, current)
+        if digest is None:
+            digest = sha256_of(path)
+            self._known[key] = [*current, digest]
+            self._changed = True
         return digest
 
     def _remembered(self, key: str, current: list[int]) -> Digest | None:

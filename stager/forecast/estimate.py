@@ -79,7 +79,7 @@ def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -
     return Setting(
         bundle=bundle,
         manifest=manifest,
-        size=bundle.stat().st_size,
+        size=manifest.size,
         ranks=ranks,
         # As slurm.request asks for them.
         cpus=config.cluster.cpus_per_task or ranks,

@@ -309,7 +309,7 @@ def script_facts(
     return ScriptFacts(
         job=replace(prepared.job, cpus_per_task=asked.cpus_per_task),
         program=program,
-        bundle_bytes=prepared.bundle.stat().st_size,
+        bundle_bytes=manifest_of(prepared.bundle).size,
         request=asked,
         version=__version__,
         requeue=requeue,

@@ -17,6 +17,7 @@ from bundle.protocol.digest import Digest
 
 from ..config.load import Config
 from ..core.errors import ConfigError
+from ..core.store import sha256_of
 from ..core.values import Target, Wheel
 from .bytecode import COMPILED
 from .compiler import SETTINGS, Compiler
@@ -87,12 +88,17 @@ class LayerSource:
         return self.kind == "asset"
 
     @classmethod
-    def of_tree(cls, kind: str, name: str, tree: Tree, prefix: str) -> LayerSource:
-        """Return the source for files of the user, placed under ``prefix``."""
-        size = sum(file.size for file in tree.files)
-        return cls(
-            kind=kind, name=name, digest=tree_digest(tree), tree=tree, prefix=prefix, size=size
-        )
+    def of_tree(
+        cls,
+        kind: str,
+        name: str,
+        tree: Tree,
+        prefix: str,
+        read: Callable[[Path], Digest] = sha256_of,
+    ) -> LayerSource:
+        """Return the source for files of the user under ``prefix``; ``read`` digests a file."""
+        digest = tree_digest(tree, read)
+        return cls(kind=kind, name=name, digest=digest, tree=tree, prefix=prefix, size=tree.size)
 
 
 def origin(source: LayerSource, target: Target) -> Origin:
@@ -140,6 +146,7 @@ def project_sources(
     own: Sequence[Path],
     note: Callable[[str], None] = lambda line: None,
     tracked: Sequence[str] = (),
+    read: Callable[[Path], Digest] = sha256_of,
 ) -> list[LayerSource]:
     """Return the sources of the layers that are not wheels: the project, the trainer, each asset.
 
@@ -149,6 +156,7 @@ def project_sources(
             the lock, which is of no use on a node and may name wheels by paths of this machine.
         note: called with notes on other files that were left out.
         tracked: results of trackers, left out unless ``project.exclude`` takes them back.
+        read: returns the digest of a file.
 
     Raises:
         StagerError: files that cannot be shipped; see :mod:`stager.layers.project`.
@@ -164,12 +172,12 @@ def project_sources(
             note(line)
         if tree.size > LARGE_PROJECT:
             note(_advise_on_size(tree))
-        sources.append(LayerSource.of_tree("project", config.name, tree, "project"))
+        sources.append(LayerSource.of_tree("project", config.name, tree, "project", read))
     trainer = project_files(Path(str(resources.files("trainer"))), [])
     sources.append(LayerSource.of_tree("trainer", "trainer", trainer, ".stager/site/trainer"))
     for path in assets:
         tree = asset_files(config.root, [path])
-        sources.append(LayerSource.of_tree("asset", Path(path).name, tree, "assets"))
+        sources.append(LayerSource.of_tree("asset", Path(path).name, tree, "assets", read))
     if config.assets.env:
         sources.append(_variables(config, assets))
     return sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -211,8 +211,12 @@ def changed_files(tree: Tree) -> list[str]:
     return changed
 
 
-def tree_digest(tree: Tree) -> Digest:
+def tree_digest(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> Digest:
     """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
+
+    Args:
+        tree: the files and links.
+        read: returns the digest of a file.
 
     Raises:
         StagerError: files that cannot be read any more; all of them.
@@ -221,7 +225,7 @@ def tree_digest(tree: Tree) -> Digest:
 
     def content(file: TreeFile) -> str:
         try:
-            return sha256_of(file.source)
+            return read(file.source)
         except OSError as exc:
             unread.append(f"{file.source}: {exc.strerror or exc}")
             return ""

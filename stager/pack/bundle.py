@@ -1,16 +1,20 @@
-"""Joining layers, the far side's program and a decompressor into one bundle file."""
+"""Joining layers, the far side's program and a decompressor into a bundle.
+
+The file in the offline root is thin (:mod:`bundle.format.manifest`): an edit of a project writes a
+few megabytes, whatever the size of the bundle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from bundle.environment.merge import is_document
+from bundle.format.archive import END
 from bundle.format.layer import Index
 from bundle.format.manifest import (
-    BLOCK,
     MANIFEST_NAME,
     NODE_NAME,
     Layer,
@@ -25,14 +29,15 @@ from bundle.protocol.requires import Requires
 
 from ..core.errors import WheelError
 from ..core.regular_files import bytes_of
-from ..core.store import Store
+from ..core.store import Store, sha256_of
 from ..core.suffixes import BUNDLE_SUFFIX
 from ..core.values import Target, Wheel
 from ..layers.tree import folders_of
 from .libc_needs import LibcNeed, tag_need
+from .members import write_member
 from .program import make_node_program
-from .seals import is_sealed, seal, size_of
-from .stored_layers import checked_frames, index_of, named, stored_head
+from .seals import checked_files, is_sealed, seal
+from .stored_layers import check_frames, index_of, named, stored_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +73,7 @@ class Packed:
     manifest: Manifest
     """Its manifest."""
     size: int
-    """Its length in bytes."""
+    """Its length in bytes, with all its layers."""
     reused: bool
     """True if the store had it already."""
 
@@ -84,27 +89,43 @@ def pack(contents: Contents, store: Store) -> Packed:
     node = make_node_program()
     manifest = _manifest(contents, node)
     path = bundle_path(store, manifest)
-    size = size_of(manifest)
-    if is_sealed(store, path, size, manifest.id):
-        return Packed(path=path, manifest=manifest, size=size, reused=True)
+    if is_sealed(store, path, manifest):
+        return Packed(path=path, manifest=manifest, size=manifest.size, reused=True)
     heads = [stored_head(store, layer) for layer in manifest.layers]
     indexes = [
         index_of(store, layer, head) for layer, head in zip(manifest.layers, heads, strict=True)
     ]
     _refuse_conflicts(manifest.layers, indexes)
-    store.require_space(size, "the bundle")
+    checked = checked_files(store, manifest)
+    for layer, index in zip(manifest.layers, indexes, strict=True):
+        if store.layer(layer.id).name not in checked:
+            check_frames(store, layer, index)
+    if contents.decompressor is not None:
+        _keep(contents.decompressor, store, checked)
+    store.require_space(manifest.thin_size, "the bundle")
+    data = {MANIFEST_NAME: manifest.to_bytes(), NODE_NAME: node}
+    data |= {layer.head_member: head for layer, head in zip(manifest.layers, heads, strict=True)}
     with store.publishing(path) as partial, partial.open("wb") as out:
-        _member(out, MANIFEST_NAME, manifest.to_bytes())
-        _member(out, NODE_NAME, node)
-        if manifest.decompressor is not None and contents.decompressor is not None:
-            _member(out, manifest.decompressor.name, bytes_of(contents.decompressor.path))
-        for layer, head in zip(manifest.layers, heads, strict=True):
-            _member(out, layer.head_member, head)
-        for layer, index in zip(manifest.layers, indexes, strict=True):
-            _copy_frames(out, store, layer, index)
-        out.write(bytes(2 * BLOCK))
-    seal(store, path, manifest.id)
-    return Packed(path=path, manifest=manifest, size=size, reused=False)
+        for name, content in data.items():
+            write_member(out, name, len(content), (content,))
+        out.write(END)
+        for member in manifest.stored:
+            out.write(member_header(member.name, member.size) + bytes(padding(member.size)))
+    seal(store, path, manifest, thin=True)
+    return Packed(path=path, manifest=manifest, size=manifest.size, reused=False)
+
+
+def _keep(decompressor: Wheel, store: Store, checked: Collection[str]) -> None:
+    """Put the decompressor where a thin bundle has it; a wheel may be removed, or changed."""
+    path = store.layers / f"{decompressor.sha256}.whl"
+    if path.name in checked:
+        return
+    with suppress(OSError):  # it is not there, or something else is
+        if sha256_of(path) == decompressor.sha256:
+            return
+    store.require_space(decompressor.size, "the bundle")
+    with store.publishing(path) as partial:
+        partial.write_bytes(bytes_of(decompressor.path))
 
 
 def bundle_path(store: Store, manifest: Manifest) -> Path:
@@ -189,15 +210,3 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
             hint="leave one of the packages out of the requirements, or pin versions that agree",
             context=faults,
         )
-
-
-def _member(out: BinaryIO, name: str, data: bytes) -> None:
-    out.write(member_header(name, len(data)) + data + bytes(padding(len(data))))
-
-
-def _copy_frames(out: BinaryIO, store: Store, layer: Layer, index: Index) -> None:
-    size = layer.size - layer.head_size
-    out.write(member_header(layer.member, size))
-    for piece in checked_frames(store, layer, index):
-        out.write(piece)
-    out.write(bytes(padding(size)))

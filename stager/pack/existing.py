@@ -58,9 +58,9 @@ def made_here(store: Store, path: Path, key: str) -> bool:
 
     The id covers every byte, so it does not matter what happened to the file since.
     """
-    note = store.root / "seals" / f"{path.name}.txt"  # no folder is made in a store to look at it
+    note = _seal(store.root / "bundles" / path.name)
     try:
-        return regular_files.text_of(note).split()[-1:] == [key]
+        return regular_files.text_of(note).partition("\n")[0].split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -161,10 +161,11 @@ def manifest_of(path: Path, asked: str = "") -> Manifest:
         return bundle.manifest
 
 
-def format_of(path: Path) -> int:
-    """Return the version of a bundle's layout; this program's own for a file that is no bundle.
+def stated_manifest(path: Path) -> Manifest:
+    """Return the manifest that a file begins with, whatever the rest of the bundle is like.
 
     Raises:
+        ManifestError: there is none.
         OSError: the file cannot be read.
     """
     with regular_files.opened(path) as handle:
@@ -172,15 +173,22 @@ def format_of(path: Path) -> int:
         try:
             size = int(header[124:135], 8)
         except ValueError:
-            return FORMAT
-        data = handle.read(min(max(0, size), PART_LIMIT))
+            raise ManifestError("it does not begin with a manifest") from None
+        return parse(handle.read(min(max(0, size), PART_LIMIT)))
+
+
+def format_of(path: Path) -> int:
+    """Return the version of a bundle's layout; this program's own for a file that is no bundle.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
-        parse(data)
+        return stated_manifest(path).format
     except FormatError as exc:
         return exc.found if isinstance(exc.found, int) else FORMAT
     except ManifestError:
-        pass
-    return FORMAT
+        return FORMAT
 
 
 def pruned(path: Path) -> Pruned:
@@ -324,7 +332,14 @@ def clear_away(path: Path) -> bool:
             path.unlink()
     except OSError:
         return False
+    with suppress(OSError):
+        _seal(path).unlink()
     return True
+
+
+def _seal(bundle: Path) -> Path:
+    """Return the note of :mod:`.seals`; no folder is made in a store to look at it."""
+    return bundle.parents[1] / "seals" / f"{bundle.name}.txt"
 
 
 def _note(store: Store, project: Path) -> Path:

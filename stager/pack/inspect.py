@@ -166,7 +166,7 @@ def _inspection(path: Path, bundle: BundleFile) -> Inspection:
         name=manifest.name,
         python=manifest.requires.python,
         platform=_platform(manifest),
-        bundle_bytes=path.stat().st_size,
+        bundle_bytes=manifest.size,
         unpacked_bytes=manifest.unpacked_size,
         files=manifest.files,
         imports=manifest.imports,

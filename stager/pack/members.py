@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
-from bundle.format.archive import BundleFile
+from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError
 from bundle.format.layer_head import decode_head, origin_of
-from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest
+from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, member_header, padding
 from bundle.protocol.digest import Digest
 
+from ..core.errors import BundleError
 from ..layers.frame import content_of
 from ..layers.layer_file import decompress_index
 
 Read = Callable[[int], bytes]
 """Returns the next bytes of a member, as many as are asked for."""
+
+
+class Writable(Protocol):
+    """A file, or what counts what is written to one."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write all of it."""
 
 
 class MemberError(Exception):
@@ -138,6 +147,32 @@ def refuse_damage(bundle: BundleFile) -> None:
     for name, _ in bundle.manifest.members():
         for _ in members.pieces(name, reader(bundle, name)):
             pass
+
+
+def write_member(out: Writable, name: str, size: int, pieces: Iterable[bytes]) -> None:
+    """Write one member of a tar."""
+    out.write(member_header(name, size))
+    for piece in pieces:
+        out.write(piece)
+    out.write(bytes(padding(size)))
+
+
+def write_whole(bundle: BundleFile, out: Writable) -> None:
+    """Write all of a bundle as one file, each byte of it checked.
+
+    Raises:
+        BundleError: it is damaged.
+        NodeError: it cannot be read.
+    """
+    members = CheckedMembers(bundle.manifest)
+    try:
+        for name, size in bundle.manifest.members():
+            write_member(out, name, size, members.pieces(name, reader(bundle, name)))
+    except MemberError as exc:
+        raise BundleError(
+            f"{bundle.path} is damaged: {exc}", hint="make it again with `stager build`"
+        ) from exc
+    out.write(END)
 
 
 def reader(bundle: BundleFile, name: str) -> Read:

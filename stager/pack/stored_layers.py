@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 from bundle.format.layer import Index, LayerError
 from bundle.format.layer_head import decode_head
@@ -16,7 +15,7 @@ from ..core.store import Store
 from ..layers.layer_file import decompress_index
 
 _PIECE = 1 << 20
-"""Bytes that are read, hashed and written at a time: they stay in the processor's cache."""
+"""Bytes that are read and hashed at a time: they stay in the processor's cache."""
 
 
 def stored_index(store: Store, layer: Layer) -> Index:
@@ -61,10 +60,8 @@ def named(layer: Layer) -> str:
     return f"{layer.name} {layer.version}".strip()
 
 
-def checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[memoryview]:
-    """Yield a layer's frames in pieces, each of which is gone with the next one.
-
-    A frame that is damaged is found behind its last piece: what was made of them is of no use then.
+def check_frames(store: Store, layer: Layer, index: Index) -> None:
+    """Read all frames of a layer, and compare their digests.
 
     Raises:
         BundleError: one is damaged; the layer has been removed.
@@ -77,10 +74,11 @@ def checked_frames(store: Store, layer: Layer, index: Index) -> Iterator[memoryv
                 digest, left = hashlib.sha256(), frame.size
                 while left and (size := handle.readinto(buffer[: min(left, _PIECE)])):
                     digest.update(buffer[:size])
-                    yield buffer[:size]
                     left -= size
                 if digest.hexdigest() != frame.sha256:
                     raise LayerError("a frame has changed on disk")
+            if handle.read(1):
+                raise LayerError("it is longer than its index says")
     except (LayerError, OSError) as exc:
         raise damaged(store, layer, str(exc)) from exc
 

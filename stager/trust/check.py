@@ -21,7 +21,7 @@ from ..core.errors import BundleError, StagerError
 from ..core.regular_files import opened
 from ..core.store import Store
 from ..pack import existing
-from ..pack.seals import is_sealed, size_of
+from ..pack.seals import is_sealed
 from . import keygen
 from .signers import read_signers
 
@@ -136,7 +136,7 @@ def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
         BundleError: it is damaged, or another one.
     """
     with existing.opened(bundle, bundle_id) as held:
-        if is_sealed(store, bundle, size_of(held.manifest), held.manifest.id):
+        if is_sealed(store, bundle, held.manifest):
             return
         from ..pack.members import MemberError, refuse_damage  # not before: it takes a while
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stager.building.bundle_copy import copy_to
 from stager.carrying.tool import install_program
 from stager.core.values import Target
 from tests.support.building import STAGER, Project
@@ -208,7 +209,7 @@ def test_a_bundle_is_used_where_no_project_is(project: Project, tmp_path: Path) 
     carried = tmp_path / "lab.carry.tar"
     assert project.stager("export", "-o", str(carried)).returncode == 0
     bundle = tmp_path / "stick.tar"
-    shutil.copyfile(built["bundle"], bundle)
+    copy_to(Path(built["bundle"]), bundle)
     nowhere = replace(project, root=tmp_path / "nowhere")
     nowhere.root.mkdir()
     empty = {"OFFLINE_ROOT": str(tmp_path / "empty")}
@@ -238,7 +239,7 @@ def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) ->
     """An older one of the project; one that was imported, where no project is; nothing is built."""
     first = json.loads(project.stager("build", "--no-prove", "--json").stdout)
     kept = tmp_path / "kept.pkgs.tar"
-    shutil.copyfile(first["bundle"], kept)
+    copy_to(Path(first["bundle"]), kept)
     (project.root / "train.py").write_text("print('changed')\n")
     older = project.stager("export", "--bundle", str(kept), "-o", str(tmp_path / "1.carry.tar"))
     assert older.returncode == 0, older.stderr
@@ -265,7 +266,7 @@ def test_a_bundle_that_is_named_is_exported(project: Project, tmp_path: Path) ->
 def test_a_bundle_whose_lock_is_not_here_is_not_exported(project: Project, tmp_path: Path) -> None:
     built = json.loads(project.stager("build", "--no-prove", "--json").stdout)
     kept = tmp_path / "kept.pkgs.tar"
-    shutil.copyfile(built["bundle"], kept)
+    copy_to(Path(built["bundle"]), kept)
     nowhere = replace(project, root=tmp_path / "nowhere")
     nowhere.root.mkdir()
     for place in (nowhere, project):

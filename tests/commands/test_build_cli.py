@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bundle.format.archive import BundleFile
+from bundle.format.partial_bundle import digest_of_all
+from bundle.protocol.digest import Digest
 from tests.support.building import STAGER, Project, left_in_tmp, listing
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
@@ -55,7 +58,7 @@ def test_the_json_object_is_all_there_is_on_standard_output(project: Project) ->
     again = built(project, "--offline")
     assert (again["layers_built"], again["layers_reused"]) == (0, 4)
     assert (again["id"], again["bundle"]) == (report["id"], report["bundle"])
-    assert len(listing(Path(str(report["bundle"])))) == 3 + 2 * 4
+    assert len(listing(Path(str(report["bundle"])))) == 2 + 4, "the layers beside it have the rest"
 
 
 def test_the_path_alone_is_data_and_the_rest_is_talk(project: Project) -> None:
@@ -123,7 +126,8 @@ def test_what_changed_and_a_copy_elsewhere(project: Project, wheelhouse: Path) -
     assert done.stdout.strip() == str(copy)
     assert "packages: added cli-tool 1.0; removed alpha; changed beta 2.0 -> 2.5" in done.stderr
     made = built(project)
-    assert copy.read_bytes() == Path(str(made["bundle"])).read_bytes()
+    with BundleFile(str(made["bundle"])) as bundle:
+        assert digest_of_all(bundle) == Digest.of(copy.read_bytes())
     assert made["output"] is None
     assert made["changes"] == {"added": [], "removed": [], "changed": [], "bytes": 0}
     folder = project.root.parent / "folder"
@@ -361,7 +365,7 @@ def test_too_few_files_may_be_open(project: Project) -> None:
     ("what", "there", "size"),
     [
         ("the layers", ["wheels"], "12m"),
-        ("the bundle", ["wheels", "layers"], "14m"),
+        ("the bundle", ["wheels", "layers"], "17200k"),
         ("the proof that nothing is missing", ["wheels", "layers"], "25m"),
     ],
 )

@@ -18,6 +18,7 @@ from bundle.format.manifest import FORMAT, member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
 from bundle.system.files import facts_of
+from stager.building.bundle_copy import copy_to
 from stager.building.current_bundle import newest_bundle
 from stager.cleanup.clean import Rules, plan
 from stager.cli import main
@@ -104,7 +105,7 @@ def test_an_id_names_a_bundle_and_is_compared(project: Project, two: tuple[Path,
     old, new = manifest_of(first).id, manifest_of(second).id
     assert with_id(project.store, old[:12]).path == first
     anywhere = project.root / "copy.tar"
-    shutil.copyfile(first, anywhere)
+    copy_to(first, anywhere)
     cases: list[tuple[list[str], str]] = [
         (["--id", old], "alpha 1.0\n"),
         (["--id", old[:12].upper()], "alpha 1.0\n"),
@@ -146,13 +147,13 @@ def test_the_script_notices_another_bundle_in_the_place_of_its_own(
 ) -> None:
     first, second = two
     place = project.root / "shared.tar"
-    shutil.copyfile(first, place)
+    copy_to(first, place)
     argv = [*SCRIPT, "--bundle", str(place), "--log-dir", str(tmp_path / "logs")]
     script = tmp_path / "job.sh"
     printed = project.stager(*argv, "--", "train.py")
     assert printed.returncode == 0, printed.stderr
     script.write_text(printed.stdout)
-    shutil.copyfile(second, place)
+    copy_to(second, place)
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert f"{place} is another bundle than the one this script was made for" in done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stager.building.bundle_copy import copy_to
 from tests.support.building import Project
 
 
@@ -45,7 +46,7 @@ def test_a_document_is_no_part_of_the_project(project: Project, tmp_path: Path) 
     printed = project.stager("inspect", "--sbom", bundle)
     assert printed.stdout == file.read_text()
     elsewhere = tmp_path / "carried.pkgs.tar"
-    elsewhere.write_bytes(built.packed.path.read_bytes())
+    copy_to(built.packed.path, elsewhere)
     (project.root / "stager.toml").unlink()
     done = project.stager("inspect", "--sbom", str(elsewhere), "-o", "bill.json")
     assert done.returncode == 0, done.stderr

@@ -53,9 +53,11 @@ def versions(
         asked = [*REQUIREMENTS, f"{UPGRADED} @ {wheel.as_uri()}"]
         pinned = SETTINGS.replace(json.dumps(REQUIREMENTS), json.dumps(asked))
         (root / "stager.toml").write_text(pinned)
-        done = torch_project.stager("build", "--json", "--no-prove", cwd=root, timeout=900)
+        output = root.parent / f"{version}.pkgs.tar"
+        build = ("build", "--json", "--no-prove", "--output", str(output))
+        done = torch_project.stager(*build, cwd=root, timeout=900)
         assert done.returncode == 0, done.stderr
-        return Path(json.loads(done.stdout)["bundle"])
+        return output
 
     return build("1.0"), build("2.0")
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from bundle.format.archive import BundleFile
 from bundle.system.network import port_for
+from tests.support.bundles import rot
 from tests.support.cluster import Cluster, make_cluster, remove_cluster
 from tests.support.failing import (
     LOGS,
@@ -184,11 +186,12 @@ def test_a_place_where_nothing_can_be_executed(scene: Scene) -> None:
 def test_a_damaged_layer(scene: Scene) -> None:
     """One node sees other bytes of the last layer than the rest."""
     empty_nodes(scene.cluster)
-    data = bytearray(scene.bundle.read_bytes())
-    data[len(data.rstrip(b"\0")) - 100] ^= 1
+    with BundleFile(str(scene.bundle)) as bundle:
+        layer = scene.bundle.parents[1] / bundle.manifest.layers[-1].member
     copy = scene.bench.root / "damaged.tar"
-    copy.write_bytes(data)
-    with instead(scene.cluster, "node03", {str(scene.bundle): copy}):
+    copy.write_bytes(layer.read_bytes())
+    rot(copy)
+    with instead(scene.cluster, "node03", {str(layer): copy}):
         said = scene.run("all=sleeps")
     scene.assert_told(said, Told("node03", None, "damaged-copy"))
 

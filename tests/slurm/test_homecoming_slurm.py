@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
+from stager.pack.existing import manifest_of
 from tests.support.building import Project, Supplies
 from tests.support.cluster import Cluster, script
 from tests.support.processes import until
@@ -131,7 +132,7 @@ def test_results_come_home(
     assert (code, report["world_size"]) == (0, 6), said
     assert "srun:" not in said  # of a step that has ended well, or was ended from here
     assert "CANCELLED" not in said
-    assert report["bytes_broadcast"] == Path(report["bundle"]).stat().st_size
+    assert report["bytes_broadcast"] == manifest_of(Path(report["bundle"])).size
     assert "cannot see the bundle" in report["plan"]["why"]
     [collected] = report["collected"]
     assert (collected["node"], collected["to"]) == ("node01", str(at_home.root))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from stager.pack.existing import manifest_of
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.processes import living, until
@@ -204,7 +205,7 @@ def test_a_dry_run_asks_for_nothing(cluster: Cluster, slurm_project: Project) ->
         )
         assert (code, report["dry_run"]) == (0, True)
         assert report["argv"][0] == ("sbatch" if more else "salloc")
-        assert report["bytes_at_most"] == Path(report["bundle"]).stat().st_size
+        assert report["bytes_at_most"] == manifest_of(Path(report["bundle"])).size
     assert queued(cluster) == ""
     assert not list(logs(slurm_project).glob("events.*"))
 

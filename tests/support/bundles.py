@@ -23,6 +23,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer_head import origin_of, packed_index
 from bundle.format.manifest import member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
+from stager.building.bundle_copy import copy_to
 from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
 from stager.layers.build import make_layers
@@ -30,6 +31,7 @@ from stager.layers.project import project_files
 from stager.layers.source import LayerSource
 from stager.pack.bundle import Contents, Packed, pack
 from stager.pack.decompressor import decompressor_lock
+from stager.pack.seals import seal
 from stager.wheels.fetch import fetch
 from tests.support.building import ORIGIN
 
@@ -63,6 +65,7 @@ def make_bundle(
     *,
     decompressor: Wheel | None,
     project: Path | None = None,
+    thin: bool = False,
     **says: Any,
 ) -> Packed:
     """Build a bundle of these wheels and the files of a project for this machine.
@@ -72,6 +75,7 @@ def make_bundle(
         wheels: wheel files.
         decompressor: the zstandard wheel; None leaves it out.
         project: the project's folder.
+        thin: True to leave the layers out of its file, as a build does.
         **says: further fields of ``Contents``.
     """
     found = tuple(map(wheel, wheels))
@@ -86,7 +90,15 @@ def make_bundle(
         contents = Contents(
             target=HERE, wheels=found, layers=made.layers, decompressor=decompressor, **fields
         )
-        return pack(contents, store)
+        packed = pack(contents, store)
+    return packed if thin else whole(store, packed)
+
+
+def whole(store: Store, packed: Packed) -> Packed:
+    """Put the one file of a bundle in the place of its thin one."""
+    copy_to(packed.path, packed.path)
+    seal(store, packed.path, packed.manifest)
+    return packed
 
 
 def node_program(bundle: Path, folder: Path) -> Path:

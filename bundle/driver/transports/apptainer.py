@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Sequence
 
+from ...format.archive import layers_folder
 from ...node.location import ROOT_VARIABLE
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
@@ -81,7 +82,8 @@ def entering(
     """
     settings = job.launch
     image = settings.container_image or ""
-    bound = [*_places(job), job.run_dir, os.path.dirname(job.bundle), *folders]
+    bundle = (os.path.dirname(job.bundle), layers_folder(job.bundle))
+    bound = [*_places(job), job.run_dir, *bundle, *folders]
     return [
         *("/bin/sh", "-c", ENTER, "stager", image.rstrip("/"), json.dumps(image), phase),
         *("yes" if framed else "", "yes" if stays else "", ",".join(settings.container_mounts)),

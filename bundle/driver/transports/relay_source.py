@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ...channel import agent_channel
 from ...format.archive import digest_of
+from ...format.partial_bundle import digest_of_all
 from ...protocol.answers import Ready
 from ...protocol.enumerations import PhaseName
 from ...protocol.problem import NodeError, Problem, ProblemCode
@@ -118,6 +119,9 @@ def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
     Raises:
         NodeError: it cannot be opened.
     """
+    if transfer.bundle is not None:
+        yield ChunkFile(-1, transfer.size, complete=True, locate=transfer.bundle.locate)
+        return
     try:
         handle = os.open(transfer.source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
@@ -156,6 +160,9 @@ def _refuse_unreadable(transfer: Transfer) -> None:
     Raises:
         NodeError: it cannot be read, or has become shorter: that is no node's fault.
     """
+    if transfer.bundle is not None:
+        digest_of_all(transfer.bundle)
+        return
     digest_of(transfer.source)
     size = os.path.getsize(transfer.source)
     if size < transfer.size:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Protocol, Union
 
+from ...format.archive import BundleFile
 from ...node.location import ROOT_VARIABLE
 from ...protocol.answers import AgentEvent
 from ...protocol.events import DriverEvent, Remark
@@ -64,6 +65,8 @@ class Transfer:
     """Bytes."""
     token: str = field(default="", repr=False)
     """The random token of a relay, in hexadecimal digits; empty if it is sent without one."""
+    bundle: BundleFile | None = None
+    """The bundle to send, where it is thin: ``source`` then is not all of it."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,13 @@ from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.requests import Incoming, RelayTask, UnpackRequest
+from stager.core.store import Store
 from stager.pack.bundle import Packed
+from tests.support.bundles import make_bundle, wheel
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for
 from tests.support.problems import worded
+from tests.support.wheelhouse import make_wheel
 
 ENDED = Ended(0, ProblemCode.NO_ANSWER, {"why": "exit status 0"})
 
@@ -139,6 +142,19 @@ def carried_out(packed: Packed, folder: Path, transport: Sending) -> State:
 
 def whys(state: State) -> dict[str, str]:
     return {node: answer.problems[0].why for node, answer in state.answers.items() if not answer.ok}
+
+
+def test_a_thin_bundle_is_sent_in_one_file(zstandard_wheel: Path, tmp_path: Path) -> None:
+    store, wheels = Store(tmp_path / "store"), [make_wheel(tmp_path, "single")]
+    whole = make_bundle(store, wheels, decompressor=wheel(zstandard_wheel))
+    data = whole.path.read_bytes()
+    whole.path.unlink()
+    thin = make_bundle(store, wheels, decompressor=wheel(zstandard_wheel), thin=True)
+    transport = Sending()
+    carried_out(thin, tmp_path, transport)
+    ((transfer, sent),) = transport.transfers
+    assert (sent, transfer.size) == (data, len(data))
+    assert not Path(transfer.source).exists()
 
 
 def test_when_all_goes_well_it_is_sent_once(single: Packed, tmp_path: Path) -> None:

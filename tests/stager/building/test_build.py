@@ -11,11 +11,13 @@ import pytest
 from bundle.protocol.codec import encode
 from stager.building import project_size
 from stager.building.build import Built, build_result
+from stager.building.bundle_copy import copy_to
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
+from stager.core import digest_cache
 from stager.core.errors import BundleError, ResolveError, StagerError, WheelError
-from stager.core.store import Store
-from stager.core.values import Target
+from stager.core.store import Store, sha256_of
+from stager.core.values import Digest, Target
 from stager.pack.batch_marks import mark
 from stager.pack.existing import newest
 from tests.support.building import Project, Recorder, contents, digests, index_of
@@ -65,7 +67,7 @@ def test_the_report_has_the_keys_that_scripts_rely_on(project: Project) -> None:
     assert report["id"] == built.packed.manifest.id
     assert len(report["id"]) == 64
     assert report["packages"] == 2
-    assert report["bundle_bytes"] == built.packed.path.stat().st_size
+    assert report["bundle_bytes"] == built.packed.manifest.size
     indexes = [index_of(project.store.layer(layer.id)) for layer in built.made.layers]
     assert report["files"] == sum(len(index.files) for index in indexes)
     assert report["unpacked_bytes"] == sum(index.unpacked_size for index in indexes)
@@ -354,6 +356,38 @@ def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
     assert any("building it again" in note for note in recorder.notes)
     assert recorder.notes[-1] == f"{second.name} replaces {first.name}, which is removed"
     assert current_bundle(load(project.root), Recorder()).path == second
+
+
+def test_an_edit_neither_reads_nor_writes_an_asset(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a store grows by in ten edits is less than one asset, which is whole in each bundle."""
+    asset = project.root / "data.bin"
+    asset.write_bytes(os.urandom(6 << 20))
+    monkeypatch.setattr(digest_cache, "SETTLED_NS", -(10**12))  # it need not grow old first
+    first = project.settings("alpha", more='[assets]\npaths = ["data.bin"]').build().packed
+    current_bundle(load(project.root), Recorder())
+    before = sum(path.stat().st_size for path in files_below(project.store.root))
+    read: list[Path] = []
+
+    def noting(path: Path) -> Digest:
+        read.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr(digest_cache, "sha256_of", noting)
+    for number in range(10):
+        (project.root / "train.py").write_text(f"# {number}\n")
+        bundle = current_bundle(load(project.root), Recorder()).path
+    assert asset not in read
+    assert bundle.stat().st_size < 2 << 20
+    assert sum(path.stat().st_size for path in files_below(project.store.root)) - before < 1 << 17
+    copy = copy_to(bundle, project.root.parent / "carried.pkgs.tar")
+    assert copy.stat().st_size > 6 << 20
+    assert not first.path.exists()
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project: Project) -> None:

@@ -15,7 +15,12 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from bundle.format.archive import BundleFile
+from bundle.format.layer import Frame
 from bundle.format.layer_head import HEAD_PREFIX, head_summary
+from bundle.format.manifest import Layer
+from bundle.format.partial_bundle import digest_of_all
+from bundle.protocol.problem import NodeError, ProblemCode
+from stager.building.bundle_copy import copy_to
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel
@@ -23,7 +28,9 @@ from stager.layers.build import make_layers
 from stager.pack.bundle import Contents, Packed, pack, requires, short_name
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.program import make_node_program
+from stager.pack.stored_layers import stored_index
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
+from tests.support.bundles import rot
 from tests.support.wheelhouse import conflicting_pair, make_wheel, standard_set
 
 
@@ -60,7 +67,13 @@ def test_the_bundle_is_a_tar_in_the_promised_order(
     tmp_path: Path, store: Store, zstandard_wheel: Path
 ) -> None:
     made = packed(fitting_set(tmp_path / "wheels"), store, zstandard_wheel)
-    lines = listing(made.path)
+    assert made.path.stat().st_size == made.manifest.thin_size
+    assert [line.rsplit(None, 1)[1] for line in listing(made.path)] == [
+        *("manifest.json", "node.pyz"),
+        *(layer.head_member for layer in made.manifest.layers),
+    ]
+    whole = copy_to(made.path, tmp_path / "whole")
+    lines = listing(whole)
     names = [line.rsplit(None, 1)[1] for line in lines]
     assert names[:2] == ["manifest.json", "node.pyz"]
     assert names[2].startswith("zstandard-")
@@ -68,7 +81,7 @@ def test_the_bundle_is_a_tar_in_the_promised_order(
     frames = [f"layers/{layer.id}.tar.zst" for layer in layers]
     assert names[3:] == [*(f"heads/{layer.id}" for layer in layers), *frames]
     assert all(line.startswith("-rw-r--r-- 0/0 ") and "1970-01-01" in line for line in lines)
-    assert made.path.stat().st_size == made.size
+    assert whole.stat().st_size == made.size == made.manifest.size
     assert made.path.name == f"demo-{made.manifest.id[:12]}.pkgs.tar"
     assert not made.reused
 
@@ -77,7 +90,8 @@ def test_the_layers_in_it_are_those_of_the_store(tmp_path: Path, store: Store) -
     made = packed(fitting_set(tmp_path / "wheels"), store)
     out = tmp_path / "out"
     out.mkdir()
-    subprocess.run(["tar", "-xf", made.path, "-C", out], check=True)
+    whole = copy_to(made.path, tmp_path / "whole")
+    subprocess.run(["tar", "-xf", whole, "-C", out], check=True)
     for layer in made.manifest.layers:
         head, frames = ((out / name).read_bytes() for name, _ in layer.members)
         assert head + frames == store.layer(layer.id).read_bytes()
@@ -129,6 +143,62 @@ def test_a_bundle_that_was_touched_is_written_again(
     assert not again.reused
     assert again.path.read_bytes() == good
     assert packed(wheels, store).reused
+
+
+def test_a_thin_bundle_reads_as_its_one_file(tmp_path: Path, store: Store) -> None:
+    made = packed(fitting_set(tmp_path / "wheels"), store)
+    data = copy_to(made.path, tmp_path / "whole").read_bytes()
+    with BundleFile(str(made.path)) as thin, BundleFile(str(tmp_path / "whole")) as whole:
+        assert (thin.is_thin, whole.is_thin) == (True, False)
+        assert digest_of_all(thin) == digest_of_all(whole) == Digest.of(data)
+        for start in range(0, len(data), 997):
+            wanted = data[start : start + 1500]
+            assert thin.read(start, len(wanted)) == wanted
+
+
+def read_last_frame(path: Path, layer: Layer, frame: Frame) -> None:
+    with BundleFile(str(path)) as bundle:
+        end = bundle.frames_start(layer) + layer.size - layer.head_size
+        bundle.frame(end - frame.size, frame.size, frame.sha256)
+
+
+@pytest.mark.parametrize("fault", ["gone", "cut", "flip"])
+def test_a_thin_bundle_names_the_layer_that_cannot_be_used(
+    fault: str, tmp_path: Path, store: Store
+) -> None:
+    made = packed(fitting_set(tmp_path / "wheels"), store)
+    layer = made.manifest.layers[1]
+    path = store.layer(layer.id)
+    frame = stored_index(store, layer).frames[-1]
+    if fault == "gone":
+        path.unlink()
+    elif fault == "cut":
+        os.truncate(path, layer.size - 1)
+    else:
+        rot(path)
+    with pytest.raises(NodeError) as caught:
+        read_last_frame(made.path, layer, frame)
+    problem = caught.value.problem
+    assert (problem.code, problem.where) == (ProblemCode.STORED_LAYER_UNUSABLE, str(made.path))
+    assert str(path) in problem.why
+    if fault != "gone":
+        path.unlink()
+    assert not packed(fitting_set(tmp_path / "wheels"), store).reused
+    with BundleFile(str(made.path)) as bundle:
+        assert bundle.is_thin
+
+
+def test_only_layers_that_no_bundle_was_checked_with_are_read(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = fitting_set(tmp_path / "wheels")
+    packed(wheels, store)
+    read: list[str] = []
+    monkeypatch.setattr(
+        "stager.pack.bundle.check_frames", lambda store, layer, index: read.append(layer.name)
+    )
+    packed([*wheels, make_wheel(tmp_path, "one-more")], store)
+    assert read == ["one-more"]
 
 
 # --- packages that conflict ----------------------------------------------------------------------
