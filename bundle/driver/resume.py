@@ -15,7 +15,7 @@ from ..results.selection import Selection, Sizes, measure, select
 from .collect import named_outputs
 from .own_disk import scratch
 from .placement import send_results
-from .state import State
+from .state import NodesFailed, State
 
 _TRIES = 2
 """Times that results are read which change meanwhile."""
@@ -33,9 +33,13 @@ def send_earlier_results(state: State) -> None:
     if not state.separate_run_dirs or state.sent_results is not None:
         return
     state.sent_results = {}
-    if job.allocation is Allocation.LOCAL or not os.path.isdir(job.run_dir):
-        return
     named = sorted(named_outputs(job))
+    if job.allocation is Allocation.LOCAL or not named:
+        return
+    if not os.path.isdir(job.run_dir):
+        host = os.uname().nodename
+        _note_not_sent(state, f"{host}, where the job's driver runs, does not see this directory")
+        return
     # What stands for everything here would send the project, with its environment.
     outputs = [name for name in named if patterns.split(name) not in ((), ("*",))]
     selection = select(job.run_dir, outputs)
@@ -59,7 +63,15 @@ def send_earlier_results(state: State) -> None:
             _note_not_sent(state, f"{what}: {exc.problem.why or exc}")
             return
         state.note(f"sending earlier results to the nodes: {what} in {job.run_dir}")
-        send_results(state, path)
+        try:
+            send_results(state, path)
+        except NodesFailed:
+            state.note(
+                "earlier results did not reach every node; with project.resume-limit = 0 a job "
+                "starts without them",
+                warning=True,
+            )
+            raise
         state.sent_results = {entry.name: entry for entry in selection.entries}
 
 

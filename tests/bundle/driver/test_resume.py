@@ -106,6 +106,10 @@ def leading_out(state: State) -> None:
          "out (2 files, 11.0 kB): more than project.resume-limit, 10.0 kB"),
         (without_room, "out (1 file, 3.0 kB): local1 has room for 2.5 kB in "),
         (leading_out, "out: it leads out of the run directory, to "),
+        (
+            lambda state: Path(state.job.run_dir).rename(f"{state.job.run_dir}.away"),
+            f"{os.uname().nodename}, where the job's driver runs, does not see this directory",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_not_sent_is_said_with_the_reason(
@@ -133,12 +137,15 @@ def test_nothing_is_sent_that_is_not_named_as_a_result(
     assert not (tmp_path / "local1").exists()
 
 
-def test_a_node_without_them_fails_the_job(state: State, tmp_path: Path) -> None:
+def test_a_node_without_them_fails_the_job(
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Its ranks would begin at another step than all others."""
     state.transport = Nodes(tmp_path, full=("local2",))
     with pytest.raises(NodesFailed) as caught:
         send_earlier_results(state)
     assert [*caught.value.answers] == ["local2"]
+    assert "with project.resume-limit = 0 a job starts without them" in said(state, capfd)
 
 
 class Watched(io.FileIO):
