@@ -21,7 +21,7 @@ from bundle.redaction.masking import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
 from ..core.deletion import remove
-from ..core.errors import ResolveError, StagerError
+from ..core.errors import ResolveError, SpaceError, StagerError
 from ..core.processes import Runner, run
 from ..core.values import Target
 from .indexes import Indexes, resolve_place_variables
@@ -47,6 +47,8 @@ _GONE = re.compile(
 _VERSIONS = re.compile(r"\(from versions: [^)]*?, ((?:[^,)]+, ){4}[^,)]+)\)")
 """All versions of a package, of which the newest are enough."""
 _LINK = re.compile(r"(?:https?|file)://[^\s\"'<>]+?\.(?:whl|tar\.gz|zip)(?=[\s#?)]|$)")
+_FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded).*")
+_TRACEBACK = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
 _NOISE = re.compile(r"^\s*(WARNING|DEPRECATION|\[notice\])|^\s*$|for help visit|^Traceback|^  File")
 
 
@@ -88,19 +90,29 @@ class Pip:
 
         Raises:
             CommandError: pip took more than an hour.
+            SpaceError: a disk is full.
             StagerError: it cannot be started.
         """
         lines = [*self.indexes.pip_lines(), *lines]
         listed = write_lines(self.scratch / "pip-requirements.txt", lines)
         argv = [*launcher, sys.executable, "-m", "pip", command]
         argv += ["--disable-pip-version-check", "--no-input"]
-        return self.run(
+        done = self.run(
             [*argv, *options, "-r", listed],
             timeout=HOUR,
             env={**self.environment(), **(env or {})},
             cwd=self.scratch,
             check=False,
         )
+        full = _FULL.findall(done.stderr) if done.returncode != 0 else []
+        if full:
+            raise SpaceError(
+                "pip has no space left for what it writes",
+                hint="free some space there; TMPDIR, PIP_CACHE_DIR and OFFLINE_ROOT choose "
+                "other places",
+                context=[full[-1].strip()[-LONGEST_ERROR:]],
+            )
+        return done
 
     def environment(self) -> dict[str, str]:
         """Return variables for pip; offline, they disable its configuration."""
@@ -302,7 +314,7 @@ def condense(output: str) -> str:
 
     The cause stands at the end, so a long one is cut at its beginning.
     """
-    output = without_url_secrets(output)
+    output = _TRACEBACK.split(without_url_secrets(output))[-1]
     lines = [line.strip() for line in output.splitlines() if not _NOISE.search(line)]
     first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), 0)
     paragraph = " ".join(line.removeprefix("ERROR: ") for line in lines[first:])

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -13,13 +13,15 @@ import pytest
 from packaging.pylock import Pylock
 from packaging.tags import Tag
 
+from bundle.system.processes import CompletedCommand
 from stager.core import toml
-from stager.core.errors import ConfigError, ResolveError, StagerError
+from stager.core.errors import ConfigError, ResolveError, SpaceError, StagerError
 from stager.core.store import Store
 from stager.core.values import Digest, Target
+from stager.lock.indexes import Indexes
 from stager.lock.lock import make_lock
 from stager.lock.lock_file import read_lock, render
-from stager.lock.pip import condense
+from stager.lock.pip import Pip, condense
 from stager.lock.pylock import Lock
 from stager.lock.resolve import ResolveOptions
 from stager.lock.spec import Spec
@@ -923,6 +925,23 @@ def test_the_end_of_a_long_error_is_shown() -> None:
     cut = condense("word " * 1000 + "the cause")
     assert cut.startswith("...")
     assert cut.endswith(" the cause")
+
+
+def test_of_a_traceback_of_pip_the_last_error_is_shown_and_a_full_disk_is_named(
+    tmp_path: Path,
+) -> None:
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n    ^^^\n'
+    said = f"ERROR: Exception:\n{trace}OSError: first\n\nDuring handling, another:\n\n{trace}"
+    said += "OSError: [Errno 28] No space left on device: '/small/pip-unpack-1/x.whl'\n"
+    assert condense(said) == said.splitlines()[-1]
+
+    def pip(argv: Sequence[str], **_: object) -> CompletedCommand:
+        return CompletedCommand(tuple(argv), 2, "", said)
+
+    full = Pip(target=Target.of_host(), indexes=Indexes(), scratch=tmp_path, run=pip)
+    with pytest.raises(SpaceError, match="pip has no space left") as caught:
+        full.download(["x"], tmp_path)
+    assert caught.value.context == (said.splitlines()[-1],)
 
 
 def test_an_address_without_a_file_is_not_called_unreachable(
