@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..checks.node_lines import few_names, preflight_line
 from ..format.manifest import room_for
+from ..node.location import MEMORY
 from ..protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.job import Job
@@ -65,6 +66,7 @@ class PreflightPhase(Phase):
         _refuse_interface_of_none(state)
         _note_addresses(state)
         _note_unchecked(state)
+        _warn_of_memory(state)
         _add_same_host_problems(state)
         state.leave_out_or_fail()
         state.choose_nproc()
@@ -285,6 +287,16 @@ def _note_unchecked(state: State) -> None:
             f"whose signature was good where the job was prepared ({why})",
             warning=True,
         )
+
+
+def _warn_of_memory(state: State) -> None:
+    """Warn of environments that take the nodes' memory."""
+    nodes = [node for node, facts in state.facts.items() if facts.root.startswith(MEMORY)]
+    if nodes:
+        text = (
+            "the environment is in /dev/shm, where it takes memory until `stager clean` removes it"
+        )
+        state.note(f"{few_names(nodes)}: {text}", warning=True)
 
 
 def _warn_of_damage(state: State, node: str, damage: Problem) -> None:

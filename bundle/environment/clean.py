@@ -49,7 +49,7 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
         NodeError: the setting names a variable that is not set.
     """
     named = env.get(location.ROOT_VARIABLE) or setting
-    automatic = named == "auto"
+    automatic = named in (location.AUTO, location.AUTO_WITH_MEMORY)
     bases = location.automatic_bases(env) if automatic else location.named_bases(setting, env)
     roots = [os.path.join(path, location.node_root_name()) for _, path in bases]
     found = [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]

@@ -13,6 +13,9 @@ from ..system import files
 
 ROOT_VARIABLE = "STAGER_NODE_ROOT"
 """The variable of a node that wins over the setting ``cluster.node-root``."""
+AUTO, AUTO_WITH_MEMORY = "auto", "auto-memory"
+"""The settings with which each node's directory is chosen; the second one allows memory."""
+MEMORY = "/dev/shm/"  # noqa: S108 - only compared
 
 
 def base_for(setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]) -> str:
@@ -47,22 +50,27 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
     """Return the directory under which the node root is to be made.
 
     ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
-    ``$TMPDIR``, ``/tmp`` and ``/dev/shm`` that is local, writable, executable and has room. A
-    directory that was named must meet the same conditions, but may be shared: the user chose it.
+    ``$TMPDIR`` and ``/tmp`` that is local, writable, executable and has room; ``auto-memory`` takes
+    ``/dev/shm`` as well, whose files take the node's memory. A directory that was named must meet
+    the same conditions, but may be shared: the user chose it.
 
     Args:
-        setting: ``auto``, or an absolute path in which ``$NAME`` stands for the node's variable.
+        setting: ``auto``, ``auto-memory``, or an absolute path in which ``$NAME`` stands for the
+            node's variable.
         env: the node's variables.
         room: bytes and inodes of new files; by default nothing is to be written.
 
     Raises:
         NodeError: no directory fits; every candidate is listed with all that is wrong with it.
     """
-    named = (env.get(ROOT_VARIABLE) or setting) != "auto"
+    asked = env.get(ROOT_VARIABLE) or setting
+    named = asked not in (AUTO, AUTO_WITH_MEMORY)
     candidates = named_bases(setting, env) if named else automatic_bases(env)
     refused, code = [], ProblemCode.NO_PLACE
     for source, path in candidates:
         reasons, room_reasons = _faults(path, room, shared_ok=named)
+        if asked == AUTO and os.path.join(os.path.realpath(path), "").startswith(MEMORY):
+            reasons.append(f'it takes memory, which node-root = "{AUTO_WITH_MEMORY}" allows')
         if not reasons and not room_reasons:
             return path
         if room_reasons:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from bundle.node.location import AUTO, AUTO_WITH_MEMORY
 from bundle.protocol.enumerations import TextEnum
 
 T = TypeVar("T")
@@ -312,11 +313,11 @@ def path_or_false(root: Path) -> Check[Path | None]:
     return absolute
 
 
-@described(type="string", pattern="^(auto$|/|\\$)")
+@described(type="string", pattern="^(auto$|auto-memory$|/|\\$)")
 def node_path(value: object) -> str:
     """``auto``, or a path that means the same wherever a process on the node starts."""
     string = text(value)
-    if string != "auto" and not string.startswith(("/", "$")):
+    if string not in (AUTO, AUTO_WITH_MEMORY) and not string.startswith(("/", "$")):
         raise ValueError
     return string
 

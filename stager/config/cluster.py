@@ -79,7 +79,7 @@ def cluster(table: Table) -> ClusterConfig:
             "node-root",
             "auto",
             checks.node_path,
-            'an absolute path, a path that starts with a $VARIABLE of the node, or "auto"',
+            'an absolute path, a path with a $VARIABLE of the node first, "auto" or "auto-memory"',
         ),
         stage=table.take(
             "stage", Stage.AUTO, checks.member_of(Stage), '"auto", "always" or "never"'

@@ -98,7 +98,7 @@ def test_a_batch_job_that_nobody_waits_for_is_read_later_and_once(
         code, _, said = stager(fresh, "verify", "--nodes", "3", "--batch", "--wait")
         assert code == 3
         assert f"  {ONCE}" in said.splitlines()
-        assert list((fresh.store.root / "pending-jobs").iterdir()) == []
+        assert list((fresh.store.root / "pending-jobs").iterdir()) == [], said
         assert remembered(fresh) == {"node02": 2}
 
 

@@ -95,9 +95,13 @@ def test_no_room_for_what_is_sent_besides(cluster: Cluster, fresh: Project) -> N
 
 
 def test_a_full_node_has_another_place(cluster: Cluster, fresh: Project, full: str) -> None:
-    code, _, said = verify(fresh)
+    code, report, said = verify(fresh)
+    assert (code, list(bad(report))) == (3, [full]), said  # memory is not taken unasked
+    assert 'it takes memory, which node-root = "auto-memory" allows' in said
+    code, _, said = verify(fresh, env={"STAGER_NODE_ROOT": "auto-memory"})
     assert code == 0, said
     assert f"{full} staged -> /dev/shm/stager-0/envs/" in said
+    assert f"warning: {full}: the environment is in /dev/shm, where it takes memory" in said
 
 
 def test_a_bad_node_is_left_out(cluster: Cluster, fresh: Project, full: str) -> None:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 
 from ...format.archive import layers_folder
-from ...node.location import ROOT_VARIABLE
+from ...node.location import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
 
@@ -94,7 +94,7 @@ def entering(
 def _places(job: Job) -> tuple[str, ...]:
     """Return where the node root may be, besides the directories that the node's variables name."""
     base = os.environ.get(ROOT_VARIABLE) or job.node_root
-    if base == "auto":
+    if base in (AUTO, AUTO_WITH_MEMORY):
         return ("/tmp", "/dev/shm")  # noqa: S108 - its usual places
     return () if "$" in base else (base,)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import IO, Protocol, Union
 
 from ...format.archive import BundleFile
-from ...node.location import ROOT_VARIABLE
+from ...node.location import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
 from ...protocol.answers import AgentEvent
 from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
@@ -32,7 +32,7 @@ def saving_note(job: Job) -> Remark:
 def mounts(job: Job) -> tuple[str, ...]:
     """Return the mounts of a container: the place of the node root, and those the user named."""
     base = os.environ.get(ROOT_VARIABLE) or job.node_root
-    if base == "auto":
+    if base in (AUTO, AUTO_WITH_MEMORY):
         base = "/tmp"  # noqa: S108 - its usual place
     if "$" in base:  # it differs from node to node
         return job.launch.container_mounts

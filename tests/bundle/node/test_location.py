@@ -69,7 +69,11 @@ def test_a_refusal_lists_all_candidates_and_how_to_move(tmp_path: Path) -> None:
     assert f"$SLURM_TMPDIR = {tmp_path}/file: it is not a directory" in text
     assert "$TMPDIR = relative: it is not an absolute path" in text
     assert "/tmp: needs 1000000000.0 GB, " in text
-    assert "/dev/shm: needs" in text
+    memory = 'it takes memory, which node-root = "auto-memory" allows'
+    assert f"/dev/shm: {memory}" in text
+    with pytest.raises(NodeError) as caught:
+        location.choose_base("auto-memory", env, (10**18, 10**15))
+    assert "/dev/shm: needs" in str(caught.value)
     assert f"needs {10**15} inodes, " in text
     assert "[cluster] node-root" in text
     assert "$STAGER_NODE_ROOT" in text
