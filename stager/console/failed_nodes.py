@@ -41,7 +41,8 @@ def table(result: NodesResult) -> Table:
     from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for title in TITLES[:-1]:
+    drawn.add_column(TITLES[0], overflow="fold")  # a name is never shortened
+    for title in TITLES[1:-1]:
         drawn.add_column(title, no_wrap=True, justify="right" if title == "times" else "left")
     drawn.add_column(TITLES[-1], ratio=1)
     before = ""

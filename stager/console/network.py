@@ -54,10 +54,10 @@ def pair_table(measured: AllReduceMeasured) -> Table:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node", no_wrap=True)
-    table.add_column("node", no_wrap=True)
-    table.add_column("GB/s", justify="right")
-    table.add_column("latency/us", justify="right")
+    table.add_column("node", overflow="fold")  # a name is never shortened
+    table.add_column("node", overflow="fold")
+    table.add_column("GB/s", justify="right", no_wrap=True)
+    table.add_column("latency/us", justify="right", no_wrap=True)
     pairs = shown(measured)
     slowest = min(map(_rate, pairs), default=0.0) if len(pairs) > 1 else -1.0
     for pair in pairs:
