@@ -364,7 +364,7 @@ def _of_exit(report: Exit) -> FirstFailure:
 def _unknown(shown: Hit | Exit, node: str) -> FirstFailure:
     return FirstFailure(
         node=node,
-        rank=shown.rank,
+        rank=None,  # another one's failure made this one end
         kind=FailureClass.UNKNOWN,
         cause=f"these logs show consequences only: {shown.text}",
         hint="the log of the rank, or of the node, that ended first is not among them",
