@@ -39,7 +39,7 @@ from .hosts import hosts_of
 from .job import make_job, refuse_launcher
 from .job_options import JobOptions, settle
 from .scripts import in_project, prefer_here, refuse_absent
-from .standing_allocation import without_effect
+from .standing_allocation import ignored_elsewhere, without_effect
 
 if TYPE_CHECKING:
     from ..slurm.script import ScriptFacts
@@ -199,6 +199,8 @@ def prepare(
     if source == "inside":
         notes += without_effect(options, os.environ)
     where = _ALLOCATIONS.get(source, Allocation.SLURM)
+    if where is not Allocation.SLURM:
+        notes += ignored_elsewhere(options, where)
     if where is Allocation.SSH:
         options = _with_hosts(config, options)
         options = _with_staged_script(config, options)

@@ -1,4 +1,4 @@
-"""The options of Slurm that a job in an allocation that already stands cannot have."""
+"""The options of Slurm that a job without an allocation of its own cannot have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from bundle.protocol.enumerations import Allocation
 from bundle.system.hostlist import expand_hostlist
 
 from ..core.errors import ConfigError
@@ -64,6 +65,21 @@ _UNKNOWN = {
     "salloc_args": "--salloc-arg",
 }
 """Options of which nothing in the allocation tells the value."""
+
+
+def ignored_elsewhere(options: JobOptions, where: Allocation) -> Iterator[str]:
+    """Yield a note about the options of Slurm, where nodes come from somewhere else.
+
+    Args:
+        options: what the command line asks for.
+        where: the place.
+    """
+    names = {key: known.option for key, known in _KNOWN.items()} | _UNKNOWN
+    if where == Allocation.SSH:
+        del names["exclude"]  # which leaves hosts out, too
+    given = [name for key, name in names.items() if getattr(options, key)]
+    if given:
+        yield f"no effect with --allocation {where}: {', '.join(given)}"
 
 
 def without_effect(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]:

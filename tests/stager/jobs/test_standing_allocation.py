@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bundle.protocol.enumerations import Allocation
 from stager.core.errors import ConfigError
 from stager.jobs.job_options import JobOptions
-from stager.jobs.standing_allocation import without_effect
+from stager.jobs.standing_allocation import ignored_elsewhere, without_effect
 
 THERE = {
     "SLURM_JOB_ID": "17",
@@ -45,6 +46,13 @@ def test_all_contradictions_are_named_at_once() -> None:
         "--nodelist n[3-4]",
         "--exclude n1",
     ]
+
+
+def test_options_of_slurm_are_said_to_have_no_effect_without_it() -> None:
+    options = JobOptions(time="10", mem="3G", partition="cpu", nproc_per_node=2)
+    (note,) = ignored_elsewhere(options, Allocation.LOCAL)
+    assert note == "no effect with --allocation local: --partition, --mem, --time"
+    assert list(ignored_elsewhere(JobOptions(exclude="n1"), Allocation.SSH)) == []
 
 
 def test_what_nothing_tells_is_said_to_have_no_effect() -> None:
