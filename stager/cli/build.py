@@ -44,7 +44,9 @@ class BuildFlags:
     no_prove: Annotated[
         bool, typer.Option("--no-prove", help="Skip the proof that nothing is missing.")
     ] = False
-    output: Annotated[Path | None, file_option("Copy the bundle to this file, too.")] = None
+    output: Annotated[
+        Path | None, file_option("Write the bundle as one file, to carry or to use elsewhere.")
+    ] = None
     sign: Annotated[
         Path | None,
         typer.Option(

@@ -19,6 +19,7 @@ from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_k
 from stager.cleanup.result import removed_in_store
 from stager.core.errors import StagerError
 from stager.core.store import Store
+from stager.pack import existing
 from stager.pack.batch_marks import mark, unmark
 from stager.pack.existing import node_program
 from tests.support.building import Project, digests, left_behind, left_in_tmp
@@ -94,6 +95,31 @@ def test_what_is_in_use_stays_with_its_layers_and_its_program(project: Project) 
         assert all(project.store.layer(layer.id).exists() for layer in held.manifest.layers)
     assert program.exists()
     assert ("bundle", old.name) in names(sweep(project.store).removed)
+
+
+def test_layers_stay_where_a_bundle_could_not_be_removed(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may have opened it since the plan was made."""
+    rebuilt(project)
+    monkeypatch.setattr(existing, "clear_away", lambda path: False)
+    done = sweep(project.store)
+    assert {item.kind for item, _ in done.left} == {"bundle", "layer"}
+    assert "layer" not in {item.kind for item in done.removed}
+
+
+def test_a_bundle_without_one_of_its_layers_keeps_the_others(project: Project) -> None:
+    layers = project.build().packed.manifest.layers
+    project.store.layer(layers[0].id).unlink()
+    assert sweep(project.store).removed == ()
+    assert all(project.store.layer(layer.id).exists() for layer in layers[1:])
+
+
+def test_nothing_is_left_of_a_bundle_that_is_gone(project: Project) -> None:
+    project.build()
+    shutil.rmtree(project.root)
+    sweep(project.store)
+    assert [*project.store.bundles.iterdir(), *project.store.layers.iterdir()] == []
 
 
 def test_another_process_that_has_it_open_counts_too(project: Project) -> None:
