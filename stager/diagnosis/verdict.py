@@ -21,9 +21,9 @@ The order of the roles goes from what needs nobody else to what needs an explana
    A cause that its writer survived comes after it.
 7. A bare exit status of a launcher or process says that it failed, but not why. It counts only
    after Slurm's end, which leaves such statuses behind.
-8. Consequences count where there is nothing else: better a rank that lost its peers than none. One
-   that was told to end says less than one that lost its peers, and a launcher that was told to end
-   says less than its ranks.
+8. Consequences count where there is nothing else: better a rank that lost its peers than none. Logs
+   do not name it, since another one failed first. One that was told to end says less than one that
+   lost its peers, and a launcher that was told to end says less than its ranks.
 9. A process that goes on for too long is no failure unless nothing else ended the job.
 
 The front ends differ in three ways, because their evidence does:
