@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stager.building.bundle_copy import copy_to
+
 from . import ours
 from .cluster import Cluster, running
 from .errors import BenchError
@@ -87,7 +89,8 @@ def build(project: Path, size: int, tools: Tools) -> Path:
     argv = ours.build(tools.program("stager"), offline=False)
     run(Command(argv=ours.lock(tools.program("stager")), cwd=project, env=env))
     built = json.loads(run(Command(argv=argv, cwd=project, env=env)).out)
-    return Path(built["bundle"])
+    bundle = Path(built["bundle"])
+    return copy_to(bundle, bundle)  # in one file, as sbcast needs it
 
 
 def measure(session: Session) -> None:

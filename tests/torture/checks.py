@@ -43,7 +43,7 @@ def whole_store(offline: Path, *, bundles: bool = True) -> None:
             continue
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         require(digest == path.stem, "a program in the store has the digest of its name", path)
-    for path in sorted((offline / "layers").glob("*") if bundles else ()):
+    for path in sorted((offline / "layers").glob("*.tar.zst") if bundles else ()):
         require(_whole_layer(path), "a layer in the store is whole", path)
     for path in sorted((offline / "bundles").glob("*.pkgs.tar") if bundles else ()):
         _whole_bundle(path)
