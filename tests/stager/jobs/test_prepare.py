@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from bundle.protocol.enumerations import Action
 from bundle.redaction.secret_names import is_secret
 from stager.core.errors import ConfigError
+from stager.core.store import Store
 from stager.jobs.job_options import JobOptions
 from stager.jobs.prepare import (
     Prepared,
@@ -20,6 +22,7 @@ from stager.jobs.prepare import (
     script_facts,
     source_of,
 )
+from tests.support.bundles import make_bundle
 from tests.support.demo_project import config, manifest
 
 
@@ -161,11 +164,13 @@ def test_how_the_driver_starts(tmp_path: Path) -> None:
 def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
     tables = {"cluster": {"partition": "torch", "exclude": "n1", "salloc-args": ["--mem=1G"]}}
     made = make(tmp_path, "train.py", source="sbatch", nproc_per_node=2, tables=tables)
+    packed = make_bundle(Store(tmp_path / "store"), [], decompressor=None).path
+    made = replace(made, bundle=packed)
     facts = script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
     asked = facts.request
     assert (asked.partition, asked.exclude, facts.requeue) == ("torch", "n1,n2", True)
     assert asked.args == ("--mem=1G", "-v")
-    assert (facts.bundle_bytes, facts.job.cpus_per_task) == (1000, 2)
+    assert (facts.bundle_bytes, facts.job.cpus_per_task) == (packed.stat().st_size, 2)
 
 
 def test_slurms_own_variable_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
