@@ -120,7 +120,7 @@ def test_one_more_package_and_the_others_stay(project: Project, wheelhouse: Path
     assert done.returncode == 0, done.stderr
     assert packages(project) == {"alpha": "1.0", "beta": "1.1", "tqdm": "1.0"}
     assert "  packages: added tqdm 1.0" in done.stderr
-    assert " new;" in done.stderr  # bytes of the layers that nodes lack
+    assert " new to nodes;" in done.stderr  # bytes of the layers that nodes lack
     changes = printed(project, "build", "--upgrade-package", "beta")["changes"]
     assert changes["added"] == changes["removed"] == []
     (one,) = changes["changed"]
