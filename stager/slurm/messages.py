@@ -18,7 +18,7 @@ _COMMAND = re.compile(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (
 _ERROR = re.compile(r"(?:error|fatal): (?:.*(?:failed|allocate resources): )?(.+)")
 _USAGE = re.compile(r"((?:unrecognized|invalid|ambiguous) option.*|option .* requires .*)")
 _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("pending", re.compile(r"Pending job allocation (\d+)")),
+    ("pending", re.compile(r"Pending job allocation (?:JobId=)?(\d+)")),
     ("granted", re.compile(r"Granted job allocation (\d+)")),
     ("revoked", re.compile(r"Job allocation (\d+) has been revoked")),
     ("revoked", re.compile(r"Job (\d+) has exceeded its time limit")),
@@ -40,7 +40,8 @@ After any other fault of the network (a time-out, a truncated answer) it may hav
 _NO_CLUSTER = re.compile(r"resolve_ctls_from_dns_srv|establish a configuration source")
 """Errors of Slurm's commands on a machine that belongs to no cluster."""
 
-_NOT_RELEASED = re.compile(r"Unable to clean up job allocation (\d+): (.+)")
+_NOT_RELEASED = re.compile(r"Unable to clean up job allocation (?:JobId=)?(\d+): (.+)")
+"""With ``JobId=`` from Slurm 26.05 on."""
 
 _CONTEXT_LINES = 15
 

@@ -96,6 +96,12 @@ salloc: fatal: Could not establish a configuration source
             "job 9 still holds its nodes (Unable to contact slurm controller (connect failure)); "
             "scancel 9 releases them",
         ),
+        (
+            "salloc: error: Unable to clean up job allocation JobId=9: Connection refused",
+            "error",
+            "",
+            "job 9 still holds its nodes (Connection refused); scancel 9 releases them",
+        ),
         ("salloc: something new", "other", "", "salloc: something new"),
         ("Traceback (most recent call last):", "other", "", "Traceback (most recent call last):"),
     ],
