@@ -40,8 +40,9 @@ After any other fault of the network (a time-out, a truncated answer) it may hav
 _NO_CLUSTER = re.compile(r"resolve_ctls_from_dns_srv|establish a configuration source")
 """Errors of Slurm's commands on a machine that belongs to no cluster."""
 
-_NOT_RELEASED = re.compile(r"Unable to clean up job allocation (?:JobId=)?(\d+): (.+)")
-"""With ``JobId=`` from Slurm 26.05 on."""
+_NOT_RELEASED = re.compile(
+    r"Unable to clean up job allocation (?:JobId=)?(\d+)(?: SLUID=\w+)?: (.+)"  # 26.05 has these
+)
 
 _CONTEXT_LINES = 15
 

@@ -97,7 +97,8 @@ salloc: fatal: Could not establish a configuration source
             "scancel 9 releases them",
         ),
         (
-            "salloc: error: Unable to clean up job allocation JobId=9: Connection refused",
+            "salloc: error: Unable to clean up job allocation JobId=9 SLUID=s8Q5M8JPEWNT00: "
+            "Connection refused",
             "error",
             "",
             "job 9 still holds its nodes (Connection refused); scancel 9 releases them",
