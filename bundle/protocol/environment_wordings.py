@@ -33,7 +33,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.STORED_LAYER_UNUSABLE: Wording(
         "the bundle refers to a layer in the offline root that cannot be used",
         "{layer}: {why}",
-        "remove that layer and build again with `stager build`; to use a bundle away from its "
+        "build again with `stager build`, which makes the layer; to use a bundle away from its "
         "offline root, write all of it with `stager build --output FILE`",
         FailureClass.DAMAGED_COPY,
     ),

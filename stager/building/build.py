@@ -265,8 +265,17 @@ class _Phases:
         self.seconds[name] = round(time.monotonic() - started, 3)
 
 
-def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> ChosenBundle:
-    """Make the bundle of a project whose files have changed, in place of its previous bundle.
+def make_again(
+    config: Config, spec: Spec, before: Path, listener: Listener, why: str
+) -> ChosenBundle:
+    """Make the bundle of a project again, in place of its previous bundle.
+
+    Args:
+        config: the project's settings.
+        spec: its requirements.
+        before: its previous bundle.
+        listener: learns what is done.
+        why: the reason, in words.
 
     Raises:
         StagerError: the requirements have changed too, or it cannot be made.
@@ -278,7 +287,7 @@ def make_again(config: Config, spec: Spec, before: Path, listener: Listener) -> 
             f"the requirements of {config.name} have changed since its bundle was made",
             hint="build it again with `stager build`",
         )
-    listener.note("the project has changed since its bundle was made: building it again")
+    listener.note(f"{why}: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not existing.is_named(store, before):
         listener.note(f"{packed.path.name} replaces {before.name}, {_replaced(before)}")

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest, canonical_json
+from bundle.protocol.problem import NodeError, ProblemCode
 
 from ..config import script
 from ..config.load import Config
@@ -104,7 +106,7 @@ def imported(store: Store) -> list[str]:
 
 
 def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
-    """Return the project's newest bundle, made again if files of the project have changed.
+    """Return the project's newest bundle, made again if the project or a layer has changed.
 
     That is quick and needs no network: the store has the packages' layers. Changed requirements
     are left to ``stager build``, except those of a script that brings its own.
@@ -122,13 +124,27 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     lock = lock_path(config, spec)
     trees = sources_of_project(config, store, lock, remembered=True)
     current = inputs(config, spec, trees, lock)
+    why = "the project has changed since its bundle was made"
     if newest.id is not None and newest.inputs == current:
-        return ChosenBundle(path=newest.path, id=newest.id)
+        why = _lacks_a_layer(newest.path)
+        if not why:
+            return ChosenBundle(path=newest.path, id=newest.id)
     if script.is_script(config):
         return _of_script(config, listener)
     from .build import make_again
 
-    return make_again(config, spec, newest.path, listener)
+    return make_again(config, spec, newest.path, listener, why)
+
+
+def _lacks_a_layer(bundle: Path) -> str:
+    """Return which of its layers a bundle cannot use, in words; empty for none."""
+    try:
+        with BundleFile(str(bundle)):
+            return ""
+    except NodeError as exc:
+        if exc.problem.code == ProblemCode.STORED_LAYER_UNUSABLE:
+            return f"its layer {exc.problem.why}"
+        return ""  # other damage is an error where it is read
 
 
 def sources_of_project(

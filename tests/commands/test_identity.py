@@ -84,6 +84,18 @@ def test_a_bundle_copied_over_anothers_name_does_not_run(
     assert project.stager("exec", "--", "python", "train.py").stdout == "second\n"
 
 
+def test_a_layer_that_is_gone_or_cut_short_is_made_again(project: Project) -> None:
+    packed = project.build().packed
+    layers = [project.store.layer(layer.id) for layer in packed.manifest.layers]
+    before = digests(project.store.layers)
+    layers[0].unlink()
+    os.truncate(layers[-1], 100)
+    done = project.stager("exec", "--", "python", "-c", "print('runs')")
+    assert done.stdout == "runs\n", done.stderr
+    assert f"its layer {layers[0]}: No such file or directory: building it again" in done.stderr
+    assert digests(project.store.layers) == before
+
+
 def test_the_note_of_a_project_holds_the_whole_id(project: Project) -> None:
     packed = project.build().packed
     (note,) = project.store.projects.iterdir()
