@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from bundle.format.archive import BundleFile
+
 from . import peers
 from .errors import BenchError
 from .place import read_once, remove, settle
@@ -43,7 +45,8 @@ def sizes(session: Session) -> None:
     archives: dict[str, Path] = {
         name: made.archives[name] for name in ("pip", "uv") if name in made.archives
     }
-    archives["ours"] = made.bundles["first"]
+    with BundleFile(str(made.bundles["first"])) as bundle:
+        session.samples.add("size/ours", Value(value=bundle.manifest.size))
     for name, path in archives.items():
         session.samples.add(f"size/{name}", Value(value=path.stat().st_size))
 

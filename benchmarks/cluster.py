@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.format.archive import BundleFile
 from stager.forecast.history import Seen
 
 from . import broadcasts, building, forecasts, ours, peers
@@ -174,10 +174,9 @@ class _Jobs:
 
 def changed_bytes(first: Path, changed: Path) -> int:
     """Bytes of the layers that only the second bundle has."""
-    with tarfile.open(first) as old, tarfile.open(changed) as new:
-        known = {member.name for member in old if member.name.startswith("layers/")}
-        layers = [member for member in new if member.name.startswith("layers/")]
-    return sum(member.size for member in layers if member.name not in known)
+    with BundleFile(str(first)) as old, BundleFile(str(changed)) as new:
+        known = dict(old.manifest.members())
+        return sum(size for name, size in new.manifest.members()[2:] if name not in known)
 
 
 def _first(ran: Ran) -> Value:

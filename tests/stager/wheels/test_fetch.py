@@ -328,8 +328,7 @@ def test_an_sdist_is_built_once(sdist_lock: Lock, store: Store, tmp_path: Path) 
 
 def test_an_sdist_that_does_not_build(wheelhouse: Path, index_env: object, store: Store) -> None:
     sdist = make_sdist(wheelhouse, "hopeless", files={"pyproject.toml": "[build-system]\nx = 1\n"})
-    line, begin, *_ = fails(lock_of(locked(sdist)), store, offline=False).context
-    assert begin == "the end of the build of hopeless 1.0:"
+    (line,) = fails(lock_of(locked(sdist)), store, offline=False).context
     assert line.startswith("hopeless-1.0.tar.gz: ")
     assert "build-system" in line
 
