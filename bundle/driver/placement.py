@@ -17,7 +17,7 @@ from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import digest_of_all, write_excerpt
 from ..protocol.answers import Answer, PreflightAnswer, UnpackAnswer
-from ..protocol.enumerations import Allocation, PhaseName
+from ..protocol.enumerations import Allocation, PhaseName, Stage
 from ..protocol.events import FileSent, TransferPlan
 from ..protocol.job import Job
 from ..protocol.planned_transfer import StagingForecast
@@ -134,7 +134,9 @@ def send_results(state: State, source: str) -> None:
     """
     nodes = state.job.nodes
     rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
-    relayed = is_relayed(rule, {node: state.facts[node] for node in nodes})
+    # Where no bundle is to be sent, agents have no relay.
+    relays = state.job.stage is not Stage.NEVER
+    relayed = relays and is_relayed(rule, {node: state.facts[node] for node in nodes})
     folder = f"{INCOMING_PREFIX}{state.job.id}.results"
     size = os.path.getsize(source)
     shipment = _Shipment(source, size, folder, relayed=relayed, results=True)

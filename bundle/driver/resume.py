@@ -41,7 +41,7 @@ def send_earlier_results(state: State) -> None:
         _note_not_sent(state, f"{host}, where the job's driver runs, does not see this directory")
         return
     # What stands for everything here would send the project, with its environment.
-    outputs = [name for name in named if patterns.split(name) not in ((), ("*",))]
+    outputs = [name for name in named if not {"*", "**"}.issuperset(patterns.split(name) or ())]
     selection = select(job.run_dir, outputs)
     size = measure(selection.entries)
     reasons = [f"{name}: {why}" for name, why in selection.left_out.items()]
@@ -86,6 +86,8 @@ def _note_not_sent(state: State, what: str) -> None:
 def _refusal(state: State, size: Sizes) -> str:
     """Return why results are not sent; empty if they are."""
     limit = state.job.resume_limit
+    if not limit:  # the agents' program then lacks what receives them
+        return "project.resume-limit is 0"
     if size.bytes > limit:
         return f"more than project.resume-limit, {sized(limit)}"
     for node, facts in state.facts.items():

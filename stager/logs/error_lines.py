@@ -22,7 +22,7 @@ _ERROR = re.compile(
 _WARNING = re.compile(r"Warning: |^\s*warnings\.warn\(|\bWARN(?:ING)?\b|\[W\d{4} ")
 _CLOSING = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
 _BEGINNING = re.compile(r"(?<![\[\\])\^")
-_DIGITS = re.compile(r"\d+|0x[0-9a-f]+")
+_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _LONGEST_TRACE = 200
 
 

@@ -156,7 +156,7 @@ def test_results_come_home(
     assert failure["cause"] == "ValueError: rank three is unhappy"
     [collected] = report["collected"]
     assert collected["renamed"] == {"out": "out.1"}
-    assert "out (2 files, 8 bytes): more than project.resume-limit, 0 bytes" in said
+    assert "out (2 files, 8 bytes): project.resume-limit is 0" in said
     assert "out.1" in said
     assert (at_home.root / "out.1" / "rank0.txt").read_text() == "fail"
     assert (out / "rank0.txt").read_text() == "fine"

@@ -15,10 +15,11 @@ from bundle.driver import resume
 from bundle.driver.logs import Logs
 from bundle.driver.resume import send_earlier_results
 from bundle.driver.state import NodesFailed, State
+from bundle.driver.transports.step_starter import phases_of
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.node.host import host_facts
 from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
-from bundle.protocol.enumerations import Allocation
+from bundle.protocol.enumerations import Allocation, PhaseName, Stage
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.results.receive import receive
 from stager.pack.bundle import Packed
@@ -34,8 +35,10 @@ class Nodes:
     def __init__(self, place: Path, full: tuple[str, ...] = ()) -> None:
         self.place = place
         self._full = full
+        self.transfers: list[Transfer] = []
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
+        self.transfers.append(transfer)
         for node, request in requests.items():
             problem = Problem(
                 ProblemCode.RESULTS_TOO_LARGE, node, {"why": "full", "files": "1", "source": "s"}
@@ -93,6 +96,11 @@ def without_room(state: State) -> None:
     state.facts[node] = replace(facts, host=replace(facts.host, node_root=root))
 
 
+def without_limit(state: State) -> None:
+    os.truncate(Path(state.job.run_dir, "out", "model"), 0)
+    state.job = replace(state.job, resume_limit=0)
+
+
 def leading_out(state: State) -> None:
     out = Path(state.job.run_dir, "out")
     out.rename(out.parent.parent / "scratch")
@@ -104,6 +112,7 @@ def leading_out(state: State) -> None:
     [
         (lambda state: Path(state.job.run_dir, "out", "more").write_bytes(bytes(8000)),
          "out (2 files, 11.0 kB): more than project.resume-limit, 10.0 kB"),
+        (without_limit, "out (1 file, 0 bytes): project.resume-limit is 0"),
         (without_room, "out (1 file, 3.0 kB): local1 has room for 2.5 kB in "),
         (leading_out, "out: it leads out of the run directory, to "),
         (
@@ -124,7 +133,7 @@ def test_what_is_not_sent_is_said_with_the_reason(
     assert not (tmp_path / "local1").exists()
 
 
-@pytest.mark.parametrize("outputs", [(), (".",), ("*",), ("none",), ("wandb",)])
+@pytest.mark.parametrize("outputs", [(), (".",), ("*",), ("**/*",), ("none",), ("wandb",)])
 def test_nothing_is_sent_that_is_not_named_as_a_result(
     state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str], outputs: tuple[str, ...]
 ) -> None:
@@ -135,6 +144,19 @@ def test_nothing_is_sent_that_is_not_named_as_a_result(
     send_earlier_results(state)
     assert said(state, capfd) == ""
     assert not (tmp_path / "local1").exists()
+
+
+@pytest.mark.parametrize(("stage", "relayed"), [(Stage.AUTO, True), (Stage.NEVER, False)])
+def test_a_relay_brings_them_where_agents_have_one(
+    state: State, stage: Stage, relayed: bool
+) -> None:
+    state.job = replace(state.job, stage=stage)
+    for number, node in enumerate(state.job.nodes):
+        state.facts[node] = replace(state.facts[node], address=f"127.0.0.{number + 1}")
+    nodes = state.transport = Nodes(Path(state.job.run_dir).parent)
+    send_earlier_results(state)
+    assert ("relay" in phases_of(state.job, PhaseName.UNPACK)) is relayed
+    assert {bool(transfer.token) for transfer in nodes.transfers} == {relayed}
 
 
 def test_a_node_without_them_fails_the_job(
