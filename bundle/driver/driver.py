@@ -192,10 +192,8 @@ def _own_problems(answer: Answer) -> tuple[Problem, ...]:
 
 def _conclude(state: State, outcome: _Outcome) -> None:
     """Collect the outputs, remove what is left on the nodes, and report the result."""
-    if state.has_transport and not outcome.ok:
-        if outcome.interrupted:
-            state.transport.hurry()
-        outcome.ended_by = state.transport.ended_by()
+    if not outcome.ok:
+        outcome.ended_by = _ended_by(state, interrupted=outcome.interrupted)
     collect.collect_outputs(state, standing=not outcome.ended_by)
     if outcome.ended_by:
         _blame_ending(state, outcome)
@@ -219,9 +217,23 @@ def _conclude(state: State, outcome: _Outcome) -> None:
     )
 
 
+def _ended_by(state: State, *, interrupted: bool) -> str:
+    """Return the reason why the allocation ended; empty while it stands."""
+    if state.has_transport:
+        if interrupted:
+            state.transport.hurry()
+        return state.transport.ended_by()
+    if interrupted and state.job.allocation is Allocation.SLURM:  # by scancel, right at the start
+        from .transports.slurm import ended_by
+
+        return ended_by(state.job)
+    return ""
+
+
 def _blame_ending(state: State, outcome: _Outcome) -> None:
     """Make the end of the allocation the first problem; it was no interruption by the user."""
     problem = ending_problem(outcome.ended_by, state.job.id)
     outcome.interrupted = False
-    node = state.transport.lost_node or state.lost_node or state.job.nodes[0]
+    lost = state.transport.lost_node if state.has_transport else ""
+    node = lost or state.lost_node or state.job.nodes[0]
     outcome.problems[node] = (problem, *outcome.problems.get(node, ()))

@@ -49,7 +49,7 @@ def move_older_files(job: Job) -> str:
     own = [os.fstat(descriptor) for descriptor in (1, 2)]  # Slurm has begun the batch log
     for name in filter(_names_of(job.id).fullmatch, os.listdir(job.log_dir)):
         path = os.path.join(job.log_dir, name)
-        if not any(os.path.samestat(os.stat(path), one) for one in own):
+        if not any(os.path.samestat(os.lstat(path), one) for one in own):
             os.rename(path, os.path.join(folder, name))
     return folder
 

@@ -33,6 +33,8 @@ SECONDS_A_USER = 300.0
 """Time after which the removal of one user's files is ended: an epilog keeps the node waiting."""
 _NODE_ROOT = re.compile(r"stager-(\d{1,10})")
 _DAY = 86400.0
+_MOST_ANSWER = 16 << 20
+"""Bytes that are read of a report on a user's files: the user chooses their names."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,13 @@ def _clean_as(root: str, owner: os.stat_result, limits: Retention, dry_run: bool
     if data is None:
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    if not data:
-        why = "it took too long" if data is None else "the process that cleans it failed"
+    why = "the process that cleans it was ended"  # as its owner can do
+    if data is None:
+        why = "it took too long, or has too many files"
+    try:
+        return decode(NodeCleanup, json.loads(data or b""))
+    except (ValueError, RecursionError):
         return NodeCleanup(root, problems=(_problem(root, why),))
-    return decode(NodeCleanup, json.loads(data))
 
 
 def _be_owner(
@@ -129,13 +134,16 @@ def _be_owner(
 
 
 def _read_within(handle: int, seconds: float) -> bytes | None:
-    """Return what comes until the other end is closed; None if the time is up before."""
+    """Return what comes until the other end is closed; None if that is too much or too late."""
     until = time.monotonic() + seconds
-    data = b""
-    while select.select([handle], [], [], max(0.0, until - time.monotonic()))[0]:
+    data = bytearray()
+    while len(data) < _MOST_ANSWER:
+        left = max(0.0, until - time.monotonic())
+        if not select.select([handle], [], [], left)[0]:
+            break
         part = os.read(handle, 1 << 16)
         if not part:
-            return data
+            return bytes(data)
         data += part
     return None
 

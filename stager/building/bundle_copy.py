@@ -10,7 +10,7 @@ from ..core.atomic_write import ANOTHER_OUTPUT, output_file
 from ..core.errors import ConfigError
 from ..core.suffixes import BUNDLE_SUFFIX
 from ..pack.existing import opened
-from ..pack.members import write_whole
+from ..pack.members import write_members
 
 
 def project_folder(config: Config) -> Path | None:
@@ -49,5 +49,5 @@ def copy_to(bundle: Path, output: Path) -> Path:
     output = output.absolute()
     hint = f"{ANOTHER_OUTPUT}; the bundle itself is {bundle}"
     with output_file(output, hint=hint) as target, opened(bundle) as source:
-        write_whole(source, target)
+        write_members(source, target)
     return output

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bundle.format.archive import END, BundleFile
+from bundle.format.archive import BundleFile
 from bundle.format.manifest import MANIFEST_NAME, Manifest, ManifestError, parse
 from bundle.protocol.digest import Digest
 
@@ -19,7 +19,7 @@ from ..core.regular_files import bytes_of
 from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import short_name
-from ..pack.members import CheckedMembers, MemberError, reader, write_member
+from ..pack.members import write_member, write_members
 from ..trust.check import read_signature, signature_of
 from .carried_file import (
     LOCK_NAME,
@@ -259,15 +259,4 @@ def _write(
     first = [(existing.LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
     for name, data in (*first, *beside):
         write_member(out, name, len(data), iter((data,)))
-    members = CheckedMembers(manifest)
-    left_out: Collection[str] = set(label.left_out)
-    for name, size in manifest.members():
-        if name == MANIFEST_NAME or name in left_out:
-            continue
-        try:
-            write_member(out, name, size, members.pieces(name, reader(bundle, name)))
-        except MemberError as exc:
-            raise BundleError(
-                f"{bundle.path} is damaged: {exc}", hint="make it again with `stager build`"
-            ) from exc
-    out.write(END)
+    write_members(bundle, out, {MANIFEST_NAME, *label.left_out})

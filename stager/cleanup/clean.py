@@ -17,12 +17,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from bundle.format.manifest import Manifest, ManifestError
+from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
 from bundle.protocol.digest import Digest
 
 from ..core.deletion import size_of
@@ -218,10 +217,11 @@ class _Plan:
             else:
                 staying.append(path)
         yield from self._seals({path.name for path in staying})
-        manifests = list(_manifests(staying))
+        manifests, newer = _manifests(staying)
         locked = self._locked()
-        yield from self._layers(manifests, locked)
-        yield from self._programs(manifests)
+        if not newer:
+            yield from self._layers(manifests, locked)
+            yield from self._programs(manifests)
         if self.rules.wheels:
             yield from self._wheels(locked)
         if not self.unread_locks:
@@ -373,11 +373,20 @@ def _digests_of_locks(folder: Path) -> set[str]:
     return digests
 
 
-def _manifests(bundles: Iterable[Path]) -> Iterator[Manifest]:
-    """Yield the manifests of bundles, also where a layer is missing: a job may use the others."""
+def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
+    """Return the manifests of bundles, also where a layer is missing: a job may use the others.
+
+    And whether a bundle is of a newer version of stager, so that what it needs is not known.
+    """
+    found, newer = [], False
     for path in bundles:
-        with suppress(ManifestError):
-            yield existing.stated_manifest(path)
+        try:
+            found.append(existing.stated_manifest(path))
+        except FormatError as exc:
+            newer = newer or (isinstance(exc.found, int) and exc.found > FORMAT)
+        except ManifestError:
+            continue
+    return found, newer
 
 
 def _partial(root: Path) -> list[UnusedItem]:

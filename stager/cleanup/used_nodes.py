@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,12 @@ _TELLING = (b'"unpack"', b'"clean"')
 def used_nodes(log_dir: Path) -> list[str]:
     """Return the nodes with environments, in the order of the jobs that made or used them last."""
     used: dict[str, None] = {}
-    logs = [(path.lstat().st_mtime, path) for path in log_dir.glob("events.*.jsonl")]
+    logs = []
+    for path in log_dir.glob("events.*.jsonl"):
+        with suppress(OSError):
+            logs.append((path.lstat().st_mtime, path))
     for _, path in sorted(logs):
-        with opened(path) as handle:
+        with suppress(OSError), opened(path) as handle:
             for line in handle:
                 record = parse_event(line) if any(map(line.__contains__, _TELLING)) else None
                 event = record.event if record else None

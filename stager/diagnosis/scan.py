@@ -183,6 +183,7 @@ def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
                 if newline:
                     rest = scanner.look(whole) + rest
                 elif len(rest) > BLOCK:  # a line without an end
+                    scanner.skip(len(rest) - _LINE_CHARACTERS)
                     rest = rest[-_LINE_CHARACTERS:]
             scanner.look(rest, last=True)
     except OSError:
@@ -222,6 +223,10 @@ class _Scanner:
 
     def _without_task(self, hit: Hit) -> Hit:
         return replace(hit, rank=None) if hit.number in self._labelled else hit
+
+    def skip(self, count: int) -> None:
+        """Pass over bytes of a line that is too long."""
+        self._offset += count
 
     def look(self, block: bytes, *, last: bool = False) -> bytes:
         """Look at whole lines; return those to look at again with more lines behind them."""

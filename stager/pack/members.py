@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from bundle.format.archive import END, BundleFile
@@ -157,8 +157,13 @@ def write_member(out: Writable, name: str, size: int, pieces: Iterable[bytes]) -
     out.write(bytes(padding(size)))
 
 
-def write_whole(bundle: BundleFile, out: Writable) -> None:
-    """Write all of a bundle as one file, each byte of it checked.
+def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] = ()) -> None:
+    """Write a bundle's members, each byte of them checked, and the end of a tar.
+
+    Args:
+        bundle: the bundle, open.
+        out: the file.
+        left_out: members that are not written.
 
     Raises:
         BundleError: it is damaged.
@@ -167,6 +172,8 @@ def write_whole(bundle: BundleFile, out: Writable) -> None:
     members = CheckedMembers(bundle.manifest)
     try:
         for name, size in bundle.manifest.members():
+            if name in left_out:
+                continue
             write_member(out, name, size, members.pieces(name, reader(bundle, name)))
     except MemberError as exc:
         raise BundleError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def test_clean_asks_for_the_nodes_that_have_environments(
     """The logs of the jobs name them: one node would do for the settings, and any would be free."""
     made = call(slurm_project, STAGER, "verify", "-N", "2", "-w", "node02,node03")
     assert made.returncode == 0, made.stderr
+    os.mkfifo(Path.home() / "slurm_logs" / "events.999.jsonl")  # nobody waits for its writer
     path = f"/tmp/{node_root_name()}/envs"
     assert cluster.on("node02", ["test", "-d", path]).returncode == 0
     words = ("clean", "--allocation", "slurm", "--nodes-only", "--all")

@@ -35,6 +35,28 @@ def slurm_transport(job: Job) -> StepTransport:
     return StepTransport(job, SlurmCluster(job))
 
 
+def ended_by(
+    job: Job,
+    errors: str = "",
+    seconds: float = _HURRIED_ASK_SECONDS,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Return the controller's reason for the end of a job; empty where it cannot be asked.
+
+    Args:
+        job: the job.
+        errors: what ``srun`` wrote to standard error.
+        seconds: the time that the controller may take.
+        env: the variables for Slurm's command; None for this process's.
+    """
+    try:
+        argv = ("scontrol", "--oneliner", "show", "job", job.id)
+        shown = processes.run(argv, timeout=seconds, env=env).stdout
+    except processes.ProcessError:
+        return ""
+    return slurm_commands.ended_by(shown, job.attempt, errors) or ""
+
+
 class SlurmCluster:
     """The allocation that this process runs in."""
 
@@ -117,11 +139,7 @@ class SlurmCluster:
 
     def ended_by(self, errors: str) -> str:
         """Return the controller's reason for the end; empty where it cannot be asked."""
-        try:
-            shown = self._ask("scontrol", "--oneliner", "show", "job", self._job.id)
-        except NodeError:
-            return ""
-        return slurm_commands.ended_by(shown, self._job.attempt, errors) or ""
+        return ended_by(self._job, errors, self._ask_seconds, self.variables)
 
     def hurry(self) -> None:
         """Wait for an absent controller for some seconds only."""

@@ -164,7 +164,8 @@ class Watch:
             silent: nodes that send no heartbeats.
         """
         now = time.monotonic()
-        silent = {*silent} - {*self._done, *gone, *self.lost}
+        if silent:
+            silent = ({*silent} & {*self._nodes}) - {*self._done, *gone, *self.lost}
         if self._look is not None:
             self._end_look(self._look)
         elif silent and now >= self._next_look_at_silent:

@@ -221,6 +221,21 @@ def test_a_signal_while_a_failure_is_noted_leaves_a_result_all_the_same(
     assert (result["event"], result["interrupted"]) == ("result", True)
 
 
+def test_a_job_cancelled_before_its_nodes_were_reached_was_cancelled(
+    single: Packed, program: Path, tmp_path: Path
+) -> None:
+    """Slurm sends SIGTERM while the driver asks for its version, which is the first it does."""
+    (tmp_path / "bin").mkdir()
+    state = "JobId=4711 JobState=CANCELLED Reason=None"
+    for name, text in (("srun", "kill -TERM $PPID; exec sleep 60"), ("scontrol", f"echo {state}")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = job_for(single, tmp_path, allocation=Allocation.SLURM)
+    slurm = (f"PATH={tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID=4711")
+    _, events, _ = drive(program, job, "env", *slurm, "SLURM_JOB_NODELIST=local[1-2]")
+    assert (events[-1]["ended_by"], events[-1]["interrupted"]) == ("cancelled", False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_job_and_its_agents(
     many: Packed, program: Path, tmp_path: Path, number: signal.Signals

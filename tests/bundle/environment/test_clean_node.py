@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import bundle.environment.clean_node as clean_node_module
 from bundle.environment.clean_node import Retention, clean_node
 from bundle.environment.unpack import hold, lock_path
 from bundle.node.location import env_path, node_root_name
 from bundle.node.root import secure_root
+from bundle.protocol.clean_answers import NodeCleanup
 from tests.support.namespaces import REPO
 from tests.support.needs import needs
 
@@ -129,6 +133,30 @@ def test_a_user_cannot_lead_root_out_of_a_node_root(tmp_path: Path) -> None:
     (done,) = clean_node([str(tmp_path)], Retention(days=7), dry_run=False)
     assert {problem.code for problem in done.problems} == {"not-removed"}
     assert any(path.name == "file" for path in root.rglob("file"))
+
+
+def test_a_user_who_kills_the_process_keeps_out_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("root")
+    tmp_path.chmod(0o1777)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    roots = [make_root(tmp_path, uid) for uid in (61001, 61002)]
+    real = clean_node_module._clean
+
+    def killed(root: str, *rest: Any) -> NodeCleanup:
+        if os.geteuid() == 61001:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(root, *rest)
+
+    monkeypatch.setattr(clean_node_module, "_clean", killed)
+    first, second = clean_node([str(tmp_path)], Retention(days=7), dry_run=False)
+    assert [problem.values["why"] for problem in first.problems] == [
+        "the process that cleans it was ended"
+    ]
+    assert second.problems == ()
+    assert [environments(root) for root in roots] == [IDS, IDS[:2]]
 
 
 @pytest.mark.parametrize("words", [["--json"], []])

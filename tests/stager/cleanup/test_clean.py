@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
+from bundle.format.manifest import FORMAT, MANIFEST_NAME, member_header, padding
 from bundle.protocol.codec import encode
-from bundle.protocol.digest import Digest
+from bundle.protocol.digest import Digest, canonical_json
 from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_keep, plan
 from stager.cleanup.result import removed_in_store
 from stager.core.errors import StagerError
@@ -195,6 +196,15 @@ def test_newest_bundles_go_on_request_but_the_locks_layers_stay(project: Project
     again = project.build(offline=True)
     assert again.packed.path == built.packed.path
     assert again.made.reused == len(wheels)
+
+
+def test_what_a_bundle_of_a_newer_version_needs_is_not_known(project: Project) -> None:
+    """In a store that is shared by users of several versions."""
+    path = project.build().packed.path
+    newer = canonical_json({"format": FORMAT + 1, "id": "0" * 64})
+    path.write_bytes(member_header(MANIFEST_NAME, len(newer)) + newer + bytes(padding(len(newer))))
+    kinds = {item.kind for item in plan(project.store, Rules(), later())}
+    assert kinds.isdisjoint({"bundle", "layer", "program"})
 
 
 def test_the_bundle_of_a_job_in_the_queue_stays_in_any_case(project: Project) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.diagnosis.scan import Hit, scan
+from stager.diagnosis.scan import BLOCK, Hit, scan
 from stager.diagnosis.traceback import trace_at
 from stager.logs.clock import Clock
 from stager.logs.files import find
@@ -16,6 +16,13 @@ def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:
     (tmp_path / "slurm.out").write_text(text)
     files = find(str(tmp_path), tmp_path)
     return scan(files.logs[0], Clock(files)).hits
+
+
+def test_the_place_of_a_line_behind_one_that_never_ends(tmp_path: Path) -> None:
+    bar = "step\r" * (3 * BLOCK // 5) + "\n"
+    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of it was killed\n"
+    (hit,) = hits(tmp_path, bar + line)
+    assert hit.below == len(bar) + len(line)
 
 
 def of(rank: int, closing: str) -> list[str]:
