@@ -90,9 +90,6 @@ TERMINAL = ("typer", "click", "rich")
 ENVIRONMENT_ONLY = ("torch", "transformers", "datasets", "numpy", "accelerate")
 SHARED_BY_TESTS = ("support", "torture")
 PICKLES = ("pickle", "cPickle", "_pickle", "shelve", "dill", "cloudpickle")
-MAX_FILE, MAX_FUNCTION, GUIDE_FUNCTION, MAX_PARAMETERS = 450, 60, 45, 6
-# A file of about 350 lines is the guide; a page that reads well may be a little longer.
-GUIDE_SHARE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,37 +416,6 @@ def _swallows_all(node: ast.ExceptHandler) -> bool:
         isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
     )
     return broad and all(isinstance(one, (ast.Pass, ast.Continue)) for one in node.body)
-
-
-def oversized(modules: Iterable[Module]) -> list[str]:
-    """The size guide: lines a file, lines a function, parameters a function; no utils."""
-    found = []
-    lengths: list[int] = []
-    for module in modules:
-        lines = module.text.count("\n")
-        if lines > MAX_FILE:
-            found.append(f"{module.path}:1 {lines} lines (at most {MAX_FILE})")
-        if module.name.rpartition(".")[2] in ("utils", "util", "helpers", "misc"):
-            found.append(f"{module.path}:1 the name says nothing")
-        for node in ast.walk(module.tree):
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            lengths.append(length)
-            if length > MAX_FUNCTION:
-                found.append(module.at(node, f"{node.name}: {length} lines"))
-            count = _parameters(node)
-            if count > MAX_PARAMETERS and not module.stem.startswith("cli"):
-                found.append(module.at(node, f"{node.name}: {count} parameters"))
-    long = sum(length > GUIDE_FUNCTION for length in lengths)
-    if lengths and long > (1 - GUIDE_SHARE) * len(lengths):
-        found.append(f"{long} of {len(lengths)} functions are over {GUIDE_FUNCTION} lines")
-    return found
-
-
-def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    return len(names) - (1 if names and names[0] in ("self", "cls") else 0)
 
 
 def unreadable_for(modules: Iterable[Module], version: tuple[int, int]) -> list[str]:
