@@ -132,7 +132,11 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     if script.is_script(config):
         return _of_script(config, listener)
     from .build import make_again
+    from .changes import before, changed_files
 
+    old = before(store, config.source)
+    if old is not None and newest.inputs != current:
+        why += changed_files(old, trees, store, spec.target)
     return make_again(config, spec, newest.path, listener, why)
 
 

@@ -19,9 +19,9 @@ from ..core.errors import ConfigError
 from ..core.store import stamp
 from ..core.suffixes import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
 from .ignore import Ignore, anchored, excluded
-from .tree import Collector, Tree, TreeFile, kind_of, shown, tree_digest
+from .tree import Collector, Tree, TreeFile, kind_of, shown
 
-__all__ = ["Tree", "TreeFile", "asset_excludes", "asset_files", "project_files", "tree_digest"]
+__all__ = ["Tree", "TreeFile", "asset_excludes", "asset_files", "project_files"]
 
 NEVER_SHIPPED = (
     *(".git", ".hg", ".svn", ".DS_Store", "__pycache__/", "*.pyc", ".venv", "node_modules/"),

@@ -27,7 +27,7 @@ from .layer_file import compression
 from .project import asset_excludes, asset_files, asset_place, project_files
 from .prune import RULES, concerned
 from .prune_patterns import of_package
-from .tree import Tree, tree_digest
+from .tree import Tree, content_digests, digest_of
 
 _WHEEL_RULES = 2
 """Counted up when :mod:`stager.layers.wheel` makes other files of the same wheel than before."""
@@ -55,6 +55,8 @@ class LayerSource:
     """The wheel file, for a wheel."""
     tree: Tree | None = None
     """The files, for the other kinds."""
+    contents: tuple[Digest, ...] = ()
+    """The digests of the tree's files, in its order, where they are known."""
     prefix: str = ""
     """The directory in the environment for a tree's files."""
     size: int
@@ -97,8 +99,16 @@ class LayerSource:
         read: Callable[[Path], Digest] = sha256_of,
     ) -> LayerSource:
         """Return the source for files of the user under ``prefix``; ``read`` digests a file."""
-        digest = tree_digest(tree, read)
-        return cls(kind=kind, name=name, digest=digest, tree=tree, prefix=prefix, size=tree.size)
+        contents = content_digests(tree, read)
+        return cls(
+            kind=kind,
+            name=name,
+            digest=digest_of(tree, contents),
+            tree=tree,
+            contents=tuple(contents),
+            prefix=prefix,
+            size=tree.size,
+        )
 
 
 def origin(source: LayerSource, target: Target) -> Origin:

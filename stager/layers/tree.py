@@ -211,8 +211,8 @@ def changed_files(tree: Tree) -> list[str]:
     return changed
 
 
-def tree_digest(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> Digest:
-    """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
+def content_digests(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> list[Digest]:
+    """Return the digests of a tree's files, in its order.
 
     Args:
         tree: the files and links.
@@ -223,12 +223,12 @@ def tree_digest(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> Diges
     """
     unread: list[str] = []
 
-    def content(file: TreeFile) -> str:
+    def content(file: TreeFile) -> Digest:
         try:
             return read(file.source)
         except OSError as exc:
             unread.append(f"{file.source}: {exc.strerror or exc}")
-            return ""
+            return Digest.of(b"")
 
     # Threads are enough: hashlib lets go of the interpreter lock for every large piece.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -239,11 +239,16 @@ def tree_digest(tree: Tree, read: Callable[[Path], Digest] = sha256_of) -> Diges
             hint="another program removes or changes them; run the command again when it is done",
             context=sorted(unread),
         )
-    return digest_of(tree, digests)
+    return digests
 
 
 def digest_of(tree: Tree, digests: Sequence[str]) -> Digest:
-    """Return the digest of a tree whose files have contents of these digests, in its order."""
+    """Return the digest of all that is shipped: paths, modes, contents and links, but not times.
+
+    Args:
+        tree: the files and links.
+        digests: the digests of the files' contents, in its order.
+    """
     pairs = zip(tree.files, digests, strict=True)
     files = [[file.path, file.mode, digest] for file, digest in pairs]
     return Digest.of(canonical_json({"files": files, "links": tree.links}))

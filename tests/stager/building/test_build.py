@@ -348,14 +348,33 @@ def test_changed_requirements_are_left_to_a_build(project: Project) -> None:
 def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
     first = project.build().packed.path
     (project.root / "train.py").write_text("print('changed')\n")
+    (project.root / "out").mkdir()
+    for number in range(9):
+        (project.root / f"out/{number}").touch()
+        (project.root / f"{number}.txt").touch()
     recorder = Recorder()
     second = current_bundle(load(project.root), recorder).path
     assert second != first
     assert second.exists()
     assert not first.exists(), "the bundle that it replaces is left"
-    assert any("building it again" in note for note in recorder.notes)
+    assert recorder.notes[0] == (
+        "the project has changed since its bundle was made (new: 0.txt, 1.txt, 2.txt; changed: "
+        "train.py; and 7 more): building it again"
+    )
     assert recorder.notes[-1] == f"{second.name} replaces {first.name}, which is removed"
     assert current_bundle(load(project.root), Recorder()).path == second
+
+
+def test_a_file_that_a_run_wrote_is_named_with_a_remedy(project: Project) -> None:
+    project.build()
+    (project.root / "out").mkdir()
+    (project.root / "out/model.pt").touch()
+    recorder = Recorder()
+    current_bundle(load(project.root), recorder)
+    assert recorder.notes[0] == (
+        "the project has changed since its bundle was made (new: out/; if a run wrote that, name "
+        "it in project.outputs, or it is sent to the nodes): building it again"
+    )
 
 
 def test_an_edit_neither_reads_nor_writes_an_asset(

@@ -11,7 +11,7 @@ import pytest
 from bundle.format.layer import Link, check_link
 from bundle.protocol.digest import Digest, canonical_json
 from stager.core.errors import StagerError
-from stager.layers.tree import Collector, Tree, tree_digest
+from stager.layers.tree import Collector, Tree, content_digests, digest_of
 
 
 def collect(root: Path, **links: str) -> Tree:
@@ -21,6 +21,10 @@ def collect(root: Path, **links: str) -> Tree:
     for path, target in links.items():
         found.link(path, target)
     return found.tree(what="the test", hint="")
+
+
+def tree_digest(tree: Tree) -> Digest:
+    return digest_of(tree, content_digests(tree))
 
 
 @pytest.fixture
