@@ -42,9 +42,9 @@ class Rates:
     """For an environment besides: reading the indexes, directories, publishing."""
     step: float = 0.25
     """For a step of Slurm's to start and to end, beside the agents' own time."""
-    node: float = 0.002
-    """For each node of a step: 0.4 MB of program go over one link, and about as long is taken for
-    connections and answers. Not measured on a large cluster."""
+    node: float = 0.007
+    """CPU time of the driver for each node, of all phases together: measured on up to 64 nodes
+    (docs/scale.md), and assumed to be the same on more."""
     agent: float = 0.25
     """CPU time of an agent's start on its node; 0.24 s were measured, most of them imports."""
     probe: float = 0.3

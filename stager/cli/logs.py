@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bundle.protocol.counts import counted
+
 from .grouped import grouped
 from .options.logs import JobArgument, LogDir, chosen_files, job_files
 from .options.output import Talk
@@ -69,7 +71,9 @@ def logs(
         if follow:
             console.lines(followed(lambda: job_files(files.job_id or job, log_dir), wanted))
         else:
-            console.lines(merged(files, wanted), files)
+            looked = counted(len(files.logs), "log")
+            none = f"no errors found in {looked}" if wanted.errors else "no line matches"
+            console.lines(merged(files, wanted), files, none)
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -247,7 +247,8 @@ class Console(Events, JobLogs):
 
 def _spent(outcome: Outcome, phase: str) -> str:
     """Return what a phase took; of the unpacking also what of it was sending."""
-    words, ending = f"{phase} {outcome.spent[phase]:.1f} s", outcome.ending
+    name = "plan" if phase == PhaseName.PLACE else phase
+    words, ending = f"{name} {outcome.spent[phase]:.1f} s", outcome.ending
     if phase != PhaseName.UNPACK or ending.send_seconds is None:
         return words
     parts = [f"sending {ending.send_seconds:.1f} s"]

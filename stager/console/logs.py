@@ -32,7 +32,9 @@ _LONG = 600
 class JobLogs(Output):
     """The results of ``stager logs`` and ``stager diagnose``."""
 
-    def lines(self, lines: Iterator[Line], files: JobFiles | None = None) -> None:
+    def lines(
+        self, lines: Iterator[Line], files: JobFiles | None = None, none: str = "no line matches"
+    ) -> None:
         """Show lines of logs, each with its source; as one JSON object with ``--json``."""
         if self.as_json:
             from ..logs.merged_lines import merged_lines
@@ -44,7 +46,7 @@ class JobLogs(Output):
             width = min(max(width, len(line.who)), _WIDEST)
             self.data(f"{_clock(line)} {line.who:<{width}} | {line.text}")
         if line is None:
-            self.say("no line matches")
+            self.say(none)
 
     def failure(self, failure: FirstFailure) -> None:
         """Say what went wrong first, with the lines that show it."""

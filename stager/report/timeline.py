@@ -19,7 +19,7 @@ _SHORT = 0.25
 """The beginning is drawn again, larger, where it takes no more than this share of the job."""
 _NAMES = {
     "preflight": "preflight",
-    "place": "place and broadcast",
+    "place": "plan",
     "unpack": "unpack",
     "probe": "probe",
     "deep": "close look",

@@ -498,7 +498,7 @@ def test_sending_is_told_apart_from_unpacking(capsys: pytest.CaptureFixture[str]
     assert Console().ran(ended) == 0
     done = capsys.readouterr().err.splitlines()[0]
     assert done == (
-        "done: 4 ranks; place 0.0 s, unpack 11.5 s (sending 8.2 s, unpacking alone 9.1 s)"
+        "done: 4 ranks; plan 0.0 s, unpack 11.5 s (sending 8.2 s, unpacking alone 9.1 s)"
     )
     result = run_result(ended)
     assert (result.seconds, result.send_seconds, result.unpack_seconds) == (seconds, 8.2, 9.14)

@@ -48,7 +48,7 @@ def test_real_jobs_are_told(project: Project) -> None:
     assert page.all("section", aria_labelledby="failure") == []
     bars = [bar.text for bar in page.all("rect", class_="span")]
     for node in ("local1", "local2"):
-        for phase in ("preflight", "place and broadcast", "unpack", "probe", "launch", "train"):
+        for phase in ("preflight", "plan", "unpack", "probe", "launch", "train"):
             assert any(bar.startswith(f"{node}: {phase} ") for bar in bars), (node, phase)
     curves = [chart.given["aria-label"] for chart in page.all("svg", role="img")]
     assert any("2.3 at step 1, 0.2969 at step 60" in label for label in curves)
