@@ -22,7 +22,7 @@ from ..logs.lines import last_lines
 from ..logs.refused import Refused
 from ..logs.result import JobResult, job_result
 from ..slurm import accounting
-from . import driver_verdict, problem_verdict, withheld_variables
+from . import driver_verdict, missing_modules, problem_verdict, withheld_variables
 from .comparison import comparable
 from .evidence import evidence, weak_evidence
 from .failure import Diagnosis, FirstFailure
@@ -92,6 +92,7 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
         return replace(diagnosis, evidence=() if ok else weak_evidence(in_logs))
     if files.ours:
         first = withheld_variables.explained(first, files.job)
+        first = missing_modules.explained(first, files.job)
     same_failure = _same_failure(first, case.result)
     return replace(
         diagnosis,

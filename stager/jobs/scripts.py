@@ -9,13 +9,13 @@ import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from bundle.format.archive import BundleFile
-
+from ..core import toml
 from ..core.errors import ConfigError
-from ..pack.existing import opened
+from ..pack.existing import layer_paths, opened
 
 _MAX_SHOWN = 200
 """Characters of a name that are shown."""
@@ -53,7 +53,7 @@ def _refuse_absent_script(name: str, bundle: Path) -> None:
         return
     path = posixpath.normpath(name)
     with opened(bundle) as held:
-        staged = {file.removeprefix(_PROJECT) for file in _paths(held, "project")}
+        staged = {file.removeprefix(_PROJECT) for file in layer_paths(held, "project")}
     is_named_so = path.endswith(_SUFFIXES) or not posixpath.splitext(path)[1]
     if name and (f"{path}/__main__.py" in staged or (path in staged and is_named_so)):
         return
@@ -70,13 +70,13 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
         return
     wanted = (f"{place}.py", f"{place}/__main__.py")
     with opened(bundle) as held:
-        staged = set(_paths(held, "project"))
+        staged = set(layer_paths(held, "project"))
         if not staged and any(map(_is_here, wanted)):
             return
         folders = (_PROJECT, f"{_PROJECT}src/")
         if not staged.isdisjoint(folder + file for folder in folders for file in wanted):
             return
-        if any(_PACKAGES.sub("", path, count=1) in wanted for path in _paths(held, "wheel")):
+        if any(_PACKAGES.sub("", path, count=1) in wanted for path in layer_paths(held, "wheel")):
             return
     files = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
     modules = [file[:-3].replace("/", ".") for file in sorted(files) if file.endswith(".py")]
@@ -131,6 +131,9 @@ def _shown(name: str) -> str:
 
 def _hint(path: str, scripts: Collection[str]) -> str:
     """Return the script that was probably meant, or a reason why it may be missing."""
+    module = _entry_point_here(path)
+    if module:
+        return f"it is an entry point of pyproject.toml; start its module: -m {module}"
     similar = difflib.get_close_matches(path[:_MAX_SHOWN], sorted(scripts), n=1)
     if similar:
         return f"did you mean {similar[0]}?"
@@ -139,6 +142,14 @@ def _hint(path: str, scripts: Collection[str]) -> str:
     if " " in path:
         return "a blank is part of it: leave out the quotes around it, or the backslash before it"
     return "check the name; project.exclude and .gitignore keep files out of the bundle"
+
+
+def _entry_point_here(name: str) -> str:
+    """Return the module of a program that the project here would install; empty for no such."""
+    with suppress(ConfigError):
+        scripts = toml.table(toml.read(Path("pyproject.toml")), "project", "scripts")
+        return str(scripts.get(name, "")).partition(":")[0]
+    return ""
 
 
 def _is_here(name: str) -> bool:
@@ -169,14 +180,3 @@ def _scripts_here() -> set[str]:
         return {path.name for path in Path.cwd().glob("*.py")}
     except OSError:  # it was removed, or may not be read
         return set()
-
-
-def _paths(held: BundleFile, kind: str) -> Iterator[str]:
-    """Yield the files of the layers of a kind, by their paths in the environment."""
-    from ..layers.layer_file import decompress_index
-
-    for layer in held.manifest.layers:
-        if layer.kind == kind:
-            index = held.index(layer, held.head(layer), decompress_index)
-            yield from (file.path for file in index.files)
-            yield from (link.path for link in index.links)

@@ -161,6 +161,17 @@ def manifest_of(path: Path, asked: str = "") -> Manifest:
         return bundle.manifest
 
 
+def layer_paths(bundle: BundleFile, kind: str) -> Iterator[str]:
+    """Yield the files and links of the layers of a kind, by their paths in the environment."""
+    from ..layers.layer_file import decompress_index
+
+    for layer in bundle.manifest.layers:
+        if layer.kind == kind:
+            index = bundle.index(layer, bundle.head(layer), decompress_index)
+            yield from (file.path for file in index.files)
+            yield from (link.path for link in index.links)
+
+
 def stated_manifest(path: Path) -> Manifest:
     """Return the manifest that a file begins with, whatever the rest of the bundle is like.
 
