@@ -112,7 +112,7 @@ def collect(handle: int | None) -> int:
         tree = work_tree(job, request.root)
         remove_staged_files(tree, env_path(request.root, job.bundle_id))
         deleted = remove_sent_files(tree, request.directory)
-        pack.pack(request.directory, job.outputs, sys.stdout.buffer, deleted)
+        pack.pack(request.directory, job.outputs, sys.stdout.buffer, deleted, request.brought)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3
@@ -297,15 +297,18 @@ def _run_ranks(
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
     """Remove the ranks' working directory on this node."""
     from ..launch.directories import work_dir, work_tree
-    from ..launch.staged_files import remove_sent_files, remove_staged_files
+    from ..launch.staged_files import has_outputs_besides, remove_sent_files, remove_staged_files
     from ..node import removal
     from ..node.location import env_path
 
-    path = work_tree(request.job, request.root)
-    if request.keep_files:
-        remove_staged_files(path, env_path(request.root, request.job.bundle_id))
-        remove_sent_files(path, work_dir(request.job, request.root))
-        return TidyAnswer(left=not removal.removed_if_empty(path))
+    job, brought = request.job, request.brought
+    path, folder = work_tree(job, request.root), work_dir(job, request.root)
+    if request.keep_files or brought is not None:
+        remove_staged_files(path, env_path(request.root, job.bundle_id))
+        remove_sent_files(path, folder)
+        unsent = brought is not None and has_outputs_besides(folder, job.outputs, brought)
+        if request.keep_files or unsent:
+            return TidyAnswer(left=not removal.removed_if_empty(path), unsent=unsent)
     removal.sweep(path)
     return TidyAnswer()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO
 
 from ..checks.node_lines import few_names
@@ -16,7 +17,7 @@ from ..protocol.enumerations import PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
 from ..protocol.launch_answers import LaunchAnswer
-from ..protocol.problem import NodeError, Problem
+from ..protocol.problem import NodeError
 from ..protocol.requests import CollectRequest, TidyRequest
 from ..results.receive import Received, receive
 from .state import State
@@ -46,9 +47,10 @@ def run_dir_marker(job: Job) -> Iterator[str]:
 
 
 def collect_outputs(state: State, *, standing: bool) -> None:
-    """Bring the outputs from the node of rank 0, after a failure too; then remove them there.
+    """Bring the outputs home, after a failure too; then remove them on the nodes.
 
-    Where none are named, or one that is named was not written, the ranks' files stay on the nodes.
+    Those of rank 0's node come first, then the files that only other nodes have. Where none are
+    named, or one that is named was not written, the ranks' files stay on the nodes.
 
     Args:
         state: the job; nothing happens where nodes share the run directory.
@@ -65,12 +67,35 @@ def collect_outputs(state: State, *, standing: bool) -> None:
         state.note(f"{job.run_dir} is not here; what the ranks wrote stays on {node} in {work_dir}")
         return
     note_unnamed(state)
-    received = _fetch_outputs(state, node, work_dir) if job.outputs else None
-    if received is not None and (not received.complete or received.gaps):
-        state.note(f"some outputs were not brought back; they are still on {node} in {work_dir}")
+    if not job.outputs:
+        _report_left(state, _tidy(state, job.nodes))
         return
-    missing = received is not None and bool({*received.missing} - {*job.tracked})
-    _remove_work_dirs(state, keep_files=missing or not named_outputs(job))
+    received, pending = _bring(state, node), [node]
+    others: list[str] = []
+    try:
+        if _is_whole(received):
+            answers = _tidy(state, job.nodes, received)
+            pending = [name for name, answer in answers.items() if answer.unsent]
+            while pending and _is_whole(received):
+                others.append(pending[0])
+                received = _bring(state, pending[0], received)
+                if _is_whole(received):
+                    del pending[0]
+    finally:
+        _emit_collected(state, node, others, received)
+    if pending:
+        where = directories.work_dir(job, state.facts[pending[0]].root)
+        names = few_names(pending)
+        state.note(f"some outputs were not brought back; they are still on {names} in {where}")
+        return
+    if others:
+        left = tuple(name for name, answer in answers.items() if answer.left)
+        answers = _tidy(state, left, received)
+    _report_left(state, answers)
+
+
+def _is_whole(received: Received) -> bool:
+    return received.complete and not received.gaps
 
 
 def named_outputs(job: Job) -> set[str]:
@@ -78,18 +103,37 @@ def named_outputs(job: Job) -> set[str]:
     return {*job.outputs} - {*job.tracked}
 
 
-def _remove_work_dirs(state: State, *, keep_files: bool) -> None:
-    """Remove the ranks' working directories; report where files are left in them.
+def _tidy(
+    state: State, nodes: tuple[str, ...], received: Received | None = None
+) -> dict[str, TidyAnswer]:
+    """Remove the ranks' working directories, unless files that may be wanted are left there.
 
     Args:
         state: the job.
-        keep_files: True to remove only those without files.
+        nodes: the nodes.
+        received: what has come; a node that has other outputs says so. None if nothing was to.
+
+    Returns:
+        The nodes' answers.
     """
+    named, brought = named_outputs(state.job), None
+    keep_files = True
+    if received is not None:
+        keep_files = not named or not named.isdisjoint(received.missing)
+        brought = tuple(sorted(received.names))
+
+    def request(node: str) -> TidyRequest:
+        return TidyRequest(**state.placed(node), keep_files=keep_files, brought=brought)
+
+    state.answers = {}
     with contextlib.suppress(NodeError):
-        state.ask(
-            PhaseName.TIDY, lambda name: TidyRequest(**state.placed(name), keep_files=keep_files)
-        )
-    left = [node for node, answer in state.answers_of(TidyAnswer).items() if answer.left]
+        state.ask_some(PhaseName.TIDY, nodes, request)
+    return state.answers_of(TidyAnswer)
+
+
+def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
+    """Report where files are left in the ranks' working directories."""
+    left = [node for node, answer in answers.items() if answer.left]
     if left:
         where = directories.work_dir(state.job, state.facts[left[0]].root)
         state.note(
@@ -119,59 +163,64 @@ def _node_of_first_rank(state: State) -> str:
     return max(began, key=lambda node: began[node], default=state.job.nodes[0])
 
 
-def _fetch_outputs(state: State, node: str, work_dir: str) -> Received:
-    """Fetch the outputs, report what has come, and return it."""
-    try:
-        received = _received(state, node, work_dir)
-    except NodeError as exc:
-        _emit_collected(state, node, work_dir, _NOTHING, [exc.problem])
-        return _NOTHING
-    _emit_collected(state, node, work_dir, received, list(received.problems))
-    if received.removed:
-        files = counted(received.removed, "file")
-        state.note(f"{state.job.run_dir}: {files} removed, which the job has deleted on {node}")
-    return received
+def _bring(state: State, node: str, before: Received | None = None) -> Received:
+    """Bring the outputs of a node into the run directory, after those of other nodes.
 
+    Args:
+        state: the job.
+        node: the node.
+        before: what has come from others; a file that has is not sent again, and what got another
+            name keeps it.
 
-def _received(state: State, node: str, work_dir: str) -> Received:
-    """Bring the outputs from a directory of one node into the run directory.
-
-    Raises:
-        NodeError: they cannot be put there, or did not come at all.
+    Returns:
+        All that has come.
     """
     job = state.job
-    request = CollectRequest(**state.placed(node), directory=work_dir)
+    request = CollectRequest(
+        **state.placed(node),
+        directory=directories.work_dir(job, state.facts[node].root),
+        brought=tuple(sorted(before.names)) if before else None,
+    )
     came: list[Received] = []
 
     def take(stream: IO[bytes]) -> None:
-        came.append(receive(stream, job.run_dir, job.outputs, node, state.sent_results))
+        joined = before.renamed if before else None
+        came.append(receive(stream, job.run_dir, job.outputs, node, state.sent_results, joined))
 
-    state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
+    try:
+        state.transport.fetch(PhaseName.COLLECT, {node: request}, take)
+    except NodeError as exc:
+        known = before or Received(complete=False)
+        return replace(known, complete=False, problems=(*known.problems, exc.problem))
+    if before is not None:
+        return _joined(before, came[0])
+    if came[0].removed:
+        files = counted(came[0].removed, "file")
+        state.note(f"{job.run_dir}: {files} removed, which the job has deleted on {node}")
     return came[0]
 
 
-_NOTHING = Received(
-    complete=False,
-    files=0,
-    bytes=0,
-    placed=(),
-    renamed={},
-    missing=(),
-    left_out={},
-    changed={},
-    gaps=0,
-    removed=0,
-    problems=(),
-)
+def _joined(before: Received, more: Received) -> Received:
+    return replace(
+        more,
+        files=before.files + more.files,
+        bytes=before.bytes + more.bytes,
+        names=before.names | more.names,
+        renamed={**before.renamed, **more.renamed},
+        missing=tuple(name for name in before.missing if name in more.missing),
+        left_out={**before.left_out, **more.left_out},
+        changed={**before.changed, **more.changed},
+        removed=before.removed,
+        problems=before.problems + more.problems,
+    )
 
 
-def _emit_collected(
-    state: State, node: str, work_dir: str, received: Received, problems: list[Problem]
-) -> None:
+def _emit_collected(state: State, node: str, others: Sequence[str], received: Received) -> None:
     state.emit(
         OutputsCollected(
             node=node,
-            source=work_dir,
+            others=tuple(others),
+            source=directories.work_dir(state.job, state.facts[node].root),
             target=state.job.run_dir,
             files=received.files,
             bytes=received.bytes,
@@ -179,6 +228,6 @@ def _emit_collected(
             missing=tuple(name for name in received.missing if name not in state.job.tracked),
             left_out=dict(received.left_out),
             changed=dict(received.changed),
-            problems=tuple(problems),
+            problems=received.problems,
         )
     )

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from ..protocol.job import Job
@@ -214,6 +214,19 @@ def remove_sent_files(tree: str, folder: str) -> tuple[str, ...]:
             if now == before:
                 os.unlink(path)
     return tuple(deleted)
+
+
+def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection[str]) -> bool:
+    """Return whether a directory has files or links among the outputs, besides these."""
+    known = frozenset(brought)
+    for path, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(path, name))]
+        for name in (*files, *links):
+            inner = os.path.relpath(os.path.join(path, name), folder)
+            paths = (*patterns.above(inner), inner)
+            if inner not in known and any(patterns.wanted(one, outputs) for one in paths):
+                return True
+    return False
 
 
 def _content_state(state: os.stat_result) -> list[int]:

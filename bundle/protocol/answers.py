@@ -155,6 +155,8 @@ class TidyAnswer(Answer):
     event: ClassVar[str] = "tidy"
     left: bool = False
     """True if it is still there, with files in it."""
+    unsent: bool = False
+    """True if outputs are among them that no other node has sent."""
 
 
 @dataclass(frozen=True)

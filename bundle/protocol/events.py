@@ -175,7 +175,9 @@ class OutputsCollected(DriverEvent):
     event: ClassVar[str] = "collected"
 
     node: str = field(default="", metadata=REQUIRED)
-    """The node that they come from."""
+    """The node that they come from: that of rank 0."""
+    others: tuple[str, ...] = ()
+    """Other nodes, where ranks have written files that this one has not."""
     source: str = field(default="", metadata={"json": "from", **REQUIRED})
     """The directory there."""
     target: str = field(default="", metadata={"json": "to", **REQUIRED})

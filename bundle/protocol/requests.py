@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 
 from .codec import REQUIRED, decode, encode
 from .job import Job
-from .json_values import DecodeError
+from .json_values import AnyText, DecodeError
 from .problem import NodeError, Problem, ProblemCode
 
 _T = TypeVar("_T")
@@ -185,6 +185,8 @@ class CollectRequest(PlacedRequest):
 
     directory: str
     """The directory that they are in."""
+    brought: tuple[AnyText, ...] | None = None
+    """Files that other nodes have sent: only others are, with their directories. None: send all."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ class TidyRequest(PlacedRequest):
 
     keep_files: bool = False
     """True to leave it where there are files in it."""
+    brought: tuple[AnyText, ...] | None = None
+    """Outputs that have been sent by other nodes: a directory that has more is left. None: any."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..protocol.codec import encode
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text
-from .selection import OutputEntry, Selection, measure, select
+from .selection import OutputEntry, Selection, besides, measure, select
 from .stream import CHUNK, LINE_LIMIT, VERSION, StreamEnd, StreamHead, some_of
 
 _DELETED_NAMES = LINE_LIMIT // 8
@@ -25,14 +25,21 @@ _READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def pack(
-    directory: str, outputs: Sequence[str], stream: IO[bytes], deleted: Sequence[str] = ()
+    directory: str,
+    outputs: Sequence[str],
+    stream: IO[bytes],
+    deleted: Sequence[str] = (),
+    brought: Sequence[str] | None = None,
 ) -> None:
-    """Send the outputs that are in a directory; see :func:`send`.
+    """Send the outputs in a directory, only those besides ``brought`` if given; see :func:`send`.
 
     Raises:
         NodeError: the directory cannot be read, or nobody reads the stream any more.
     """
-    send(select(directory, outputs), directory, stream, deleted)
+    selection = select(directory, outputs)
+    if brought is not None:
+        selection = besides(selection, brought)
+    send(selection, directory, stream, deleted)
 
 
 def send(

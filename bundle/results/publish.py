@@ -46,24 +46,32 @@ class ResultsWriter:
     Attributes:
         files: regular files that arrived in full.
         bytes: bytes of their content.
+        names: files and links that arrived.
         left_out: members that could not be written here, with the reason.
         renamed: outputs that got another name than they should have, with that name.
         placed: names of all outputs that were put in place.
         problems: problems met while putting them in place.
     """
 
-    def __init__(self, target: str, roots: Sequence[str], sent: SentEntries | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        roots: Sequence[str],
+        sent: SentEntries | None = None,
+        joined: Mapping[str, str] | None = None,
+    ) -> None:
         """Make the hidden directory.
 
         Args:
             target: an existing directory.
             roots: the outputs, relative to it; checked already.
             sent: what is there of the outputs and was sent to the nodes before the job.
+            joined: new names that outputs of the same job have been given already.
 
         Raises:
             NodeError: it cannot be made.
         """
-        self._target, self._sent = target, sent or {}
+        self._target, self._sent, self._joined = target, sent or {}, joined or {}
         self._roots = {root: number for number, root in enumerate(roots)}
         name = f".stager-results.{_owner()}.{os.getpid()}.{time.monotonic_ns()}"
         self._path = os.path.join(target, name)
@@ -78,6 +86,7 @@ class ResultsWriter:
         self._kept = False
         self.files = 0
         self.bytes = 0
+        self.names: set[str] = set()
         self.left_out: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
         self.placed: list[str] = []
@@ -120,6 +129,7 @@ class ResultsWriter:
             self.files += 1
             self.bytes += info.size
         if not info.isdir():
+            self.names.add(info.name)
             self._nonempty.add(root)
 
     def publish(self, *, complete: bool) -> None:
@@ -215,23 +225,25 @@ class ResultsWriter:
         Raises:
             OSError: not all of it could be moved.
         """
-        folder = self._parent(os.path.dirname(root)) if "/" in root else ""
-        final = os.path.join(self._target, root)
-        if folder != os.path.dirname(root) or not os.path.lexists(final):
+        name = self._joined.get(root, root)
+        folder = self._parent(os.path.dirname(name)) if "/" in name else ""
+        final = os.path.join(self._target, name)
+        if folder != os.path.dirname(name) or not os.path.lexists(final):
             return False
         inside = os.path.realpath(final).startswith(f"{os.path.realpath(self._target)}/")
         if os.path.islink(final) and os.path.isdir(final) and inside:
             final = os.path.realpath(final)  # what was sent is what it leads to
-        written = update(self._path_of(root), final, root, self._sent)
+        written = update(self._path_of(root), final, name, self._sent)
         if written is None:
             return False
         made = frozenset(written)
+        folders = [(info.name[len(root) :], info) for _, info in inner]
         _finish(
-            (f"{final}{info.name[len(root) :]}", info)
-            for _, info in inner
-            if not made.isdisjoint((*above(info.name), info.name))
+            (f"{final}{path}", info)
+            for path, info in folders
+            if not made.isdisjoint((*above(name + path), name + path))
         )
-        self.placed.append(root)
+        self.placed.append(name)
         return True
 
     def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from ..format.manifest import BLOCK, padding
@@ -53,25 +53,27 @@ class Received:
 
     complete: bool
     """True if everything that was announced has arrived; if not, names end with ``.partial``."""
-    files: int
+    files: int = 0
     """Regular files that arrived in full."""
-    bytes: int
+    bytes: int = 0
     """Bytes of their content."""
-    placed: tuple[str, ...]
+    names: frozenset[str] = frozenset()
+    """Files and links that arrived, by their paths on the node."""
+    placed: tuple[str, ...] = ()
     """The outputs as they are named now, relative to the target."""
-    renamed: Mapping[str, str]
+    renamed: Mapping[str, str] = field(default_factory=dict)
     """Outputs that got another name than on the node, with that name."""
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
     """Outputs that the node did not have."""
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
     """Paths that were not received, with the reason."""
-    changed: Mapping[str, str]
+    changed: Mapping[str, str] = field(default_factory=dict)
     """Files that changed while they were sent, with what happened."""
-    gaps: int
+    gaps: int = 0
     """Files and directories that the node could not read, or not to their end."""
-    removed: int
+    removed: int = 0
     """Files that were removed, as the job has deleted them."""
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...] = ()
     """The reasons why it is not complete, or was put elsewhere."""
 
 
@@ -81,6 +83,7 @@ def receive(
     outputs: Sequence[str],
     source: str = "the node",
     sent: SentEntries | None = None,
+    joined: Mapping[str, str] | None = None,
 ) -> Received:
     """Unpack the stream that :func:`pack` sends.
 
@@ -93,6 +96,7 @@ def receive(
         outputs: the outputs that were asked for; others are refused.
         source: the sender's name, for messages.
         sent: what is there of the outputs and was sent to the nodes before the job.
+        joined: new names that outputs of the same job have been given already.
 
     Raises:
         NodeError: no stream of results begins there, or it does not fit. Nothing has been written.
@@ -105,7 +109,7 @@ def receive(
         raise NodeError(Problem(ProblemCode.NO_RESULTS, source, {"why": str(exc)})) from exc
     sweep(target)
     _require_room(target, header, source)
-    writer = ResultsWriter(target, header.roots, sent)
+    writer = ResultsWriter(target, header.roots, sent, joined)
     try:
         problem, end = _unpack(reader, writer, header, target, source)
         complete = problem is None and not writer.left_out
@@ -118,6 +122,7 @@ def receive(
             complete=complete,
             files=writer.files,
             bytes=writer.bytes,
+            names=frozenset(writer.names),
             placed=tuple(writer.placed),
             renamed=writer.renamed,
             missing=header.missing,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -90,6 +90,18 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
         missing=tuple(missing),
         left_out=left_out.reasons,
         unread=left_out.unread,
+    )
+
+
+def besides(selection: Selection, brought: Collection[str]) -> Selection:
+    """Return the files and links of a selection besides these, with the directories they lie in."""
+    names = {entry.name for entry in selection.entries if not stat.S_ISDIR(entry.mode)}
+    names.difference_update(brought)
+    kept = names.union(*map(above, names))
+    return replace(
+        selection,
+        roots=tuple(root for root in selection.roots if root in kept),
+        entries=tuple(entry for entry in selection.entries if entry.name in kept),
     )
 
 

@@ -6,6 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
+from bundle.checks.node_lines import few_names
 from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
@@ -135,7 +136,8 @@ class Events(Reports):
     @_show.register(OutputsCollected)
     def _show_collected(self, event: OutputsCollected, record: Record) -> None:
         what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
-        self.say(f"  {event.node}: {what}: {event.source} -> {event.target}")
+        nodes = few_names([event.node, *event.others])
+        self.say(f"  {nodes}: {what}: {event.source} -> {event.target}")
         for name in event.missing:
             self.warn(f"{event.node}: no rank has written {name}, which is named as an output")
         for old, new in event.renamed.items():

@@ -136,12 +136,11 @@ def test_results_come_home(
     assert "cannot see the bundle" in report["plan"]["why"]
     [collected] = report["collected"]
     assert (collected["node"], collected["to"]) == ("node01", str(at_home.root))
-    assert (collected["files"], collected["renamed"], collected["problems"]) == (2, {}, [])
+    assert collected["others"] == ["node02", "node03"]
+    assert (collected["files"], collected["renamed"], collected["problems"]) == (6, {}, [])
     out = at_home.root / "out"
-    assert {path.name: path.read_text() for path in out.iterdir()} == {
-        "rank0.txt": "fine",
-        "rank1.txt": "fine",
-    }
+    files = [f"rank{rank}.txt" for rank in range(6)]
+    assert {path.name: path.read_text() for path in out.iterdir()} == dict.fromkeys(files, "fine")
     assert_logs_complete(at_home, report)
     preflight = at_home.root.parent / "slurm_logs" / f"preflight.{report['job_id']}.txt"
     assert preflight.read_text().count(" proj=missing pkgs=missing ") == 3
@@ -156,10 +155,11 @@ def test_results_come_home(
     assert failure["cause"] == "ValueError: rank three is unhappy"
     [collected] = report["collected"]
     assert collected["renamed"] == {"out": "out.1"}
-    assert "out (2 files, 8 bytes): project.resume-limit is 0" in said
+    assert "out (6 files, 24 bytes): project.resume-limit is 0" in said
     assert "out.1" in said
-    assert (at_home.root / "out.1" / "rank0.txt").read_text() == "fail"
-    assert (out / "rank0.txt").read_text() == "fine"
+    for name in files:
+        assert (at_home.root / "out.1" / name).read_text() == "fail"
+        assert (out / name).read_text() == "fine"
     assert_logs_complete(at_home, report)
     assert jobs_left(veiled) == ""
     assert not list(at_home.root.glob(".stager-*"))

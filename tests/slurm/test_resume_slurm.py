@@ -54,6 +54,30 @@ Trainer(Model(), settings, train_dataset=data, callbacks=[Fault()]).train(
     resume_from_checkpoint=last
 )
 """
+SHARDED = """\
+import os, pathlib, signal
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+state = {"step": 0, "weights": distribute_tensor(torch.zeros(8), mesh, [Shard(0)])}
+saved = sorted(pathlib.Path("out").glob("step-*/.metadata"))
+if saved:
+    dcp.load(state, checkpoint_id=saved[-1].parent)
+print("begins after step", state["step"], flush=True)
+while state["step"] < 4:
+    state["step"] += 1
+    state["weights"] += 1
+    dcp.save(state, checkpoint_id=f"out/step-{state['step']}")
+    if state["step"] == 2 and not saved and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+print("sum of weights", state["weights"].full_tensor().sum().item(), flush=True)
+dist.destroy_process_group()
+"""
 OWN_TRAINER = """\
 import os, pathlib, runpy, signal, sys, threading, time
 
@@ -96,23 +120,35 @@ class AtHome:
         return sorted(path.name for path in self.root.glob("out*"))
 
 
-@pytest.fixture(scope="module")
-def at_home(veiled: Cluster, private_home: Path, torch_project: TorchProject) -> Iterator[AtHome]:
-    """Built from the lock and the layers of the other tests with torch."""
+def built(root: Path, torch_project: TorchProject, cluster: Cluster) -> AtHome:
+    """Build the project in a folder from the lock and the layers of the other tests with torch."""
     kept = {k: v for k, v in torch_project.env.items() if k != "STAGER_NODE_ROOT"}
-    home = AtHome(private_home / "training" / "project", {**kept, **veiled.env})
+    home = AtHome(root, {**kept, **cluster.env})
     home.root.mkdir(parents=True)
     (home.root / "stager.toml").write_text(f'[project]\noutputs = ["out"]\n{SETTINGS}')
     (home.root / "pylock.toml").write_bytes((torch_project.root / "pylock.toml").read_bytes())
-    (home.root / "hf.py").write_text(HUGGING_FACE)
-    (home.root / "own.py").write_text(OWN_TRAINER)
+    for name, text in (("hf.py", HUGGING_FACE), ("own.py", OWN_TRAINER), ("dcp.py", SHARDED)):
+        (home.root / name).write_text(text)
     code, _, talk = home.stager("build", "--offline", "--no-prove")
     assert code == 0, talk
+    return home
+
+
+@pytest.fixture(scope="module")
+def at_home(veiled: Cluster, private_home: Path, torch_project: TorchProject) -> Iterator[AtHome]:
+    """The project in a home that the nodes do not see."""
+    home = built(private_home / "training" / "project", torch_project, veiled)
     for node in veiled.nodes:
         assert veiled.on(node, ["ls", str(private_home)]).stdout == ""
     yield home
     home.stager("clean", "--nodes-only", "--all", "--nodes", "3")  # gigabytes of memory
     shutil.rmtree(home.root.parent)
+
+
+@pytest.fixture
+def shared_home(at_home: AtHome, veiled: Cluster, torch_project: TorchProject) -> AtHome:
+    """The project in a folder that the nodes see; its environment is on them already."""
+    return built(veiled.shared / "training" / "project", torch_project, veiled)
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +175,27 @@ def test_hugging_faces_trainer_goes_on_at_the_step_of_its_checkpoint(
     assert state["global_step"] == 8
     [collected] = report["collected"]
     assert (collected["renamed"], collected["problems"]) == ({}, [])
+    assert (at_home.root / "out" / "checkpoint-8" / "rng_state_1.pth").is_file(), collected
+
+
+@pytest.mark.parametrize("home", ["at_home", "shared_home"])
+def test_a_checkpoint_that_each_node_has_written_a_part_of(
+    home: str, request: pytest.FixtureRequest
+) -> None:
+    project: AtHome = request.getfixturevalue(home)
+    code, report, logs, talk = project.run("torchrun", "dcp.py")
+    assert (code, report["first_failure"]["rank"]) == (3, 1), talk
+    assert logs.count("begins after step 0") == 2, logs
+    code, report, logs, talk = project.run("torchrun", "dcp.py")
+    assert code == 0, talk
+    assert logs.count("begins after step 2") == 2, logs
+    assert logs.count("sum of weights 32.0") == 2, logs
+    assert project.outputs() == ["out"]
+    shards = {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    for step in (1, 2, 3, 4):
+        assert {*os.listdir(project.root / "out" / f"step-{step}")} == shards
+    others = [collected["others"] for collected in report["collected"]]
+    assert others == ([["node02"]] if home == "at_home" else [])
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])

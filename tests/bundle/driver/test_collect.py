@@ -17,7 +17,8 @@ from bundle.driver.collect import collect_outputs, run_dir_marker
 from bundle.driver.logs import Logs
 from bundle.driver.state import State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
-from bundle.protocol.answers import PreflightAnswer
+from bundle.launch.staged_files import has_outputs_besides
+from bundle.protocol.answers import PreflightAnswer, TidyAnswer
 from bundle.protocol.launch_answers import LaunchAnswer
 from bundle.protocol.problem import ProblemCode
 from bundle.results import stream as stream_format
@@ -173,6 +174,79 @@ def test_outputs_come_from_the_node_where_rank_0_ran_last(
     collect_outputs(state, standing=True)
     lines = map(json.loads, displayed(state, capfd).splitlines())
     assert [line["node"] for line in lines if line["event"] == "collected"] == ["n2"]
+
+
+class SeveralNodes(OneNode):
+    """A transport to nodes whose directories are named after them; some do not send theirs.
+
+    Attributes:
+        tidied: the nodes of each request to tidy.
+    """
+
+    def __init__(self, works: Path, mute: tuple[str, ...] = ()) -> None:
+        super().__init__(works, io.BytesIO())
+        self.tidied: list[tuple[str, ...]] = []
+        self._mute = mute
+
+    def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
+        for node, request in requests.items():
+            folder, brought = str(self._work / node), request.brought
+            more = brought is not None and has_outputs_besides(folder, ("out",), brought)
+            left = more or (request.keep_files and bool(os.listdir(folder)))
+            on_event(TidyAnswer(node, left=left, unsent=more))
+        self.tidied.append(tuple(requests))
+        return {node: Ended(0, ProblemCode.NO_ANSWER, {"why": "it is a test"}) for node in requests}
+
+    def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
+        ((node, request),) = requests.items()
+        stream = io.BytesIO()
+        pack(str(self._work / node), request.job.outputs, stream, brought=request.brought)
+        take(io.BytesIO(stream.getvalue()[:600] if node in self._mute else stream.getvalue()))
+
+
+@pytest.fixture
+def three(state: State, tmp_path: Path) -> State:
+    """A job on three nodes: the first and the last have written one file, the second another."""
+    for node, file in (("n1", "same"), ("n2", "shard"), ("n3", "same")):
+        (tmp_path / node / "out").mkdir(parents=True)
+        (tmp_path / node / "out" / file).write_text(node)
+        state.facts[node] = PreflightAnswer(node=node, root=str(tmp_path), python="python")
+    state.job = replace(state.job, nodes=("n1", "n2", "n3"))
+    return state
+
+
+def test_files_come_that_only_other_nodes_have(
+    three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes = three.transport = SeveralNodes(tmp_path)
+    collect_outputs(three, standing=True)
+    out = tmp_path / "run" / "out"
+    assert {path.name: path.read_text() for path in out.iterdir()} == {"same": "n1", "shard": "n2"}
+    assert nodes.tidied == [("n1", "n2", "n3"), ("n2",)]
+    events = [json.loads(line) for line in displayed(three, capfd).splitlines()]
+    (collected,) = (event for event in events if event["event"] == "collected")
+    assert (collected["node"], collected["others"], collected["files"]) == ("n1", ["n2"], 2)
+    assert not any(event["event"] == "note" for event in events)
+
+
+def test_an_output_that_only_another_node_has_is_not_missing(
+    three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "n1" / "out").rename(tmp_path / "n1" / "else")
+    three.transport = SeveralNodes(tmp_path)
+    collect_outputs(three, standing=True)
+    assert sorted(os.listdir(tmp_path / "run" / "out")) == ["same", "shard"]
+    assert '"missing": []' in displayed(three, capfd)
+
+
+def test_where_the_files_of_other_nodes_do_not_come_they_stay(
+    three: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes = three.transport = SeveralNodes(tmp_path, mute=("n2",))
+    collect_outputs(three, standing=True)
+    assert os.listdir(tmp_path / "run" / "out") == ["same"]
+    assert nodes.tidied == [("n1", "n2", "n3")]
+    assert "some outputs were not brought back; they are still on n2 in" in said(three, capfd)
 
 
 def test_nobody_misses_what_a_tracker_has_not_written(

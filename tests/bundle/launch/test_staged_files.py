@@ -10,6 +10,7 @@ import pytest
 from bundle.launch import staged_files
 from bundle.launch.directories import JobDirectories, work_tree
 from bundle.launch.staged_files import (
+    has_outputs_besides,
     make_work_dir,
     note_sent_files,
     remove_sent_files,
@@ -60,6 +61,8 @@ def test_what_ranks_write_stays_local_and_alone_remains(
     remove_staged_files(work_tree(job, directories.root), directories.environment)
     left = sorted(str(path.relative_to(work)) for path in work.rglob("*"))
     assert left == ["conf", "conf/a.yaml", "data", "data/new"]
+    assert has_outputs_besides(str(work), ("data", "conf"), ("data/new",))
+    assert not has_outputs_besides(str(work), ("da*",), ("data/new",))
 
 
 def test_an_asset_among_the_outputs_is_a_copy_since_ranks_write_to_it(

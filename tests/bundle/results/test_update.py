@@ -109,6 +109,30 @@ def test_two_jobs_of_one_project_lose_nothing(work: Path, home: Path, tmp_path: 
     assert (home / "out" / "third").read_text() == "3"
 
 
+@pytest.mark.parametrize("sent", [True, False])
+def test_what_other_nodes_have_besides_joins_what_the_first_has_sent(
+    work: Path, home: Path, tmp_path: Path, sent: bool
+) -> None:
+    """Under its new name, too; a file that both have is the first one's."""
+    before, entries = content(home / "out"), sent_from(home) if sent else {}
+    other = tmp_path / "other"
+    (other / "out" / "checkpoint-2" / "empty").mkdir(parents=True)
+    for name in ("log", "checkpoint-2/model", "checkpoint-2/shard"):
+        (other / "out" / name).write_text("other")
+    first = bring(work, home, entries)
+    name = "out" if sent else "out.1"
+    assert first.renamed == ({} if sent else {"out": name})
+    stream = io.BytesIO()
+    pack(str(other), ["out"], stream, brought=tuple(first.names))
+    stream.seek(0)
+    more = receive(stream, str(home), ["out"], sent=entries, joined=first.renamed)
+    assert (more.names, more.placed) == ({"out/checkpoint-2/shard"}, (name,))
+    shard = {"checkpoint-2/shard": "other"}
+    assert content(home / name) == {**content(work / "out"), **shard}
+    assert sent or content(home / "out") == before
+    assert sorted(os.listdir(home)) == (["out"] if sent else ["out", "out.1"])
+
+
 def test_a_file_that_has_changed_is_not_removed_although_the_job_has_deleted_it(
     work: Path, home: Path
 ) -> None:
