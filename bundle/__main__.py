@@ -90,7 +90,6 @@ def _tell(error: NodeError) -> None:
 
 
 def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Make an environment, and run or probe something in it, or print its path."""
     environment = _environment(options, argv)
     if environment.mended is not None:
         print(f"stager: {environment.mended}", file=sys.stderr)
@@ -193,13 +192,11 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """Return the user's command, without the dashes before it."""
     words: list[str] = getattr(options, "argv", [])
     return words[1:] if words[:1] == ["--"] else words
 
 
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
-    """Return the environment of the bundle on the command line; make it if it is missing."""
     from .checks import probe
     from .environment.merge import own_python
     from .format.archive import BundleFile
@@ -297,7 +294,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
 
 
 def _mounted(place: str, command: list[str]) -> int:
-    """Become the command, in an environment that an image holds."""
+    """Become the command in an environment that a mounted image contains."""
     from .checks import probe
     from .environment.layer_writer import write_problem
     from .launch import hub_cache, mounted
@@ -323,7 +320,7 @@ def _mounted(place: str, command: list[str]) -> int:
 
 
 def _become(command: list[str], variables: dict[str, str]) -> int:
-    """Become a command; return the exit status of a shell that cannot."""
+    """Become a command; return 126 or 127, as a shell does, if it cannot start."""
     try:
         os.execvpe(command[0], command, variables)
     except (OSError, ValueError) as exc:

@@ -62,12 +62,7 @@ Phase = Callable[[Any, AgentChannel], Answer]
 
 
 def main(phase: str, handle: int | None = None) -> int:
-    """Do one phase on this node, or one after the other; return the exit status.
-
-    Args:
-        phase: one of :data:`PHASES`, or ``session``.
-        handle: an open file with the request, in a step of Slurm's; None for standard input.
-    """
+    """Run a phase of `PHASES`, or ``session``; the request is in the open file, None for stdin."""
     signals.end_on_signals()
     signals.receive_user_signals()
     open_files.raise_open_files()
@@ -120,11 +115,7 @@ def collect(handle: int | None) -> int:
 
 
 def _serve_session(channel: AgentChannel) -> int:
-    """Do the phases that are asked for, until the driver has no more.
-
-    As soon as the environment of a job that is to run exists, its launcher is started: it is ready
-    then when the last check is done.
-    """
+    """Run the requested phases; start the launcher early, so that it is ready at the last check."""
     early: EarlyLauncher | None = None
 
     def launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
@@ -170,7 +161,6 @@ def _switch_python(channel: AgentChannel) -> None:
 
 
 def _start_early(request: AgentRequest) -> EarlyLauncher | None:
-    """Start the launcher of a job's ranks, if its environment exists already."""
     job = request.job
     own = job.requires.bundled_python or loads_modules_for(job.requires.python)
     if job.action is not Action.RUN or not own:
@@ -189,7 +179,6 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
 
 
 def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
-    """Do the phase that is asked for; return its answer, whether it went well or not."""
     started = time.monotonic()
     try:
         _check_signature(channel.request)
@@ -205,11 +194,6 @@ def _result(channel: AgentChannel, phases: Mapping[str, Phase]) -> Answer:
 
 
 def _check_signature(request: AgentRequest) -> str:
-    """Check the signature of the job's bundle, see :func:`..checks.signature.check_signature`.
-
-    Raises:
-        NodeError: it is not accepted.
-    """
     if request.job.trust is None:
         return ""
     from ..checks import signature
@@ -235,14 +219,12 @@ def _unpack(request: UnpackRequest, channel: AgentChannel) -> UnpackAnswer:
 
 
 def _place_results(request: UnpackRequest, path: str) -> UnpackAnswer:
-    """Put earlier results that have arrived into the ranks' working directory."""
     from ..launch.earlier_results import place_earlier_results
 
     return place_earlier_results(request, path)
 
 
 def _relay_receiver_of(task: RelayTask) -> ReceiverOf:
-    """Return what begins to take part in a relay."""
     from ..transfer.relay_receiver import RelayReceiver
 
     return lambda incoming: RelayReceiver(incoming, task)
@@ -281,10 +263,7 @@ def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:
 def _run_ranks(
     request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
 ) -> LaunchAnswer:
-    """Run this task's ranks; where it is told to end before they begin, say just that.
-
-    Without an answer its exit status would look like the cause of what ended it.
-    """
+    """Run this task's ranks; answer even if ended first, or the exit status seems the cause."""
     from ..launch.run_ranks import run_ranks
     from ..protocol.launch_answers import LaunchAnswer
 
@@ -295,7 +274,6 @@ def _run_ranks(
 
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
-    """Remove the ranks' working directory on this node."""
     from ..launch.directories import work_dir, work_tree
     from ..launch.staged_files import has_outputs_besides, remove_sent_files, remove_staged_files
     from ..node import removal
@@ -314,7 +292,6 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
 
 
 def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
-    """Remove the environments on this node that nobody uses."""
     from ..environment import clean
     from ..node.location import ROOT_VARIABLE
     from ..protocol.clean_answers import CleanAnswer

@@ -106,12 +106,7 @@ class AgentChannel:
             threading.Thread(target=self._beat, daemon=True).start()
 
     def emit(self, event: AgentEvent, name: str = "") -> None:
-        """Send one event.
-
-        Args:
-            event: the event.
-            name: its name, where it is not that of its class.
-        """
+        """Send one event."""
         raw = {**event.to_json(), "node": self.node}
         self._send(json.dumps({**raw, "event": name or event.event}).encode())
 
@@ -207,7 +202,6 @@ class AgentChannel:
         return self._writer.number if self._writer is not None else 0
 
     def _listen(self) -> None:
-        """Read the driver's lines, in a thread of its own."""
         lines = Lines()
         while True:
             chunk = b""
@@ -221,7 +215,6 @@ class AgentChannel:
                 self._take(line.decode(errors="replace"))
 
     def _beat(self) -> None:
-        """Send heartbeats, in a thread of its own."""
         frame = heartbeat(self._source)
         with contextlib.suppress(OSError):  # the driver has gone
             while True:
@@ -258,7 +251,6 @@ class AgentChannel:
 
 
 def _first_message(handle: int | None) -> object:
-    """Read the first request from an open file, or from standard input."""
     if handle is None:
         return json.loads(sys.stdin.readline())
     with open(handle, encoding="utf-8") as stream:
@@ -277,7 +269,6 @@ def unpacked(line: str) -> object:
 
 
 def _write(data: bytes) -> None:
-    """Write all of it to standard output."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

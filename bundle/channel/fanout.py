@@ -59,7 +59,6 @@ class Fanout:
     """
 
     def __init__(self, names: Sequence[str], script: str, *, attached: bool = False) -> None:
-        """Start nothing yet."""
         self.status = 0
         self._waiting, self._script = LoginQueue(names), script
         self._mixes = len(names) > 1
@@ -110,10 +109,7 @@ class Fanout:
         return _TICK_SECONDS if self._ending else _WAIT_SECONDS
 
     def _look(self) -> None:
-        """Look which hosts have ended: those whose output has, and now and then all.
-
-        Whatever a host's ``ssh`` has started may keep its output open.
-        """
+        """Find ended hosts by closed output, now and then all: an ssh child may keep it open."""
         now, hosts = time.monotonic(), self._ending
         if now >= self._next_look:
             self._next_look = now + _WAIT_SECONDS
@@ -142,7 +138,6 @@ class Fanout:
         return sum(not host.begun for host in self._hosts)
 
     def _serve(self, key: selectors.SelectorKey) -> None:
-        """Read from one of a host's streams, or write to it."""
         host: Host = key.data
         stdin, output, _ = host.streams()
         if key.fileobj is stdin:
@@ -160,7 +155,6 @@ class Fanout:
             self._selector.unregister(key.fileobj)
 
     def _send(self, host: Host) -> None:
-        """Send a host what it takes; wait until it takes more where it has not got all."""
         stdin = host.streams()[0]
         if stdin.closed:
             return
@@ -215,7 +209,6 @@ class Fanout:
                 self._send(host)
 
     def _give_up_logins(self) -> None:
-        """End the logins that are not done: they may hang."""
         self._waiting = LoginQueue(())
         for host in self._hosts:
             if not host.begun and host.process is not None:
@@ -223,7 +216,6 @@ class Fanout:
                     host.process.terminate()
 
     def _end(self, host: Host) -> None:
-        """Pass on the rest of what a host has written, and report how it ended."""
         _write(host.rest(whole_lines=self._mixes))
         while host.read_errors():
             pass
@@ -251,7 +243,6 @@ class Fanout:
 
 
 def _write(data: bytes) -> None:
-    """Write all of it to standard output."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

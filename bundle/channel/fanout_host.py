@@ -65,7 +65,6 @@ class Host:
     """
 
     def __init__(self, name: str, script: str) -> None:
-        """Start its ``ssh``; one that cannot be started has ended."""
         self.name = name
         self.begun = self.ended = False
         self.status = 0
@@ -93,11 +92,7 @@ class Host:
         )
 
     def read(self, *, whole_lines: bool) -> bytes | None:
-        """Return what has come from its command; None at the end.
-
-        Args:
-            whole_lines: True to hold back a line that has not come to its end.
-        """
+        """Return new output, only whole lines if asked for; None at the end."""
         chunk = _read(self.streams()[1])
         return None if chunk is None else self._take(chunk, whole_lines=whole_lines)
 
@@ -116,7 +111,6 @@ class Host:
         return ready
 
     def _take(self, chunk: bytes, *, whole_lines: bool) -> bytes:
-        """Return what may be passed on of what has come so far."""
         self._held += chunk
         if not self.begun:
             _, mark, behind = self._held.partition(BEGUN)
@@ -157,11 +151,7 @@ class Host:
         return away and not (self.begun or self._slow)
 
     def report(self, tries: int = 1) -> str:
-        """Return the line that says how it ended; empty if it ended well.
-
-        Args:
-            tries: how often it was tried to log in.
-        """
+        """Return the line that says how it ended; empty if it ended well."""
         if self.status == 0 and self.begun:
             return ""
         told = {
@@ -175,13 +165,12 @@ class Host:
         return REPORT_PREFIX + json.dumps(told)
 
     def _said(self) -> list[str]:
-        """Return the last lines that it wrote to standard error."""
         lines = self._errors.decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-_KEPT_LINES:]
 
 
 def _read(stream: IO[bytes]) -> bytes | None:
-    """Return what can be read now; None at the end."""
+    """Return what can be read now; None at the end of the stream."""
     try:
         return os.read(stream.fileno(), _CHUNK) or None
     except BlockingIOError:

@@ -49,12 +49,7 @@ class FrameWriter:
     """Cuts the messages of one source into frames, and keeps the last of them."""
 
     def __init__(self, source: str, number: int = 0) -> None:
-        """Start a source, or go on with one.
-
-        Args:
-            source: who sends, without blanks, for example the node's name and the task's number.
-            number: of the last frame that it has sent already.
-        """
+        """Send as a source (a name without blanks), after the number of its last frame."""
         self.number = number
         self._source = source.encode()
         self._room = LONGEST - len(self._source) - 36
@@ -76,7 +71,6 @@ class FrameWriter:
         return b"".join(frame for number, frame in self._kept if first <= number <= last)
 
     def _frame(self, mark: bytes, payload: bytes) -> bytes:
-        """Return the next frame, and keep it."""
         self.number += 1
         crc = _crc(self._source, self.number, mark, payload)
         head = (_RS, self._source, self.number, len(payload), crc, mark)
@@ -117,7 +111,6 @@ class FrameReader:
     """
 
     def __init__(self) -> None:
-        """Start with nothing pending."""
         self.lost: collections.Counter[str] = collections.Counter()
         self._rest = b""
         """A frame that has begun."""
@@ -196,7 +189,6 @@ class FrameReader:
     def _take(
         self, name: bytes, number: int, mark: bytes, payload: bytes
     ) -> Iterator[tuple[str, str]]:
-        """Take a frame: deliver it if it is the next of its source, else hold it."""
         source = self._sources.get(name)
         if source is None:
             source = self._sources[name] = _Source()
@@ -217,7 +209,6 @@ class FrameReader:
             yield from self._in_order(name, source)
 
     def _in_order(self, name: bytes, source: _Source) -> Iterator[tuple[str, str]]:
-        """Deliver the frames that came early, up to the next gap."""
         while source.next in source.early:
             mark, payload = source.early.pop(source.next)
             source.early_bytes -= len(payload)
@@ -229,7 +220,6 @@ class FrameReader:
             self._incomplete.discard(name)
 
     def _deliver(self, name: bytes, source: _Source, mark: bytes, payload: bytes) -> str | None:
-        """Add a frame to its message; return the message once it is whole."""
         if mark in b".(":
             source.broken = False
         if source.broken:
@@ -250,7 +240,6 @@ class FrameReader:
         source.next, source.pieces, source.broken = first, [], True
 
     def _outside(self, data: bytes) -> Iterator[tuple[str, str]]:
-        """Take bytes that are in no frame; yield those of their lines that are not empty."""
         if not data:
             return
         lines = self._stray.feed(data)
@@ -262,7 +251,6 @@ class FrameReader:
 
 
 def _mark(part: int, last: int) -> bytes:
-    """Return the mark of a part of a message, which has parts up to the last one."""
     if last == 0:
         return b"."
     if part == 0:

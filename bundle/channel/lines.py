@@ -11,7 +11,6 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        """Start with nothing pending."""
         self._rest: list[bytes] = []
         self.pending = 0
 

@@ -21,12 +21,6 @@ class LoginQueue:
     """Hosts that wait for their login."""
 
     def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with all hosts.
-
-        Args:
-            names: their names.
-            clock: returns the time, in seconds.
-        """
         self._clock = clock
         self._most = LOGINS
         """Logins that may be under way at once."""
@@ -41,11 +35,7 @@ class LoginQueue:
         return bool(self._new or self._again)
 
     def next(self, under_way: int) -> str:
-        """Return the next host to log in to; empty if none may be now.
-
-        Args:
-            under_way: the number of logins that have begun and are not done.
-        """
+        """Return the next host to log in to; empty if none may be now."""
         if under_way >= self._most:
             return ""
         now = self._clock()
@@ -56,12 +46,7 @@ class LoginQueue:
         return self._new.popleft() if self._new else ""
 
     def turned_away(self, name: str, under_way: int) -> bool:
-        """Note that a host was turned away; return whether it will be tried again.
-
-        Args:
-            name: the host.
-            under_way: the number of the other logins, which were not: from now on the limit.
-        """
+        """Record a refused login; the number of the others is the new limit; True to retry."""
         tries = self._tries[name] = self.tries(name) + 1
         self._most = max(1, min(self._most, under_way))
         if tries > len(PAUSES):

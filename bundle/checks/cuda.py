@@ -64,11 +64,7 @@ class CudaNeed:
 
 
 def needed(packages: Iterable[tuple[str, str]]) -> CudaNeed | None:
-    """Return the newest CUDA version that some packages are built for; None if there is none.
-
-    Args:
-        packages: their normalized names and versions.
-    """
+    """Return the newest CUDA version that some packages are built for; None if there is none."""
     needs = []
     for name, version in packages:
         public, _, local = version.partition("+")
@@ -82,13 +78,7 @@ def needed(packages: Iterable[tuple[str, str]]) -> CudaNeed | None:
 
 
 def driver_problem(node: str, facts: GpuFacts | None, need: CudaNeed | None) -> Problem | None:
-    """Return the problem of a node whose driver is too old; None for none, or where it is unknown.
-
-    Args:
-        node: its name.
-        facts: its driver; None for none.
-        need: what the bundle needs; None for nothing.
-    """
+    """Return the problem of a node whose driver is too old; None for none, or if unknown."""
     if facts is None or need is None or not facts.driver:
         return None
     minimal = minimal_driver(need.version)

@@ -49,10 +49,6 @@ def damaged_files(env_dir: str, processes: int) -> list[Problem]:
     Each file is read in full, and its sha256, its size and its exec bit are compared. Files that do
     not belong there are reported, too. The environment cannot be removed meanwhile.
 
-    Args:
-        env_dir: the environment, ``<node root>/envs/<bundle id>``.
-        processes: the number of processes that read.
-
     Returns:
         Up to ``SHOWN`` damaged paths, then the number of the others; empty if there are none.
 
@@ -85,10 +81,6 @@ def discard(root: str, bundle_id: str) -> bool:
     A damaged file that other environments share has been marked by :func:`damaged_files`, so that
     no other environment gets it, and each of them notices the damage when it is used next.
 
-    Args:
-        root: the node root.
-        bundle_id: the environment's bundle.
-
     Returns:
         True if there was one.
 
@@ -113,11 +105,7 @@ def discard(root: str, bundle_id: str) -> bool:
 
 
 def _manifest(env_dir: str) -> Manifest:
-    """Return the environment's manifest, whose digest is the environment's name.
-
-    Raises:
-        LayerError: it is missing, damaged, or that of another environment.
-    """
+    """Return the manifest; its digest must be the environment's name."""
     try:
         manifest = parse(read_file(os.path.join(env_dir, damage.MANIFEST)))
     except (OSError, ManifestError) as exc:
@@ -130,12 +118,7 @@ def _manifest(env_dir: str) -> Manifest:
 
 
 def _expected_content(env_dir: str, manifest: Manifest, scratch: str) -> Merged:
-    """Return the content that must be there, by the heads that the environment keeps.
-
-    Raises:
-        LayerError: one of them, or the decompressor, does not have the digest in the manifest.
-        NodeError: the decompressor does not load.
-    """
+    """Return the content that must be there, by the layer heads kept in the environment."""
     part = manifest.decompressor
     wheel = None if part is None else _decompressor_wheel(env_dir, part)
     heads = _heads(env_dir, manifest)
@@ -171,7 +154,6 @@ def _heads(env_dir: str, manifest: Manifest) -> list[bytes]:
 
 
 def _content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Iterator[Fault]:
-    """Read every file in full; yield those whose content has changed."""
     count = min(_GROUPS, len(files))
     largest_first = sorted(range(len(files)), key=lambda number: -files[number].size)
     # The children share this memory. A pipe would not do: nobody reads it before they have ended.
@@ -193,7 +175,6 @@ def _content_faults(env_dir: str, files: Sequence[Entry], processes: int) -> Ite
 
 
 def _difference(env_dir: str, entry: Entry) -> str:
-    """Compare a file with its entry; return the difference, empty for none."""
     try:
         handle = os.open(f"{env_dir}/{entry.path}", _READ_ONLY)
     except OSError as exc:
@@ -226,7 +207,6 @@ def _content_difference(handle: int, entry: Entry) -> str:
 
 
 def _own_faults(env_dir: str, manifest: Manifest) -> Iterator[Fault]:
-    """Check the files that make the tree a virtual environment."""
     python = os.path.join(env_dir, "bin", "python")
     if not os.access(python, os.X_OK):
         yield Fault("bin/python", "it leads to no program that can be run")
@@ -281,10 +261,7 @@ def _expected_files(env_dir: str, manifest: Manifest, merged: Merged) -> set[str
 
 
 def _listing(env_dir: str, directories: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield every path except the known directories, with its target if it is a link.
-
-    An unknown directory is yielded as one path, without its content.
-    """
+    """Yield paths outside the known directories, and link targets; an unknown directory once."""
     known = frozenset(directories)
     pending = [""]
     while pending:
@@ -327,7 +304,7 @@ def _damaged(where: str, why: str) -> Problem:
 
 
 def _mark(path: str) -> None:
-    """Mark a damaged file as written to just now, in every environment that shares it."""
+    """Mark a damaged file as just modified, in every environment that shares it."""
     with contextlib.suppress(OSError):  # it is missing, or no file: that is noticed without a mark
         handle = os.open(path, _READ_ONLY)
         try:

@@ -37,7 +37,6 @@ def check(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
 
 
 def _network(request: DeepRequest, address: str, port: int) -> NetworkReport:
-    """Check how this node reaches the head and resolves the names of the nodes."""
     missing, seconds, problem = None, None, None
     job, others = request.job, request.job.nodes[1:]
     try:
@@ -59,7 +58,6 @@ def _differing_names(expected: Mapping[str, tuple[str, ...]]) -> dict[str, tuple
 
 
 def _damage(request: DeepRequest, path: str) -> list[Problem]:
-    """Return the damage to the environment; remove the environment if there is any."""
     try:
         problems = deep.damaged_files(path, max(1, host.host_facts().cpus // request.nodes_here))
     except NodeError as exc:

@@ -47,7 +47,6 @@ class _Environment:
         self._standard = {os.path.realpath(sysconfig.get_path(name)) for name in names}
 
     def check_package(self, name: str) -> None:
-        """Look a distribution up, and each of its modules."""
         try:
             dist = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -66,7 +65,7 @@ class _Environment:
                 self._check_origin(module, spec)
 
     def check_libraries(self) -> None:
-        """Import what needs shared libraries; a module that is not there needs none."""
+        """Import the modules that need shared libraries; a missing module needs none."""
         for module in _LINKED:
             try:
                 importlib.import_module(module)
@@ -86,7 +85,7 @@ class _Environment:
             self._import(module, deep=deep)
 
     def report_libraries(self) -> None:
-        """Report each library that cannot be loaded: a problem only where an import needs it."""
+        """Report each unloadable library: a problem only where an import needs it."""
         for words, (modules, importers) in self._unloadable.items():
             library, _, why = words.partition(": ")
             values = {
@@ -117,7 +116,7 @@ class _Environment:
                 self._problem("module-not-imported", module, why=said[-1].strip())
 
     def _check_origin(self, module: str, spec: ModuleSpec) -> None:
-        """Note where a module is, which must be inside; it has no place if it is built in."""
+        """Record a module's path, which must be inside; a built-in one has none."""
         origin = [spec.origin] if spec.has_location and spec.origin else []
         paths = origin or list(spec.submodule_search_locations or ())
         if not paths:
@@ -128,7 +127,6 @@ class _Environment:
             self._problem("module-foreign", module, found=outside[0])
 
     def _has(self, path: str) -> bool:
-        """Return whether a path is in the environment or in its Python's standard library."""
         real = os.path.realpath(path)
         if real == self.root or real.startswith(self.root + os.sep):
             return True

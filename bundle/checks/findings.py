@@ -47,18 +47,12 @@ class _Report:
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """The two nodes between which the fault lies, if the text names them."""
         between = _BETWEEN_TWO.match(self.text)
         return (between[1], between[2]) if between else None
 
 
 def unreachable(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
-    """Return what keeps nodes from reaching the head; if none can, the head itself is at fault.
-
-    Args:
-        head: the head node.
-        reports: the network as each node sees it; a node that has not answered is absent.
-    """
+    """Return what keeps nodes from reaching the head; if none can, the head itself is at fault."""
     if head not in reports:
         return {}  # the others may have waited for it in vain
     problems: Problems = {}
@@ -77,12 +71,7 @@ def unreachable(head: str, reports: Mapping[str, NetworkReport]) -> Problems:
 def names_apart(
     expected: Mapping[str, Sequence[str]], reports: Mapping[str, NetworkReport]
 ) -> Problems:
-    """Return the problems with the nodes' resolution of each other's names.
-
-    Args:
-        expected: the addresses that the driver finds for each name.
-        reports: the network as each node sees it, with only the names that differ.
-    """
+    """Return the problems with the nodes' resolution of each other's names."""
     resolutions = {node: {**expected, **report.differs} for node, report in reports.items()}
     return network_agreement.disagreements(resolutions)
 
@@ -107,10 +96,6 @@ def blamed(
     A rank reports an error in a line ``error: ``; an error that all ranks know is reported by one
     of them for all. A fault between two nodes is attributed to the one with more such faults, or to
     both.
-
-    Args:
-        printed: the lines of each rank, by its node and number.
-        answers: the final answers of the ranks' agents.
     """
     reports = _root_reports(printed)
     if reports:
@@ -152,7 +137,6 @@ def _reports(node: str, lines: Iterable[str]) -> Iterator[_Report]:
 
 
 def _by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
-    """Attribute each error to the node, or the two nodes, that it is about."""
     frequency = Counter(node for report in reports for node in report.pair or ())
     problems: Problems = {}
     for report in reports:
@@ -163,13 +147,6 @@ def _by_node(reports: Sequence[_Report], nodes: Sequence[str]) -> Problems:
 
 
 def _at_fault(report: _Report, nodes: Sequence[str], frequency: Mapping[str, int]) -> list[str]:
-    """Return the nodes that an error is attributed to.
-
-    Args:
-        report: the error.
-        nodes: all nodes.
-        frequency: the number of errors between two nodes that each of them is part of.
-    """
     pair = report.pair
     if pair and set(pair) <= set(nodes):
         most = max(frequency[node] for node in pair)
@@ -187,7 +164,6 @@ def _nodes_named(text: str, nodes: Sequence[str]) -> list[str]:
 
 
 def _first_failure(records: Iterable[FailureRecord]) -> Problems:
-    """Attribute the failure to the rank that ended first."""
     record = min(records, key=lambda record: record.time)
     message = record.message or record.exception
     why = f"rank {record.rank} ended first, with status {record.exit_code}: {message}"
@@ -195,10 +171,7 @@ def _first_failure(records: Iterable[FailureRecord]) -> Problems:
 
 
 def _by_status(answers: Mapping[str, LaunchAnswer]) -> Problems:
-    """Attribute the failure by exit status.
-
-    A node that was told to end, or gave no answer, may only have been ended along with another one.
-    """
+    """Attribute the failure by exit status; a node told to end may only have followed another."""
     silent: Problems = {}
     failed: list[str] = []
     for node, answer in answers.items():

@@ -44,9 +44,6 @@ def disagreements(answers: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[st
     A node disagrees with the others if none of its addresses for a name, or only some of them
     besides others, are among those that most nodes find; a node may find more of them, or fewer.
 
-    Args:
-        answers: for each node the result of :func:`bundle.checks.reachability.resolution` there.
-
     Returns:
         The problems of each node that has any.
     """
@@ -102,10 +99,6 @@ def skewed(
 
     The driver's clock has one vote as well, and decides between two equal halves.
 
-    Args:
-        clocks: each node's clock, for example from ``host_facts()["clock"]`` of its preflight.
-        limit: seconds.
-
     Returns:
         The problems of each node that has any.
     """
@@ -128,7 +121,7 @@ def skewed(
 
 
 def _usable(addresses: Iterable[str]) -> list[str]:
-    """Return the addresses that mean the same on every node: not loopback, not link-local."""
+    """Leave out loopback and link-local addresses, which mean another host on each node."""
     usable = []
     for address in addresses:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -151,7 +144,6 @@ def _agree(mine: Collection[str], expected: Collection[str]) -> bool:
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:
-    """List the first few, and how many more there are."""
     listed = list(items)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

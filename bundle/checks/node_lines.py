@@ -26,7 +26,6 @@ _PRESENCE = {True: "ok", False: "missing"}
 
 
 def _root_words(root: str, facts: NodeRootFacts) -> list[str]:
-    """Return what the line says of a node root."""
     inodes = "any" if facts.free_inodes is None else facts.free_inodes
     return [
         f"root={root}",

@@ -72,7 +72,6 @@ def base_by_need(request: PreflightRequest) -> str:
 
 
 def _reads_in_place(job: Job) -> bool:
-    """Tell whether this node will read the bundle where it lies, as far as it can tell."""
     if job.stage is Stage.NEVER:
         return True
     return job.stage is Stage.AUTO and _reading_rate(job) is not None
@@ -111,11 +110,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
 
 
 def _node_address(request: PreflightRequest) -> NodeAddress:
-    """Return where others reach this node.
-
-    The first node is the head. Another one becomes it only if that one is left out: so what keeps
-    it from that does not matter yet, but an address it needs all the same, for the transfer.
-    """
+    """Return its address; unless it is the first node, a problem only rules it out as head."""
     if request.node_rank == 0:
         return NodeAddress(*_address_and_port(request))
     try:
@@ -125,7 +120,7 @@ def _node_address(request: PreflightRequest) -> NodeAddress:
 
 
 def _way_to_driver() -> str:
-    """Return the address that this node has on its way to the driver's host; empty for none."""
+    """Return this node's source address towards the driver's host; empty for none."""
     host = step_variables.driver_host(os.environ)
     if not host or network.is_loopback(host):
         return ""
@@ -146,14 +141,7 @@ def _address_and_port(request: PreflightRequest) -> tuple[str, int]:
 
 
 def _advertised_address(*, alone: bool) -> str:
-    """Return the address of this host's name, or where ``ssh`` has reached it.
-
-    Args:
-        alone: True if no other host has to reach it.
-
-    Raises:
-        NodeError: neither of the two is known.
-    """
+    """Return the address of this host's name, or the one that ``ssh`` has reached."""
     try:
         return network.advertised_address(os.uname().nodename)
     except NodeError:
@@ -166,7 +154,6 @@ def _advertised_address(*, alone: bool) -> str:
 def _with_bundle_state(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
-    """Add which parts of the bundle are here, and how fast it can be read where it lies."""
     job, root = request.job, answer.root
     env, started = env_path(root, job.bundle_id), time.monotonic()
     faults = damage.look(env, processes) if root else None
@@ -189,7 +176,7 @@ def _with_bundle_state(
 def _with_missing_layers(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
-    """Add the layers that no older environment has, by number, and whether one has the wheel."""
+    """Add the numbers of the layers in no older environment, and whether one has the wheel."""
     envs = os.path.join(answer.root, "envs")
     # Where there is damage, more is likely: environments are trusted only after a check.
     older: Collection[str]
@@ -206,7 +193,7 @@ def _with_missing_layers(
 
 
 def _reading_rate(job: Job) -> float | None:
-    """Measure the bytes a second at which this node reads the bundle; None if it cannot read it."""
+    """Measure how fast this node reads the bundle, in bytes/s; None if it cannot."""
     try:
         with BundleFile(job.bundle, job.bundle_id) as bundle:
             size = bundle.manifest.size
@@ -230,12 +217,7 @@ def typical(seconds: Sequence[float]) -> float:
 
 
 def sweep(root: str, now: float) -> None:
-    """Remove the files that broadcasts and agents of killed jobs have left.
-
-    Args:
-        root: the node root.
-        now: seconds since the epoch.
-    """
+    """Remove the files that broadcasts and agents of killed jobs have left."""
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         path = os.path.join(incoming, name)
@@ -249,10 +231,7 @@ def sweep(root: str, now: float) -> None:
 
 
 def _sweep_jobs(folder: str) -> None:
-    """Remove the directories of tasks that nobody locks and no process uses.
-
-    The ranks' working directory (``.work``) stays for ``stager clean``: results may be in it.
-    """
+    """Remove unlocked, unused task directories; keep ``.work`` for `clean`: it may hold results."""
     for name in filter(_OF_TASK.fullmatch, os.listdir(folder)):
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError), locks.alone(path):

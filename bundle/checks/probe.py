@@ -25,8 +25,6 @@ _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 
 @dataclass(frozen=True)
 class _Description:
-    """An environment, as it describes itself."""
-
     v: int
     python: str
     prefix: str
@@ -91,12 +89,7 @@ def environment_facts(
 
 
 def check_requires(requires: Requires, host: HostFacts) -> list[Problem]:
-    """Return all reasons why a bundle cannot run on a machine.
-
-    Args:
-        requires: from the bundle's manifest.
-        host: the result of :func:`bundle.node.host.host_facts`.
-    """
+    """Return all reasons why a bundle cannot run on a machine."""
     where = host.hostname
     problems = []
     if host.machine != requires.machine:
@@ -121,7 +114,6 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
-    """Describe why the environment's Python gave no answer."""
     code = ProblemCode.PYTHON_FAILED
     if exc.code == -signal.SIGILL:
         code = ProblemCode.PYTHON_ILLEGAL_INSTRUCTION
@@ -132,11 +124,7 @@ def _did_not_run(env_dir: str, exc: processes.ProcessError) -> Problem:
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:
-    """Return the module that was imported last, if any, and the error behind it.
-
-    Args:
-        lines: all that the program wrote; the stack of a crash in it may be long.
-    """
+    """Return the last imported module, if any, and the error; the stack of a crash may be long."""
     marks = [number for number, line in enumerate(lines) if line.startswith("importing ")]
     since = lines[marks[-1] :] if marks else lines
     errors = [line for line in since if line.startswith(("Fatal Python error", "ImportError"))]

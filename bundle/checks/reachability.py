@@ -34,13 +34,6 @@ def await_nodes(
 ) -> list[str]:
     """Listen on the head node until every other node has connected, or the time is up.
 
-    Args:
-        address: the head's numeric address, on which it listens.
-        port: the job's port there.
-        job_id: the job's id; a connection that does not name it does not count.
-        nodes: the nodes that are expected, each with :func:`connect`.
-        timeout: seconds.
-
     Returns:
         The nodes that did not connect.
 
@@ -73,13 +66,6 @@ def connect(address: str, port: int, job_id: str, node: str, timeout: float) -> 
     """Connect from this node to the head, which listens with :func:`await_nodes`.
 
     The head may begin to listen later than this node begins to try.
-
-    Args:
-        address: the head's numeric address.
-        port: the job's port there.
-        job_id: the job's id.
-        node: this node's name.
-        timeout: seconds.
 
     Returns:
         Seconds that it took to set up the connection.
@@ -120,7 +106,7 @@ def _addresses(name: str) -> list[str]:
 
 
 def _greet(peer: socket.socket, job_id: str, patience: float) -> str:
-    """Return the name of the node that has connected; empty for a stranger."""
+    """Return the name of the connected node; empty for a peer that does not name the job."""
     peer.settimeout(patience)
     words = _line(peer).split(" ", 2)
     peer.sendall(f"stager {job_id}\n".encode())
@@ -132,7 +118,7 @@ def _greet(peer: socket.socket, job_id: str, patience: float) -> str:
 
 
 def _line(peer: socket.socket) -> str:
-    """Read one line, without its end; the peer may close, or send too much, before it is whole."""
+    """Read one line without its end; the peer may close early, or send too much."""
     data = b""
     while not data.endswith(b"\n") and len(data) < _LINE:
         more = peer.recv(_LINE)

@@ -51,10 +51,6 @@ def collect_outputs(state: State, *, standing: bool) -> None:
 
     Those of rank 0's node come first, then the files that only other nodes have. Where none are
     named, or one that is named was not written, the ranks' files stay on the nodes.
-
-    Args:
-        state: the job; nothing happens where nodes share the run directory.
-        standing: True if the allocation stands, so that nodes can be reached.
     """
     if not state.separate_run_dirs:
         return
@@ -154,7 +150,7 @@ def note_unnamed(state: State) -> None:
 
 
 def _node_of_first_rank(state: State) -> str:
-    """Return the node where rank 0 began last: ranks that are started again may change places."""
+    """Return rank 0's last node: ranks that are started again may change places."""
     began = {
         node: answer.first_rank
         for node, answer in state.answers_of(LaunchAnswer).items()

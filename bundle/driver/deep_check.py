@@ -66,7 +66,7 @@ def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
 def _ask_nodes(
     state: State, head: tuple[str, int] | None, names: dict[str, tuple[str, ...]] | None
 ) -> dict[str, ClockReading]:
-    """Ask every node; return the clocks that came on the way."""
+    """Ask every node; return the clock readings that came with the answers."""
     clocks: dict[str, ClockReading] = {}
     sent = time.time()
 
@@ -83,7 +83,6 @@ def _ask_nodes(
 
 
 def _damage(state: State) -> list[Problems]:
-    """Return the damage of each node's environment, and log it."""
     found: list[Problems] = []
     for node, answer in state.answers_of(DeepAnswer).items():
         if answer.damage is None:
@@ -95,7 +94,6 @@ def _damage(state: State) -> list[Problems]:
 
 
 def _address_of(state: State, node: str) -> tuple[str, int]:
-    """Return the address and the port on which a node listens when it is the head."""
     facts = state.facts[node]
     return facts.address, facts.port or network.port_for(state.job.id)
 
@@ -103,7 +101,6 @@ def _address_of(state: State, node: str) -> tuple[str, int]:
 def _network(
     state: State, names: Mapping[str, Sequence[str]], clocks: Mapping[str, ClockReading]
 ) -> list[Problems]:
-    """Return what is wrong between the nodes; the measurements go into the result."""
     answers = state.answers_of(DeepAnswer).items()
     reports = {node: answer.network for node, answer in answers if answer.network is not None}
     seconds = {node: report.seconds for node, report in reports.items()}
@@ -143,7 +140,7 @@ def all_reduce(state: State) -> None:
 
 
 def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
-    """Return why no ranks are started; empty where an all-reduce can be done."""
+    """Return why no all-reduce is possible; empty if it is."""
     if not nodes:
         return "every node has a problem"
     answers = state.answers_of(DeepAnswer)
@@ -156,8 +153,6 @@ def _reason_to_skip(state: State, nodes: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The outcome of an all-reduce."""
-
     result: AllReduceMeasured | None = None
     """The measurements; None where there are none."""
     problems: Problems = field(default_factory=dict)
@@ -165,7 +160,6 @@ class _Measured:
 
 
 def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
-    """Start the ranks on some of the nodes, and wait for what they measure."""
     all_gpus = state.gpus()
     gpus = {node: all_gpus[node] for node in nodes}
     try:
@@ -190,7 +184,7 @@ def _measure(state: State, nodes: tuple[str, ...]) -> _Measured:
 def _run_ranks(
     state: State, nodes: tuple[str, ...], backend: str
 ) -> dict[tuple[str, int], list[str]]:
-    """Run the all-reduce; return the lines that each rank printed, by its node and number."""
+    """Run the all-reduce; return each rank's output lines by node and number."""
     # Nobody joins these ranks later, and none is started again.
     launch = replace(state.job.launch, command=COMMAND, elastic=None, max_restarts=0)
     address, port = _address_of(state, nodes[0])
@@ -216,13 +210,7 @@ _NO_ANSWER = Answer()
 
 
 def _with_problems(answer: Answer, found: list[Problems], before: Answer = _NO_ANSWER) -> Answer:
-    """Return the answer of a node with the problems found besides, each once.
-
-    Args:
-        answer: the answer.
-        found: the problems of each node.
-        before: its answer to an earlier phase, whose problems count, too.
-    """
+    """Add problems to a node's answer, and those of its earlier answer, each once."""
     problems = [*answer.problems]
     problems += [problem for by_node in found for problem in by_node.get(answer.node, [])]
     problems += [problem for problem in before.problems if problem not in problems]

@@ -39,8 +39,6 @@ _STDOUT = 1
 
 @dataclass(frozen=True)
 class _Output:
-    """Output of a rank that waits for the reader."""
-
     time: float
     phase: str
     event: RankOutput
@@ -48,13 +46,11 @@ class _Output:
 
     @property
     def lines(self) -> int:
-        """The number of its lines."""
         data = self.event.data
         return data.count(b"\n") + (not data.endswith(b"\n"))
 
     @property
     def memory(self) -> int:
-        """The memory that it takes."""
         return len(self.event.data) + _OBJECT_BYTES
 
 
@@ -62,12 +58,6 @@ class Display:
     """The driver's standard output. All methods are the main thread's."""
 
     def __init__(self, job_id: str, handle: int = _STDOUT) -> None:
-        """Begin with nothing to print.
-
-        Args:
-            job_id: the job's number.
-            handle: the open file that is written to.
-        """
         self._job_id, self._handle = job_id, handle
         self._changed = threading.Condition()
         """Held to read or change what follows; the main thread puts signals off meanwhile."""
@@ -91,13 +81,7 @@ class Display:
             self._wake()
 
     def output(self, phase: str, event: RankOutput, *, head: bool) -> None:
-        """Print output of ranks, if the reader keeps up.
-
-        Args:
-            phase: the phase it belongs to.
-            event: the output.
-            head: True if it is the first node's.
-        """
+        """Print output of ranks, if the reader keeps up."""
         shown = _Output(time.time(), phase, event, head)
         with signals.held(), self._changed:
             self._wait_for_room(shown.memory)
@@ -113,7 +97,7 @@ class Display:
             return self._changed.wait_for(lambda: self._idle, seconds)
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait for a reader that is late, unless it has been waited for already."""
+        """Wait for a slow reader, no longer than the patience that is left."""
         began = time.monotonic()
         self._changed.wait_for(
             lambda: not self._output or self._held + size <= HELD_BYTES, self._patience
@@ -134,7 +118,6 @@ class Display:
         self._changed.notify_all()
 
     def _print(self) -> None:
-        """Write what is there, for as long as there is a reader."""
         try:
             while True:
                 self._write(self._next())
@@ -144,7 +127,6 @@ class Display:
             self._discard()
 
     def _next(self) -> bytes:
-        """Wait for something to print; return as much as is written at once."""
         parts: list[bytes] = []
         size = 0
         with self._changed:
@@ -161,7 +143,6 @@ class Display:
         return b"".join(parts)
 
     def _take(self) -> bytes:
-        """Return the line of what is to be printed next."""
         if not self._output or (self._events and self._events[0][0] < self._output[0][0]):
             return self._events.popleft()[1]
         shown = self._oldest_output()
@@ -178,7 +159,7 @@ class Display:
         return event_lines.line(self._job_id, shown.time, fields).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
-        """Write all of it, also where somebody else has set the reader's end to return at once."""
+        """Write all of it, even if another process has made the descriptor non-blocking."""
         view = memoryview(data)
         room = select.poll()
         room.register(self._handle, select.POLLOUT)
@@ -189,7 +170,7 @@ class Display:
                 room.poll()
 
     def _discard(self) -> None:
-        """Print nothing any more; the logs have all of it."""
+        """Stop printing; the logs have all of the output."""
         while True:
             with self._changed:
                 self._events.clear()

@@ -46,8 +46,6 @@ NodeProblems = dict[str, "tuple[Problem, ...]"]
 
 @dataclass
 class _Outcome:
-    """The end of the phases."""
-
     problems: NodeProblems = field(default_factory=dict)
     """The problems of each node; none where all went well."""
     of_driver: bool = False
@@ -59,12 +57,10 @@ class _Outcome:
 
     @property
     def ok(self) -> bool:
-        """True if the job did all that it was to do."""
         return not self.problems and not self.interrupted
 
     @property
     def exit_status(self) -> int:
-        """The exit status of the driver."""
         if self.interrupted:
             return EXIT_INTERRUPTED
         return 0 if self.ok else EXIT_JOB
@@ -97,11 +93,6 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
 
 
 def _outcome_of_phases(state: State, transport: Callable[[Job], Transport]) -> _Outcome:
-    """Go through the phases; return what failed, if something did.
-
-    Raises:
-        Stopped: the driver was told to end.
-    """
     try:
         _go_through_phases(state, transport)
     except NodesFailed as exc:
@@ -115,11 +106,7 @@ def _outcome_of_phases(state: State, transport: Callable[[Job], Transport]) -> _
 
 
 def _places_of(problem: Problem, job: Job) -> tuple[str, ...]:
-    """Return the nodes, or the host, of a problem that the driver has met by itself.
-
-    It is a node's only where it says so; else this host's, which need not be one of the nodes, or
-    is all of them.
-    """
+    """Return the node of a driver's problem, else this host: no node, or all of them (local)."""
     if problem.where in job.nodes:
         return (problem.where,)
     if job.allocation is Allocation.LOCAL:
@@ -140,7 +127,6 @@ def _transport(job: Job) -> Callable[[Job], Transport]:
 
 
 def _go_through_phases(state: State, transport: Callable[[Job], Transport]) -> None:
-    """Do one phase after the other; a dry run ends with the plan."""
     job = state.job
     with contextlib.ExitStack() as kept_open:
         try:
@@ -167,7 +153,6 @@ def _open(job: Job, kept_open: contextlib.ExitStack) -> BundleFile | None:
 
 
 def _do(phase: Phase, state: State) -> None:
-    """Do one phase, and take its time."""
     started = time.monotonic()
     state.emit(PhaseBegins(phase.name))
     try:
@@ -191,7 +176,6 @@ def _own_problems(answer: Answer) -> tuple[Problem, ...]:
 
 
 def _conclude(state: State, outcome: _Outcome) -> None:
-    """Collect the outputs, remove what is left on the nodes, and report the result."""
     if not outcome.ok:
         outcome.ended_by = _ended_by(state, interrupted=outcome.interrupted)
     collect.collect_outputs(state, standing=not outcome.ended_by)

@@ -7,11 +7,5 @@ from collections.abc import Mapping
 
 
 def line(job_id: str, time: float, event: Mapping[str, object]) -> str:
-    """Return an event as a line of JSON.
-
-    Args:
-        job_id: the job's number.
-        time: the time of the event, in seconds since the epoch.
-        event: its name, and its fields.
-    """
+    """Return an event as a line of JSON."""
     return json.dumps({"v": 1, "job_id": job_id, "time": round(time, 3), **event})

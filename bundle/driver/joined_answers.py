@@ -26,7 +26,6 @@ def joined(first: Answer | None, second: Answer) -> Answer:
 
 
 def _with_ranks(first: LaunchAnswer, second: LaunchAnswer) -> LaunchAnswer:
-    """Return the first answer with the ranks of the second."""
     return replace(
         first,
         failures=(*first.failures, *second.failures),

@@ -128,7 +128,7 @@ class Logs:
         self.disk_full = files.is_full(exc)
 
     def _open(self, name: str) -> IO[bytes]:
-        """Return an open file; those used longest ago are closed where there are too many."""
+        """Return an open file; close those unused for longest if there are too many."""
         handle = self._files.get(name)
         if handle is None:
             handle = self._files[name] = self._open_anew(name)
@@ -154,12 +154,10 @@ class Logs:
         self._files.popitem(last=False)[1].close()
 
     def _opened(self, name: str, mode: str, buffering: int = -1) -> IO[bytes]:
-        """Open a file of the job; a new one gets the mode of the job's logs."""
         path = os.path.join(self._job.log_dir, name)
         return open(path, mode, buffering, opener=permissions.opener(self._job.log_mode))
 
     def _append(self, name: str, data: bytes) -> int:
-        """Append to a file; return how many bytes were written."""
         view = memoryview(data)
         try:
             with signals.held():  # half of a line would be left

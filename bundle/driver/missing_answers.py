@@ -11,14 +11,7 @@ from .transports.transport import Ended
 
 
 def silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
-    """Return the answer of a node, or of one of its tasks, that has not answered.
-
-    Args:
-        phase: what it was asked for.
-        node: the node.
-        end: how it ended.
-        log_dir: the directory of the job's logs, for the problem.
-    """
+    """Return the answer of a node, or of one of its tasks, that has not answered."""
     values = {**end.values, "phase": phase, "log_dir": log_dir}
     return answer_class(phase)(
         node=node,
@@ -31,11 +24,6 @@ def silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
 
 
 def hanging(answer: Answer, seconds: int) -> Answer:
-    """Return the answer of a node whose ranks did not end.
-
-    Args:
-        answer: its own answer.
-        seconds: the time since others had ended.
-    """
+    """Return a node's answer with the problem that its ranks run ``seconds`` after others ended."""
     problem = Problem(ProblemCode.RANKS_DID_NOT_END, answer.node, {"seconds": str(seconds)})
     return replace(answer, ok=False, problems=(problem,))

@@ -27,12 +27,7 @@ def compare(state: State) -> None:
 
 
 def notes(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> list[str]:
-    """Return what is worth knowing of the drivers and GPUs of some nodes that can run the bundle.
-
-    Args:
-        nodes: what each has.
-        need: what the bundle needs; None for nothing.
-    """
+    """Return notes on the drivers and GPUs of nodes that can run the bundle."""
     broken = [
         f"{node}: the NVIDIA driver does not work: {facts.fault}"
         for node, facts in nodes.items()
@@ -42,7 +37,6 @@ def notes(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> list[s
 
 
 def _without(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
-    """Yield a line about nodes that have no driver."""
     without = [node for node, facts in nodes.items() if facts is None]
     if need is not None and without:
         yield (
@@ -52,7 +46,7 @@ def _without(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Ite
 
 
 def _outdated(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
-    """Yield a line about drivers that run the bundle, and are older than its own CUDA's."""
+    """Yield a line about drivers that run the bundle but are older than its CUDA version's."""
     own = None if need is None else OWN.get(need.version)
     if need is None or own is None:
         return
@@ -84,7 +78,6 @@ def _is_older(facts: GpuFacts | None, own: str) -> bool:
 
 
 def _mixed(nodes: Mapping[str, GpuFacts | None]) -> list[str]:
-    """Return a note where not all nodes have the same kinds of GPUs."""
     groups: dict[str, list[str]] = {}
     kinds = set()
     for node, facts in nodes.items():

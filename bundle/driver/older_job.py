@@ -55,14 +55,12 @@ def move_older_files(job: Job) -> str:
 
 
 def _names_of(job_id: str) -> re.Pattern[str]:
-    """Return a pattern for the names of a job's files."""
     names = (log_names.events, log_names.order, log_names.preflight, log_names.job)
     fixed = [re.escape(name(job_id)) for name in (*names, log_names.wrapper)]
     return re.compile("|".join((*fixed, rf".+\.{re.escape(job_id)}\.(?:batch|.+\.\d+)\.out")))
 
 
 def _last_begin(events: str) -> Record | None:
-    """Return the last record in a file of events of a job that began; None for none."""
     last = None
     with suppress(OSError), open(events, "rb") as lines:
         for line in lines:
@@ -73,10 +71,7 @@ def _last_begin(events: str) -> Record | None:
 
 
 def _is_of_another(last: Record, job: Job) -> bool:
-    """Return whether a record is of another job: of another cluster, or before the submission.
-
-    An allocation that stands may have had jobs of ours before, under its number.
-    """
+    """Tell another job with this id: an allocation may have run earlier jobs under its number."""
     cluster, begun = cluster_name(job), last.event
     if cluster and isinstance(begun, JobBegins) and begun.cluster not in ("", cluster):
         return True

@@ -19,7 +19,6 @@ class OutputLogs:
     """
 
     def __init__(self, logs: Logs) -> None:
-        """Write into the logs of a job."""
         self._logs = logs
         self.account = OutputAccount()
 

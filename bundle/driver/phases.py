@@ -197,7 +197,6 @@ class CleanPhase(Phase):
 
 
 def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest:
-    """Return the request of a node, with all that it needs to know about the bundle."""
     request = PreflightRequest(**state.common(node), marker=marker)
     if state.bundle is None:
         return request
@@ -214,7 +213,6 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
 
 
 def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[str]:
-    """Return what the preflight's log says of a node."""
     lines = [preflight_line(facts)]
     if facts.gpus is not None:
         lines.append(nvidia_drivers.line(node, facts.gpus))
@@ -226,11 +224,7 @@ def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[st
 
 
 def _refuse_interface_of_none(state: State) -> None:
-    """Refuse a setting that names an interface of no node: none of them is to blame for it.
-
-    Raises:
-        NodeError: the setting does.
-    """
+    """Refuse a setting that names an interface of no node; no node is at fault."""
     lacking = [
         problem
         for facts in state.facts.values()
@@ -244,7 +238,7 @@ def _refuse_interface_of_none(state: State) -> None:
 
 
 def _add_same_host_problems(state: State) -> None:
-    """Note the problem of each host that the user has named twice, by different names."""
+    """Add a problem for each host that the user has named twice, by different names."""
     if state.job.allocation is not Allocation.SSH:
         return
     first: dict[str, str] = {}
@@ -257,7 +251,7 @@ def _add_same_host_problems(state: State) -> None:
 
 
 def _note_addresses(state: State) -> None:
-    """Say which nodes have another address than they were to have, once for each reason."""
+    """Report nodes that have an unexpected address, once for each reason."""
     nodes: dict[str, list[str]] = {}
     for node, facts in state.facts.items():
         if facts.no_head is not None and facts.address:
@@ -276,7 +270,7 @@ def _note_addresses(state: State) -> None:
 
 
 def _note_unchecked(state: State) -> None:
-    """Say which nodes could not check the bundle's signature, once for each reason."""
+    """Report nodes that could not check the signature, once for each reason."""
     nodes: dict[str, list[str]] = {}
     for node, facts in state.facts.items():
         if facts.unchecked:
@@ -290,7 +284,7 @@ def _note_unchecked(state: State) -> None:
 
 
 def _warn_of_memory(state: State) -> None:
-    """Warn of environments that take the nodes' memory."""
+    """Warn of environments in a memory file system."""
     nodes = [node for node, facts in state.facts.items() if facts.root.startswith(MEMORY)]
     if nodes:
         text = (
@@ -300,5 +294,4 @@ def _warn_of_memory(state: State) -> None:
 
 
 def _warn_of_damage(state: State, node: str, damage: Problem) -> None:
-    """Report the damage of a node's environment."""
     state.note(f"{node}: {damage}", warning=True)

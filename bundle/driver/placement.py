@@ -83,7 +83,7 @@ def carry_out(state: State) -> None:
 
 
 def _unpack_in_place(state: State, plan: Plan) -> None:
-    """Let the nodes that need no copy unpack the bundle where it lies, or use what they have."""
+    """Unpack on nodes that read the bundle where it is, or that have the environment."""
     direct = [node for group in plan.groups if group.how not in SENT for node in group.nodes]
     nodes = _remaining(state, direct)
     if not nodes:
@@ -97,12 +97,11 @@ def _unpack_in_place(state: State, plan: Plan) -> None:
 
 
 def _remaining(state: State, nodes: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Return those nodes that the job has not left out meanwhile."""
     return tuple(node for node in nodes if node in state.job.nodes)
 
 
 def _serve(state: State, group: NodeGroup, number: int) -> None:
-    """Send a group its file; nodes that need more after all get the whole bundle."""
+    """Send a group its file; nodes that turn out to need more get the whole bundle."""
     nodes = _remaining(state, group.nodes)
     if not nodes or state.bundle is None:
         return
@@ -125,10 +124,6 @@ def _serve(state: State, group: NodeGroup, number: int) -> None:
 def send_results(state: State, source: str) -> None:
     """Send earlier results to all nodes, which put them into the ranks' working directory.
 
-    Args:
-        state: the job.
-        source: the file that :func:`bundle.results.pack.send` has written.
-
     Raises:
         NodesFailed: some nodes do not have them, and the job cannot go on without these.
     """
@@ -148,7 +143,7 @@ def send_results(state: State, source: str) -> None:
 
 @dataclass(frozen=True)
 class _Shipment:
-    """A file for some nodes, and what their agents must know to unpack it."""
+    """A file for some nodes, and what their agents need to unpack it."""
 
     source: str
     """The file's path here."""
@@ -169,13 +164,12 @@ class _Shipment:
 
     @classmethod
     def of_bundle(cls, bundle: BundleFile, group: NodeGroup, folder: str) -> _Shipment:
-        """Return a shipment of the whole bundle."""
         relayed, thin = group.how == RELAY, bundle if bundle.is_thin else None
         return cls(bundle.path, bundle.manifest.size, folder, relayed=relayed, thin=thin)
 
     @classmethod
     def of_group(cls, bundle: BundleFile, group: NodeGroup, folder: str, parts: str) -> _Shipment:
-        """Return a shipment of what a group lacks; a part of the bundle is written to ``parts``."""
+        """Return a shipment of a group's missing layers; write a partial bundle to ``parts``."""
         if group.members is None:
             return cls.of_bundle(bundle, group, folder)
         source = os.path.join(parts, "parts.tar")
@@ -190,7 +184,7 @@ class _Shipment:
         )
 
     def as_file(self, folder: str) -> _Shipment:
-        """Return it in one file, which ``sbcast`` and ``ssh`` need; it is written to a folder."""
+        """Write it to one file, which ``sbcast`` and ``ssh`` need."""
         if self.thin is None:
             return self
         source = os.path.join(folder, "bundle.tar")
@@ -198,35 +192,23 @@ class _Shipment:
         return replace(self, source=source, thin=None)
 
     def digest(self) -> str:
-        """Return the digest of the bytes that are sent."""
         return digest_of(self.source) if self.thin is None else digest_of_all(self.thin)
 
     def transfer(self, root: str) -> Transfer:
-        """Return the file on its way to nodes with some node root."""
         token = secrets.token_hex(TOKEN_BYTES) if self.relayed else ""
         return Transfer(self.source, self.target(root), self.size, token, self.thin)
 
     def target(self, root: str) -> str:
-        """Return the file's path on a node."""
         return os.path.join(root, "incoming", self.folder, "bundle.tar")
 
     def incoming(self, facts: PreflightAnswer, token: str) -> Incoming:
-        """Return what a node's agent is asked to take.
-
-        Args:
-            facts: the node's answer to the preflight.
-            token: that of the relay; empty if the file is sent without one.
-        """
         task = RelayTask(token, facts.address) if token else None
         target = self.target(facts.root)
         return Incoming(target, self.manifest, self.members, self.size, task, self.results)
 
 
 def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Send to all nodes at once, then to each of those alone that it failed on.
-
-    Nodes that a relay did not reach get the file by ``sbcast``, or by ``ssh``.
-    """
+    """Send to all nodes, then to failed ones singly; by ``sbcast`` or ``ssh`` if a relay failed."""
     if shipment.relayed:
         unreached = _unreached(state, nodes, _try(state, shipment, nodes))
         if not unreached:
@@ -244,7 +226,6 @@ def _deliver(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
 
 
 def _unreached(state: State, nodes: tuple[str, ...], delivery: Delivery) -> dict[str, str]:
-    """Return the nodes that are to get a file without the relay, and why."""
     unreached = {}
     for node in nodes:
         problems = state.answers[node].problems if node in state.answers else ()
@@ -262,12 +243,11 @@ def _is_silent(state: State, node: str) -> bool:
 
 
 def _other_way(job: Job) -> str:
-    """Return the name of the way in which a file comes that a relay did not bring."""
+    """Return the transfer (``sbcast``, ``ssh``) that replaces a failed relay."""
     return SSH if job.allocation is Allocation.SSH else SBCAST
 
 
 def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
-    """Return a line for all nodes that a relay did not reach for the same reason."""
     by_reason: dict[str, list[str]] = {}
     for node, why in unreached.items():
         by_reason.setdefault(why, []).append(node)
@@ -278,10 +258,7 @@ def _not_relayed(unreached: dict[str, str], other_way: str) -> list[str]:
 
 
 def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> list[str]:
-    """Send to all nodes, then again without those that it failed on; return these.
-
-    Where Slurm does not say which nodes it failed on, all of them get a second try.
-    """
+    """Send to all, then retry without failed nodes (with all if Slurm names none); return these."""
     failed_nodes: list[str] = []
     unexplained = 0
     while nodes:
@@ -303,10 +280,7 @@ def _deliver_together(state: State, shipment: _Shipment, nodes: tuple[str, ...])
 
 
 def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> None:
-    """Send once more to the nodes whose copy was damaged on its way.
-
-    A copy that arrived as it was sent, and is damaged all the same, would fail again.
-    """
+    """Retry copies damaged in transit; one that arrived as sent would fail again."""
     damaged = _damaged_on_the_way(state, shipment, nodes)
     if not damaged:
         return
@@ -321,7 +295,6 @@ def _send_again_where_damaged(state: State, shipment: _Shipment, nodes: tuple[st
 def _damaged_on_the_way(
     state: State, shipment: _Shipment, nodes: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the nodes on which something else has arrived than was sent."""
     answers = state.answers_of(UnpackAnswer)
     arrived = {node: answers[node].arrived for node in nodes if node in answers}
     if not any(arrived.values()):
@@ -331,7 +304,6 @@ def _damaged_on_the_way(
 
 
 def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
-    """Send to some nodes once."""
     for node in nodes:
         state.answers.pop(node, None)
     attempts = state.sent_folders.count(shipment.folder)
@@ -359,7 +331,6 @@ def _try(state: State, shipment: _Shipment, nodes: tuple[str, ...]) -> Delivery:
 
 
 def _blame(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None:
-    """Note the problem of each node that the file did not reach."""
     for node in nodes:
         why = faults.get(node) or faults.get("") or "it failed on another node, see there"
         answer = state.answers.get(node)
@@ -370,15 +341,7 @@ def _blame(state: State, nodes: tuple[str, ...], faults: dict[str, str]) -> None
 
 
 def _not_sent(node: str, fault: str, answered: Problem | None, way: str, root: str) -> Problem:
-    """Return the problem of a node that the file did not reach.
-
-    Args:
-        node: the node.
-        fault: what ``sbcast`` says, or ``ssh``.
-        answered: what the node's agent says, which sees a full disk that Slurm hides.
-        way: which of the two it is.
-        root: the node's root.
-    """
+    """Describe a failed transfer; a node's agent sees a full disk, which Slurm hides."""
     reasons = [fault, answered.why if answered is not None else ""]
     why = "; ".join(filter(None, reasons))
     if slurm_faults.network_fault(fault):

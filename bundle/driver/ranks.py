@@ -51,7 +51,6 @@ def start(state: State) -> None:
 
 
 def _group(state: State) -> GroupSettings:
-    """Return how the ranks find each other."""
     job, gpus = state.job, state.gpus()
     try:
         backend = choose_backend(job.launch.backend, gpus)
@@ -70,13 +69,9 @@ def _group(state: State) -> GroupSettings:
 
 
 class _RankLogs:
-    """Creates the logs of all ranks, those of a node once it has started them.
-
-    Not before: thousands of files would keep the launch waiting.
-    """
+    """Creates rank logs as nodes start; thousands of files would delay the launch."""
 
     def __init__(self, state: State) -> None:
-        """Begin with no log."""
         launch = state.job.launch
         self._state = state
         self._keep_numbers = launch.elastic is None and not launch.max_restarts
@@ -85,7 +80,6 @@ class _RankLogs:
         """True once no node is left out any more, so that ranks get no other numbers."""
 
     def take(self, event: Event) -> None:
-        """Take an event of the launch."""
         if self._keep_numbers and isinstance(event, Started):
             self._settled = True
             self._state.begin_logs(event.node)
@@ -97,7 +91,6 @@ class _RankLogs:
 
 
 def _note_cpus(state: State) -> None:
-    """Report the variable set for accelerate, unless the user has set it or has no use for it."""
     if USE_CPU in os.environ or not _may_have_accelerate(state):
         return
     why = "not every node has a GPU, and without it accelerate's ranks would not meet"
@@ -111,7 +104,6 @@ def _may_have_accelerate(state: State) -> bool:
 
 
 def _with_outcome(result: JobEnds, state: State) -> JobEnds:
-    """Return the result with what has become of the ranks."""
     answers = state.answers_of(LaunchAnswer)
     every = answers.values()
     failures = _joined(answer.failures for answer in every)

@@ -101,11 +101,7 @@ def _refusal(state: State, size: Sizes) -> str:
 
 
 def _write(state: State, selection: Selection, path: str) -> Selection:
-    """Write what was selected to a file; return what that has, read once more if it has changed.
-
-    Raises:
-        NodeError: the file cannot be written, or results are cut while they are read.
-    """
+    """Write the selected results; return what was written, read once more if they have changed."""
     directory = state.job.run_dir
     for _ in range(_TRIES):
         with open(path, "wb") as stream:

@@ -23,7 +23,6 @@ class StartedCommands:
     """The commands of nodes that have been told."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._told: set[tuple[str, ...]] = set()
 
     def brief(self, event: Started) -> Started:

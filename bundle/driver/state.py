@@ -103,7 +103,7 @@ class State:
     """Nodes whose ranks did not end, and the seconds since others had ended."""
 
     def __post_init__(self) -> None:
-        """Let the output of ranks go into the job's logs, and its secrets into no event."""
+        """Write rank output to the job's logs, and mask its secrets in events."""
         self.output = OutputLogs(self.logs)
         self.display = Display(self.job.id)
         self._mask = SecretMask(os.environ, self.job.launch.pass_env)
@@ -139,17 +139,13 @@ class State:
                 self.display.output(phase, event, head=head)
 
     def _keep(self, event: Mapping[str, object]) -> None:
-        """Print and keep an event; the end of a rank's output in it may have a secret."""
         line = event_lines.line(self.job.id, time.time(), self._mask.without_secrets(event))
         with signals.held():
             self.logs.event(line)
             self.display.event(line)
 
     def _is_from_head(self, event: RankOutput) -> bool:
-        """Return whether output is the first node's: that of the first ranks, where they move.
-
-        Ranks that may be started again are dealt to nodes by torchrun, a node's worth at a time.
-        """
+        """Tell whether output is the first node's; torchrun deals restarted ranks node by node."""
         launch = self.job.launch
         if event.rank is not None and (launch.max_restarts or launch.elastic):
             return event.rank < self.nproc
@@ -215,13 +211,7 @@ class State:
         return {node: answer for node, answer in self.answers.items() if isinstance(answer, kind)}
 
     def ask(self, phase: str, request: RequestFor, on_event: OnEvent | None = None) -> None:
-        """Let every node's agent do a phase; ``answers`` then has one for each node.
-
-        Args:
-            phase: one of :data:`bundle.agent.agent.PHASES`.
-            request: returns the request of a node.
-            on_event: called with each event as it comes.
-        """
+        """Let every node's agent do a phase; ``answers`` then has one for each node."""
         self.answers = {}
         self.ask_some(phase, self.job.nodes, request, on_event)
 
@@ -291,15 +281,12 @@ class State:
         return {node: answer for node, answer in self.answers.items() if not answer.ok}
 
     def _fewest_nodes(self) -> int:
-        """Return the number of nodes below which the job cannot go on."""
         if self.job.min_nodes:
             return self.job.min_nodes
         elastic = self.job.launch.elastic
         return elastic[0] if elastic else len(self.job.nodes)
 
     def _listener(self, phase: str, on_event: OnEvent | None = None) -> OnEvent:
-        """Return the function that takes each event of a phase."""
-
         def listen(event: Event) -> None:
             if isinstance(event, ProbeAnswer):
                 event = replace(event, line=probe_line(event))
@@ -338,7 +325,6 @@ class State:
         self.answers = {node: self.answers[node] for node in order}
 
     def _has_answered(self, node: str, tasks: int) -> bool:
-        """Return whether all tasks of a node have answered."""
         answer = self.answers.get(node)
         return answer is not None and answer.tasks >= tasks
 
@@ -349,7 +335,7 @@ class State:
         return 1
 
     def _set_missing_codes(self, silent: Mapping[str, Ended], tasks: int) -> None:
-        """Give the tasks of nodes that have said nothing the exit status of their node."""
+        """Give the silent nodes' tasks the exit status of their node."""
         for node, end in silent.items():
             first = self.node_rank(node) * tasks
             for task in range(first, first + tasks):

@@ -28,7 +28,6 @@ class MissingLayer(NodeError):
     """A layer is neither in the file nor on the node: an older environment has gone or changed."""
 
     def __init__(self, name: str, path: str) -> None:
-        """Name the part that is missing, and the file."""
         super().__init__(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
 
 
@@ -50,13 +49,6 @@ def assemble(
     publish: Callable[[str, str], None],
 ) -> tuple[int, int]:
     """Build the environment of a bundle and publish it; return the files linked and written.
-
-    Args:
-        bundle: the bundle.
-        root: the node root; a damaged environment of the bundle may be there.
-        python: the interpreter that the environment is for.
-        how: the settings.
-        publish: moves the environment to its final path.
 
     Raises:
         NodeError: the bundle is damaged, or there is no room.
@@ -100,8 +92,6 @@ def assemble(
 
 @dataclass(frozen=True)
 class _Content:
-    """The content of an environment, and the means to unpack it."""
-
     decompress: Decompress
     """Turns a frame into its content."""
     wheel: bytes | None
@@ -117,7 +107,6 @@ class _Content:
 def _content_of(
     bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], tools: str
 ) -> _Content:
-    """Read heads and indexes, from the bundle or from older environments."""
     layers, part = bundle.manifest.layers, bundle.manifest.decompressor
     wheel = _wheel(bundle, os.path.join(root, "envs"))
     decompress = load_decompressor(part.name if part else "", wheel, tools)
@@ -144,11 +133,7 @@ def _fill(
     *,
     compare: bool,
 ) -> dict[str, Window]:
-    """Link the files of older environments, and write the rest.
-
-    Returns:
-        For the head of each linked layer, the times between which its files were written.
-    """
+    """Link files of older environments, write the rest; return write times by linked head."""
     layers = bundle.manifest.layers
     linked = _link(layers, content.merged, older, staging, linking)
     fresh = [
@@ -166,10 +151,7 @@ def _fill(
 
 
 def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
-    """Return the environments that may have each layer, by its head.
-
-    A damaged environment of this bundle is one of them.
-    """
+    """Return environments that may have each layer, by head; a damaged one of this bundle too."""
     heads = [layer.head for layer in manifest.layers]
     older = hard_links.older_layers(os.path.join(root, "envs"), heads)
     final = os.path.join(root, "envs", manifest.id)
@@ -186,7 +168,6 @@ def _link(
     staging: str,
     linking: Linking,
 ) -> dict[str, Window]:
-    """Link the files of older environments; see ``_fill``."""
     wanted = [
         LinkableLayer(layer.head, older[layer.head], entries)
         for layer, entries in zip(layers, merged.entries)
@@ -210,11 +191,6 @@ def _no_collection() -> Iterator[None]:
 def _heads(
     bundle: BundleFile, older: Mapping[str, Sequence[str]], layers: Sequence[Layer]
 ) -> list[bytes]:
-    """Return the head of every layer, from the file or from an older environment.
-
-    Raises:
-        MissingLayer: a head is in neither.
-    """
     heads = []
     for layer in layers:
         if bundle.holds(layer.head_member):
@@ -228,11 +204,7 @@ def _heads(
 
 
 def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
-    """Return the zstandard wheel; None if this Python has zstd of its own.
-
-    Raises:
-        MissingLayer: it is neither in the file nor in an older environment.
-    """
+    """Return the zstandard wheel; None if this Python has its own zstd."""
     part = bundle.manifest.decompressor
     if part is None:
         return None
@@ -245,7 +217,6 @@ def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
 
 
 def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
-    """Refuse an environment that will not fit, before anything is written."""
     needed, inodes = room_for(layers, manifest)
     faults = refusals(facts_of(path), needed, inodes)
     if faults:

@@ -41,10 +41,6 @@ _RECENT = "written to less than an hour ago"
 def roots(setting: str, env: Mapping[str, str]) -> list[str]:
     """Return every node root of this user in the places where one may have been made.
 
-    Args:
-        setting: the job's ``node_root``.
-        env: the node's variables.
-
     Raises:
         NodeError: the setting names a variable that is not set.
     """
@@ -90,8 +86,6 @@ def clean(
 
 @dataclass
 class _Cleaning:
-    """One run over one node root."""
-
     root: str
     keep: frozenset[str]
     dry_run: bool
@@ -105,7 +99,7 @@ class _Cleaning:
     """The number of names counted of each file, by device and inode."""
 
     def all(self, caches: bool, nodes: bool = True) -> NodeCleanup:
-        """Clean everything, in the order in which one part makes the next one removable."""
+        """Clean in the order in which one part makes the next one removable."""
         self._each("envs", self._environment)
         self._each("incoming", self._incoming)
         self._each("jobs", self._job)
@@ -131,7 +125,6 @@ class _Cleaning:
         return os.path.join(self.root, *names)
 
     def _each(self, folder: str, act: Callable[[str], None]) -> None:
-        """Call a method for each name in one of the root's directories; note failures."""
         for name in listed(self._path(folder)):
             try:
                 act(name)
@@ -143,12 +136,10 @@ class _Cleaning:
                 self.problems.append(_problem(self._path(folder, name), exc))
 
     def _keep(self, label: str, why: str) -> None:
-        """Note something that stays because it is in use."""
         self.kept.append((label, why))
         self.in_use = True
 
     def _environment(self, name: str) -> None:
-        """Remove an environment, unless it is to be kept or in use."""
         if not _BUNDLE_ID.fullmatch(name):
             self.kept.append((name, NOT_OURS))
             return
@@ -167,7 +158,7 @@ class _Cleaning:
                 self.removed.append((name, size))
 
     def _incoming(self, name: str) -> None:
-        """Remove what an unpack or a broadcast left; one that goes on holds a lock, or writes."""
+        """Remove leftovers of an unpack or a broadcast; one in progress holds a lock, or writes."""
         path, label = self._path("incoming", name), f"incoming/{name}"
         of_bundle = _OF_BUNDLE.match(name)
         if of_bundle is not None:
@@ -183,7 +174,6 @@ class _Cleaning:
         self._remove_if_idle(self._path("jobs", name), f"jobs/{name}")
 
     def _remove_if_idle(self, path: str, label: str) -> None:
-        """Remove the files of a job, if the job is over."""
         user = removal.user_of(path)
         if user is not None:
             self._keep(label, f"process {user} uses it")
@@ -195,7 +185,6 @@ class _Cleaning:
             self._left_over(path, label)
 
     def _local_node(self, name: str, caches: bool) -> None:
-        """Clean the root of a node of a local allocation, which lies below this user's own."""
         base = self._path("nodes", name)
         root = os.path.join(base, os.path.basename(self.root))
         if os.path.islink(base) or not os.path.isdir(root):
@@ -224,7 +213,7 @@ class _Cleaning:
             self.problems.append(_problem(self._path("cache"), exc))
 
     def _lock(self, name: str) -> None:
-        """Remove a lock whose environment is gone; ``locks`` handles processes that wait for it."""
+        """Remove a lock without an environment; ``locks`` handles processes that wait for it."""
         bundle_id, _, ending = name.partition(".")
         if ending not in ("lock", "making") or not _BUNDLE_ID.fullmatch(bundle_id):
             return
@@ -238,11 +227,7 @@ class _Cleaning:
 
     @contextlib.contextmanager
     def _alone(self, path: str) -> Iterator[None]:
-        """Hold a lock alone; a dry run does not make the file.
-
-        Raises:
-            BlockingIOError: another process holds it.
-        """
+        """Hold an exclusive lock (BlockingIOError if held); a dry run does not make the file."""
         if self.dry_run and not os.path.lexists(path):
             yield
             return
@@ -255,14 +240,7 @@ class _Cleaning:
             self.left_overs.append((label, size))
 
     def _remove(self, path: str, aside: str = "") -> int | None:
-        """Delete a path, after a rename if another name is given.
-
-        Returns:
-            The bytes that became free; None if it stays, which is noted as a problem.
-
-        Raises:
-            OSError: it could not be deleted, or not all of it.
-        """
+        """Delete a path, renamed first if ``aside``; return bytes freed, None if it stays."""
         mounts = removal.mounts_below(path)
         if mounts:
             values = {"mount": mounts[0]}
@@ -275,7 +253,7 @@ class _Cleaning:
         return removal.delete(aside or path)
 
     def _remove_root(self) -> bool:
-        """Remove the root itself if it is empty; a process about to use it holds its lock."""
+        """Remove the root if it is empty; a process about to use it holds its lock."""
         known = {*SUBDIRECTORIES, "nodes", ".gitignore", ROOT_LOCK}
         try:
             with taken(self._path(ROOT_LOCK), _ALONE):
@@ -309,7 +287,6 @@ def _has_content(folder: str) -> bool:
 
 
 def _problem(path: str, exc: BaseException) -> Problem:
-    """Return the problem of something that could not be removed."""
     where = str(getattr(exc, "filename", None) or path)
     why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
     return Problem(ProblemCode.NOT_REMOVED, where, {"why": why})

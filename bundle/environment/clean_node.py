@@ -50,14 +50,7 @@ class Retention:
 def clean_node(
     bases: Sequence[str], limits: Retention, dry_run: bool, env: Mapping[str, str] = os.environ
 ) -> list[NodeCleanup]:
-    """Clean the node roots on this machine: this user's own, or for root those of all users.
-
-    Args:
-        bases: the directories in which node roots lie; empty for those of ``node-root = "auto"``.
-        limits: what may stay.
-        dry_run: True to remove nothing.
-        env: the variables that name such directories.
-    """
+    """Clean the node roots on this machine: this user's own, or for root those of all users."""
     places = list(bases) or [path for _, path in location.automatic_bases(env)]
     return [
         _clean_as(root, status, limits, dry_run)
@@ -75,7 +68,6 @@ def describe(cleanup: NodeCleanup, dry_run: bool) -> str:
 
 
 def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the node roots in a directory that this process may clean, and whose they are."""
     try:
         names = sorted(os.listdir(base))
     except OSError:
@@ -94,7 +86,7 @@ def _node_roots(base: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _clean_as(root: str, owner: os.stat_result, limits: Retention, dry_run: bool) -> NodeCleanup:
-    """Clean a node root as its owner, in another process where that is somebody else."""
+    """Clean a node root with its owner's rights, in another process if that is another user."""
     if owner.st_uid == os.geteuid():
         return _clean(root, limits, dry_run)
     readable, writable = os.pipe()
@@ -120,7 +112,7 @@ def _clean_as(root: str, owner: os.stat_result, limits: Retention, dry_run: bool
 def _be_owner(
     root: str, owner: os.stat_result, limits: Retention, dry_run: bool, writable: int
 ) -> None:
-    """Clean a node root with the rights of its owner only; never return."""
+    """Drop to the owner's rights and clean a node root; never return."""
     try:
         signals.end_as_usual()
         os.setgroups([])
@@ -134,7 +126,7 @@ def _be_owner(
 
 
 def _read_within(handle: int, seconds: float) -> bytes | None:
-    """Return what comes until the other end is closed; None if that is too much or too late."""
+    """Read until end of file; None if that is too much or too late."""
     until = time.monotonic() + seconds
     data = bytearray()
     while len(data) < _MOST_ANSWER:
@@ -159,7 +151,6 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
 
 
 def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
-    """Return the ids of the environments that may stay, the most recently used first."""
     places: dict[str, list[str]] = {}
     # A local allocation has node roots of its own for its nodes, below the user's.
     inner = [os.path.join(root, "nodes", node) for node in listed(os.path.join(root, "nodes"))]
@@ -182,7 +173,7 @@ def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
 
 
 def _last_use(root: str, bundle_id: str) -> float:
-    """Return when an environment was made or last held for use, in seconds since the epoch."""
+    """Return when it was made or last held, in seconds since the epoch."""
     times = [0.0]
     for path in (location.env_path(root, bundle_id), lock_path(root, bundle_id)):
         with contextlib.suppress(OSError):

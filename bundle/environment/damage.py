@@ -66,10 +66,6 @@ def look(env_dir: str, processes: int) -> list[Fault] | None:
 def faults(env_dir: str, processes: int) -> list[Fault]:
     """Compare a published environment with its listing, without reading its files.
 
-    Args:
-        env_dir: the environment, named after its bundle's id; a directory.
-        processes: number of processes that compare.
-
     Returns:
         Everything that is not as it was published, sorted by path; empty if there is no damage.
 
@@ -87,7 +83,6 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
 
 
 def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[bytes]:
-    """Return the lines of the directories that differ from them."""
     lines = listing.folders
     # A byte for each directory, shared with the processes.
     with mmap.mmap(-1, len(lines) + 1) as marks:
@@ -106,12 +101,7 @@ def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[byt
 
 
 def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
-    """Return the problem of an environment that will be repaired: which paths, how many, and why.
-
-    Args:
-        env_dir: the environment.
-        found: at least one.
-    """
+    """Return the problem of an environment that will be repaired: paths, number, reasons."""
     named = [f"{shown(fault.path)}: {fault.why}" for fault in found[:SHOWN]]
     if len(found) > SHOWN:
         named.append(f"and {len(found) - SHOWN} more")
@@ -140,7 +130,6 @@ def damaged_layers(env_dir: str, found: Sequence[Fault]) -> Collection[int]:
 
 
 def _damaged_layers_of(line: bytes, paths: Collection[str]) -> set[int]:
-    """Return the numbers of the layers of which a file in one directory is damaged."""
     folder, content = Folder.parse(line)
     if (folder or ".") in paths:
         return {number for number, _ in content.layers}
@@ -163,7 +152,7 @@ def own_fault(env_dir: str) -> Fault | None:
 
 
 def _manifest_faults(env_dir: str) -> Iterator[Fault]:
-    """Compare the manifest with the name of the environment."""
+    """Compare the manifest's digest with the name of the environment."""
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:
@@ -174,10 +163,7 @@ def _manifest_faults(env_dir: str) -> Iterator[Fault]:
 
 
 def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: Window) -> bool:
-    """Return True if a directory has only files and directories that are as they were.
-
-    That is so for nearly all of them. The others, sound or not, are compared more closely.
-    """
+    """Quick check, true for nearly all directories; the others are compared more closely."""
     first, last = window
     try:
         handle = os.open(f"{env_dir}/{folder}", _FOLDER)
@@ -208,7 +194,6 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: W
 
 
 def _differences(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
-    """Yield the differences between one directory and its line."""
     folder, content = Folder.parse(line)
     try:
         handle = os.open(f"{env_dir}/{folder}", _FOLDER)
@@ -246,7 +231,6 @@ def _differences_in(handle: int, folder: str, content: Folder, written: Written)
 
 
 def _file_difference(status: os.stat_result, code: int, window: Window) -> str:
-    """Return how a file differs from its code in the listing; empty if it does not."""
     size, executable = divmod(code, 2)
     mode = status.st_mode
     if not stat.S_ISREG(mode):
@@ -263,14 +247,12 @@ def _file_difference(status: os.stat_result, code: int, window: Window) -> str:
 
 
 def _link_difference(item: os.DirEntry[str], folder: int, target: str | None) -> str:
-    """Return the fault of a symbolic link; empty for none."""
     if item.is_symlink() and os.readlink(item.name, dir_fd=folder) == target:
         return ""
     return "it is not the symbolic link that it was"
 
 
 def _other_difference(path: str, status: os.stat_result, code: int) -> str:
-    """Return the fault of a directory, of a stray or of a node's own file; empty for none."""
     if code == FOLDER and not stat.S_ISDIR(status.st_mode):
         return "it is not a directory any more"
     if code == _STRAY and not may_stay(path):

@@ -69,7 +69,6 @@ def has_spaces(loading: types.ModuleType) -> bool:
 
 
 def _has_any(pattern: str) -> bool:
-    """Return True if the hub's cache has a path like this."""
     cache = Path(os.environ.get("HF_HUB_CACHE", ""))
     with contextlib.suppress(OSError):
         return cache.is_absolute() and any(cache.glob(pattern))
@@ -148,12 +147,7 @@ def read_spaces(loading: Any) -> None:
 
 
 def split_files(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files of each split of a configuration, as ``datasets`` finds them.
-
-    Args:
-        config: the configuration, as a data set's card has it; empty where a card has none.
-        names: the paths of all files of the repository.
-    """
+    """Return the files of each split of a configuration, as ``datasets`` finds them."""
     inner = _inner(config, names)
     return {
         split: [inner[name] for name in inner if any(_fits(name, one) for one in patterns)]
@@ -167,14 +161,14 @@ def split_patterns(config: Mapping[str, Any], names: Sequence[str]) -> dict[str,
 
 
 def _inner(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Return the paths in the repository by those below the folder of a configuration."""
+    """Map paths below a configuration's folder to those in the repository."""
     folder = str(config.get("data_dir") or "").strip("/")
     start = f"{folder}/" if folder else ""
     return {name[len(start) :]: name for name in names if name.startswith(start)}
 
 
 def _split_patterns(data_files: Any, names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the patterns of each split, with those that names of files imply if there are none."""
+    """Return each split's patterns; without any, those that file names imply."""
     if data_files is None:
         return _implied_splits(names)
     if isinstance(data_files, Mapping):
@@ -217,7 +211,7 @@ def _implied_splits(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Return True if a pattern names a file: one that is hidden, or no data, only by its name."""
+    """Match a path; hidden files, and names of no data files, only if the pattern names them."""
     pattern = pattern[2:] if pattern.startswith("./") else pattern.lstrip("/")
     for mark in (".", "__"):
         counts = [
@@ -234,7 +228,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=None)
 def _compiled(pattern: str) -> "re.Pattern[str]":
-    """Return a glob pattern as a regular expression: ``*`` stays in one directory."""
+    """Compile a glob pattern; ``*`` does not match a slash."""
     meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = ""
     for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[!^]?\]?[^]/]*\])", pattern):
@@ -293,7 +287,6 @@ class _Part:
     """A snapshot, of which some files may be missing."""
 
     def __init__(self, path: str, snapshot: Path) -> None:
-        """Read which files are there, and which are not."""
         self.path = path
         self.snapshot = snapshot
         mark = snapshot.parent.parent / PART / snapshot.name
@@ -303,7 +296,6 @@ class _Part:
 
     @cached_property
     def present(self) -> list[str]:
-        """The paths of the files that are there."""
         files = (path for path in self.snapshot.rglob("*") if path.is_file())
         return sorted(str(path.relative_to(self.snapshot)) for path in files)
 
@@ -316,16 +308,12 @@ class _Part:
         return f"{self.snapshot.name}-{digest[:12]}"
 
     def refuse_script(self) -> None:
-        """Refuse a data set that is a program, as newer versions of the library do.
-
-        Its data files by themselves would be other data.
-        """
+        """Refuse a data set that is a script, as new ``datasets`` do: its files are other data."""
         script = f"{self.path.rpartition('/')[2]}.py"
         if (self.snapshot / script).is_file() or script in self.missing:
             raise RuntimeError(f"Dataset scripts are not supported offline, but found {script}")
 
     def refuse_missing(self, data_files: Any, data_dir: Any) -> None:
-        """Refuse files that the caller names, and that are not in the bundle."""
         self.is_explicit = bool(data_files or data_dir)
         if not self.is_explicit:
             return
@@ -337,13 +325,12 @@ class _Part:
     def sorted_splits(
         self, config: Mapping[str, Any]
     ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """Return the patterns of the splits that are whole, and what is missing of the others."""
+        """Return the patterns of whole splits, and the missing files of the others."""
         lost = self._lost(config)
         patterns = split_patterns(config, [*self.present, *self.missing])
         return {split: of for split, of in patterns.items() if split not in lost}, lost
 
     def _lost(self, config: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Return the missing files of each split that is not whole, below the config's folder."""
         found = split_files(config, [*self.present, *self.missing])
         present, missing = set(self.present), set(self.missing)
         kinds = {Path(name).suffix for files in found.values() for name in files if name in present}
@@ -357,7 +344,6 @@ class _Part:
         return lost
 
     def explain(self, lost: Sequence[str]) -> str:
-        """Return a message about files that are missing."""
         shown = ", ".join(lost[:_SHOWN])
         if len(lost) > _SHOWN:
             shown += f" and {len(lost) - _SHOWN} more"
@@ -370,7 +356,7 @@ class _Part:
 def _refuse_lost_splits(
     path: str, revision: Optional[str], config: Optional[str], splits: Sequence[str]
 ) -> None:
-    """Refuse a data set without a split that it has online: only a part was taken."""
+    """Refuse a data set without a requested split that exists online: the bundle has a part."""
     snapshot = snapshot_of(path, revision) if _is_offline() else None
     part = _Part(path, snapshot) if snapshot else None
     if part is None or not part.is_part:
@@ -390,7 +376,7 @@ def _is_offline() -> bool:
 
 
 def _snake_case(name: str) -> str:
-    """Return a name as ``datasets`` writes it in the names of directories."""
+    """Convert a name as ``datasets`` does for directories."""
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     return re.sub(r"([a-z\d])([A-Z])", r"\1_\2", name).lower()
 
@@ -430,10 +416,7 @@ def _whole_only(configs: Any) -> Any:
 
 
 def _without_splits(infos: Any) -> Any:
-    """Remove the splits from a card's infos where only some files are there.
-
-    The library compares what it has prepared with them, and misses those that were left out.
-    """
+    """Remove split infos of partial data sets: the library would report the absent ones."""
     if getattr(_reading, "part", None) is not None:
         for info in infos.values():
             info.splits = info.download_size = info.dataset_size = None

@@ -56,7 +56,7 @@ def activate() -> None:
 
 
 class _Finder:
-    """A finder before that of files: returns the specs of those behind it, marking packages."""
+    """A finder before that of files; marks the specs of packages that the others return."""
 
     # Recognised by this mark, not by its class: a test may load this file under two names.
     waits_for_stager = True
@@ -72,7 +72,6 @@ class _Finder:
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Answer for what begins an import (the protocol of :data:`sys.meta_path`)."""
         if _patience.busy:  # what an import imports in turn is a part of it
             return None
         finders: list[Any] = sys.meta_path
@@ -102,7 +101,6 @@ class _Marked(ModuleSpec):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set it, and note the beginning and the end of the import."""
         super().__setattr__(name, value)
         if name == "_initializing":
             if value:
@@ -113,7 +111,7 @@ class _Marked(ModuleSpec):
 
 
 class _Patience:
-    """The collector's threshold, raised for one import at a time."""
+    """The garbage collector's threshold, raised for one import at a time."""
 
     def __init__(self) -> None:
         self._importing = allocate_lock()
@@ -125,11 +123,10 @@ class _Patience:
 
     @property
     def busy(self) -> bool:
-        """True while an import is under way."""
         return self._importing.locked()
 
     def begin(self, spec: ModuleSpec) -> None:
-        """Raise the threshold, unless the program has settings of its own."""
+        """Raise the threshold, unless the program has its own setting."""
         before = gc.get_threshold()
         if not (gc.isenabled() and 0 < before[0] < PATIENCE):
             return

@@ -43,7 +43,7 @@ class WriteSettings:
 
 
 class _Task(NamedTuple):
-    """One frame, and the files that it has bytes of."""
+    """One frame, and the files that have bytes in it."""
 
     offset: int
     """The start of its compressed bytes in the bundle."""
@@ -85,7 +85,6 @@ def write_layers(
 
 
 def _tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
-    """Yield a task for each frame of a layer."""
     layer, index, entries = item
     offset = bundle.frames_start(layer)
     starts = [entry.offset for entry in entries]
@@ -106,7 +105,7 @@ def _compare_long(
     fresh: Sequence[Fresh],
     processes: int,
 ) -> None:
-    """Compare the files that lie in several frames, the largest first; they are read again."""
+    """Compare files that span frames, the largest first; they are read again."""
     long: list[Entry] = []
     for _, index, entries in fresh:
         long += _across_frames(index, entries)
@@ -126,7 +125,6 @@ def _compare_long(
 
 
 def _across_frames(index: Index, entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the files that lie in more than one frame."""
     ends = list(accumulate(frame.unpacked_size for frame in index.frames))
     for entry in entries:
         if not entry.size:
@@ -137,11 +135,6 @@ def _across_frames(index: Index, entries: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def _compare(digest: str, entry: Entry) -> None:
-    """Compare the digest of a file with that in the index.
-
-    Raises:
-        LayerError: it differs.
-    """
     if digest != entry.sha256:
         raise LayerError(f"{entry.path} does not have the digest in the index of its layer")
 
@@ -149,7 +142,7 @@ def _compare(digest: str, entry: Entry) -> None:
 def _write_files(
     staging: str, content: memoryview, start: int, entries: Sequence[Entry], compare: bool
 ) -> None:
-    """Write the part of each file that one frame has; a file may go on in the next frame."""
+    """Write one frame's part of each file; a file may continue in the next frame."""
     end = start + len(content)
     for entry in entries:
         begin, stop = max(entry.offset, start), min(entry.offset + entry.size, end)

@@ -116,7 +116,6 @@ def windows_of(content: Folder, written: Written) -> Iterator[Window]:
 
 
 def _coded(names: str, codes: str) -> dict[str, int]:
-    """Return the code of each name."""
     if not names:
         return {}
     return dict(zip(names.split("/"), map(int, codes.split(","))))
@@ -128,14 +127,7 @@ def contents(
     own: Mapping[str, bytes],
     directories: Sequence[str],
 ) -> dict[str, Folder]:
-    """Return the content of each directory.
-
-    Args:
-        entries: the files of the layers.
-        links: the targets of all symbolic links by their paths.
-        own: further files and their contents.
-        directories: every directory but the top.
-    """
+    """Return the content of each directory."""
     folders = {path: Folder({}, {}, []) for path in ("", *directories)}
     for number, layer in enumerate(entries):
         for path, files in groupby(layer, lambda entry: entry.path.rpartition("/")[0]):
@@ -164,15 +156,7 @@ def write(
     layers: Sequence[tuple[str, Window | None]],
     started: int,
 ) -> None:
-    """Write the listing of an environment that is complete except for it.
-
-    Args:
-        env_dir: the directory in which it is built.
-        bundle_id: the bundle's id.
-        folders: the content of each directory.
-        layers: the head of each, and when its files were written; None for just now.
-        started: when the first of the new files was written.
-    """
+    """Write the listing, the last file; a layer's window is None if just written."""
     with open(os.path.join(env_dir, PATH), "xb") as handle:
         # Files that were written before are not newer than this one, by any clock.
         own = Window(started, os.fstat(handle.fileno()).st_mtime_ns)

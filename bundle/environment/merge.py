@@ -53,12 +53,7 @@ def site_packages(python: str) -> str:
 
 
 def own_python(env_dir: str, python: str) -> str:
-    """Return the program of the Python that the bundle has brought.
-
-    Args:
-        env_dir: the environment.
-        python: its version, ``major.minor``.
-    """
+    """Return the program of the Python that the bundle has brought."""
     return f"{env_dir}/{OWN_PYTHON}/bin/python{python}"
 
 
@@ -87,11 +82,6 @@ def own_files(python: str) -> tuple[str, ...]:
 
 def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Merged:
     """Decide which layer writes which file.
-
-    Args:
-        layers: in the order in which they are stored.
-        indexes: their indexes.
-        python: ``major.minor``, which decides the names of directories.
 
     Raises:
         LayerError: two layers contradict each other, or one would overwrite the environment's own
@@ -125,11 +115,7 @@ def is_document(path: str) -> bool:
 
 
 def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Entry, ...]:
-    """Add the files of a layer to those of the layers before it; return the new ones.
-
-    Raises:
-        LayerError: another layer has a different file at the same path.
-    """
+    """Add a layer's files; return the new ones. Refuse one that differs, except a document."""
     new = []
     for entry in index.files:
         first = files.setdefault(entry.path, entry)
@@ -141,7 +127,6 @@ def _add_files(files: dict[str, Entry], layer: Layer, index: Index) -> tuple[Ent
 
 
 def _refuse_state_directories(folders: set[str]) -> None:
-    """Refuse layers that write to the environment's own directories."""
     for name in KEPT:
         if f"{STATE}/{name}" in folders:
             raise _clash(f"{STATE}/{name}", "belongs to the environment itself")
@@ -150,7 +135,6 @@ def _refuse_state_directories(folders: set[str]) -> None:
 def _refuse_own_files(
     files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str], own: Iterable[str]
 ) -> None:
-    """Refuse layers that have one of the environment's own files."""
     for path in own:
         if any(path in paths for paths in (files, links, folders)):
             raise _clash(path, "belongs to the environment itself")
@@ -159,7 +143,7 @@ def _refuse_own_files(
 def _refuse_clashes(
     files: Mapping[str, Entry], links: Mapping[str, str], folders: set[str]
 ) -> None:
-    """Refuse a path that would have to be two things at once."""
+    """Refuse a path that would be two kinds of thing."""
     for path in sorted(files.keys() & folders) + sorted(links.keys() & folders):
         raise _clash(path, "is a directory, and something else")
     for path in sorted(links.keys() & files.keys()):

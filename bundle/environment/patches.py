@@ -64,7 +64,7 @@ def _no_cuda(torch: types.ModuleType) -> bool:
 
 
 def _torch_cpu(torch: types.ModuleType) -> Optional[types.ModuleType]:
-    """Import the ``torch.cpu`` submodule; None in a torch too old to have one."""
+    """Import ``torch.cpu``; None in a torch too old to have it."""
     try:
         return import_module(torch.__name__ + ".cpu")
     except ModuleNotFoundError:
@@ -232,7 +232,7 @@ def activate() -> None:
 
 
 class _PatchFinder:
-    """A finder that lets the others find a module, and patches it once it has been executed."""
+    """A finder that delegates to the others, and patches a module after its execution."""
 
     # Recognised by this mark, not by its class: a test may load this file under two names.
     finds_for_stager = True
@@ -247,7 +247,6 @@ class _PatchFinder:
         path: Optional[Sequence[str]],
         target: Optional[types.ModuleType] = None,
     ) -> Optional[ModuleSpec]:
-        """Answer for patched modules only (the protocol of :data:`sys.meta_path`)."""
         patches = [patch for patch in self._patches if patch.module == fullname]
         # A finder made like this one asks us in turn; other threads may ask at the same time.
         search = (fullname, get_ident())
@@ -263,14 +262,13 @@ class _PatchFinder:
         return spec
 
     def _find_elsewhere(self, *asked: Any) -> Optional[ModuleSpec]:  # noqa: ANN401 - passed on
-        """Ask the other finders what this one was asked."""
         others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
         specs = (other.find_spec(*asked) for other in others if hasattr(other, "find_spec"))
         return next((spec for spec in specs if spec is not None), None)
 
 
 def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:
-    """Extend this one loader object; it stays what it is for inspect, pkgutil and resources."""
+    """Extend this one loader object; it keeps its class for inspect, pkgutil and resources."""
     loader: Any = spec.loader
     execute = loader.exec_module
 
@@ -287,7 +285,7 @@ def _patch_after_exec(spec: ModuleSpec, patches: list[Patch]) -> None:
 
 
 def _consider(patch: Patch, module: types.ModuleType) -> None:
-    """Apply the patch where it is needed, and check that the fault has gone."""
+    """Apply the patch if needed, and check that the fault is gone."""
     try:
         if not patch.applies(module):
             return

@@ -75,7 +75,7 @@ def share(count: int, work: Callable[[int], None], processes: int, *, niceness: 
 
 
 class _Runs:
-    """The remaining tasks, in a pipe that all processes read from."""
+    """The remaining tasks, in a pipe that all processes read."""
 
     def __init__(self, tasks: int, stride: int, count: int, parent: int, niceness: int) -> None:
         self._tasks, self._stride, self._count, self._parent = tasks, stride, count, parent
@@ -83,7 +83,7 @@ class _Runs:
         """What is added to the niceness of a child that works them off."""
 
     def work_off(self, work: Callable[[int], None]) -> None:
-        """Take runs of tasks and do them until none is left, or the parent has ended."""
+        """Do tasks until none is left, or the parent has ended."""
         while data := os.read(self._tasks, _NUMBER.size):
             start = _NUMBER.unpack(data)[0]
             for number in range(start, min(start + self._stride, self._count)):
@@ -95,15 +95,7 @@ class _Runs:
 def _fork_all(
     children: dict[int, int], wanted: int, runs: _Runs, work: Callable[[int], None], reports: int
 ) -> None:
-    """Start the children, or as many as the limits on processes and open files allow.
-
-    Args:
-        children: gets each of them, by a pipe that ends when it does.
-        wanted: their number.
-        runs: the tasks.
-        work: does one task.
-        reports: the pipe for the reports of failures.
-    """
+    """Start the children, or as many as the limits on processes and open files allow."""
     for _ in range(wanted):
         # A signal in here would leave a child that nobody knows of, or a child that does what its
         # parent is to do in the end.
@@ -157,13 +149,7 @@ def _line(problem: Problem) -> bytes:
 
 
 def _collect(children: dict[int, int], reports: int) -> None:
-    """Wait for every child; raise what the first failing one reported.
-
-    The exit statuses of this process's other children are left to those who started them.
-
-    Raises:
-        NodeError: a child failed, or was killed.
-    """
+    """Wait for the children, and only these; raise what the first failing one reported."""
     with selectors.DefaultSelector() as selector:
         for end in children:
             selector.register(end, selectors.EVENT_READ)
@@ -176,12 +162,7 @@ def _collect(children: dict[int, int], reports: int) -> None:
 
 
 def _raise_failure(status: int, reports: int) -> None:
-    """Raise what a child that has failed reported; nothing for one that ended well.
-
-    Args:
-        status: its status, as the kernel gives it.
-        reports: the pipe for the reports.
-    """
+    """Raise what a failed child reported; ``status`` is the kernel's wait status."""
     if os.WIFSIGNALED(status):
         raise NodeError(
             Problem(ProblemCode.UNPACKING_KILLED, "", {"signal": str(os.WTERMSIG(status))})
@@ -191,7 +172,6 @@ def _raise_failure(status: int, reports: int) -> None:
 
 
 def _reported(reports: int, code: int) -> Problem:
-    """Return the first report of the children; one about the exit code if there is none."""
     try:
         line = os.read(reports, 2 * _LINE).split(b"\n")[0]
     except BlockingIOError:

@@ -36,7 +36,6 @@ def strays(env_dir: str, other: str) -> list[str]:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the names in a directory; none if it cannot be read, or is no directory."""
     try:
         return os.listdir(folder) if is_directory(folder) else []
     except OSError:

@@ -137,14 +137,6 @@ def unpack(
 ) -> Environment:
     """Make sure that the environment of a bundle exists and is complete.
 
-    Args:
-        path: the bundle.
-        root: the node root, guarded by :func:`bundle.node.root.secure_root`.
-        expected: the bundle's id.
-        python: the interpreter that the environment is for.
-        processes: number of processes that unpack.
-        source: the file, and what the job knows about it.
-
     Raises:
         NodeError: the bundle is damaged, there is no room, or the place cannot be written.
     """
@@ -182,7 +174,7 @@ def making(root: str, bundle_id: str) -> Iterator[None]:
 
 
 def _publish(staging: str, final: str) -> None:
-    """Give an environment its name; a former one takes its place in ``incoming/``."""
+    """Rename an environment to its final path; a former one moves to ``incoming/``."""
     if not os.path.lexists(final):
         os.rename(staging, final)
         return
@@ -206,7 +198,7 @@ def _exchange(one: str, other: str) -> None:
 
 
 def _sweep(root: str, bundle_id: str) -> None:
-    """Remove what killed unpacks left, of this bundle and of those that nobody makes or uses."""
+    """Remove leftovers of killed unpacks: of this bundle, and of those not in use."""
     incoming = os.path.join(root, "incoming")
     for name in os.listdir(incoming):
         left_over = _LEFT_OVER.match(name)

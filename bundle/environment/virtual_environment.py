@@ -61,11 +61,7 @@ def finish(
 
 
 def own_links(python: str) -> dict[str, str]:
-    """Return the targets of an environment's own links, except the interpreter, by their paths.
-
-    Args:
-        python: ``major.minor``.
-    """
+    """Return the targets of an environment's own links, except the interpreter, by their paths."""
     return {
         "pkgs": site_packages(python),
         "lib64": "lib",  # the name on Fedora and its kin
@@ -75,11 +71,7 @@ def own_links(python: str) -> dict[str, str]:
 
 
 def hooks(python: str) -> dict[str, bytes]:
-    """Return the files that every interpreter of an environment runs at start, by their paths.
-
-    Args:
-        python: ``major.minor``.
-    """
+    """Return the files that every interpreter of an environment runs at start, by their paths."""
     start = f"{site_packages(python)}/{HOOK}"
     contents = {}
     for name, line in (("imports", imports.PTH_LINE), ("patches", patches.PTH_LINE)):
@@ -102,10 +94,7 @@ def _interpreter(path: str, python: str) -> None:
 
 
 def _sync(path: str) -> None:
-    """Make a file durable, together with the journal, which takes some milliseconds.
-
-    After a crash the manifest and the listing exist, and show which other files do not.
-    """
+    """Fsync a file with the journal (some ms); after a crash, the listing shows missing files."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

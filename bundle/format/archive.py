@@ -150,10 +150,6 @@ class BundleFile:
     def locate(self, offset: int, size: int) -> tuple[int, int, int]:
         """Return the open file that has bytes of the bundle, their offset in it, and how many.
 
-        Args:
-            offset: where they begin in the bundle.
-            size: the number of bytes.
-
         Raises:
             OSError: a layer cannot be opened.
         """
@@ -193,12 +189,6 @@ class BundleFile:
         self, layer: Layer, head: bytes, decompress: Decompress, *, checked: bool = False
     ) -> Index:
         """Return the checked index of a layer, from its head.
-
-        Args:
-            layer: the layer's description in the manifest.
-            head: its bytes, their digest checked.
-            decompress: turns one zstd frame into its content.
-            checked: True if these very bytes have been read, and not refused, before.
 
         Raises:
             NodeError: it does not fit the manifest, or names something unsafe.
@@ -266,7 +256,6 @@ class BundleFile:
             raise self._damaged("the end mark of the tar is damaged")
 
     def _begin(self, excerpt: Excerpt | None) -> None:
-        """Read the manifest, and find out which members begin where in the file."""
         if not stat.S_ISREG(os.fstat(self._handle).st_mode):
             raise ManifestError("it is not a file")
         self.manifest = self._read_manifest() if excerpt is None else parse(excerpt.manifest)
@@ -286,11 +275,7 @@ class BundleFile:
         return len(self._starts) > 1
 
     def _use_stored_layers(self) -> None:
-        """Find the members that were cut out of the file, if it is thin.
-
-        Raises:
-            NodeError: a file with one is missing, or is not as long as it must be.
-        """
+        """Find the members that were cut out of a thin bundle, each of its expected length."""
         size = os.fstat(self._handle).st_size
         if size != self.manifest.thin_size or size == self.manifest.size:
             return
@@ -315,11 +300,6 @@ class BundleFile:
             position += length
 
     def _stored(self, folder: str, member: StoredMember) -> str:
-        """Return the path of the file with a member.
-
-        Raises:
-            NodeError: it is missing, or is not as long as it must be.
-        """
         path, expected = os.path.join(folder, member.file), member.start + member.size
         try:
             found = os.stat(path).st_size
@@ -361,11 +341,7 @@ class BundleFile:
         return parse(self.read(BLOCK, size))
 
     def _checked(self, offset: int, size: int, sha256: str, why: str) -> bytes:
-        """Return bytes at a place in the file that have this digest.
-
-        Raises:
-            NodeError: they do not have it, and no more bytes will come.
-        """
+        """Read bytes and check their digest; wait while more of an arriving file may come."""
         while True:
             more_may_come = self._arrival.ongoing(self.path)
             data = self.read(offset, size)
@@ -406,7 +382,6 @@ def digest_of(path: str) -> str:
 
 
 def _offsets(members: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Yield the name of each member and where its content begins."""
     position = 0
     for name, length in members:
         yield name, position + BLOCK

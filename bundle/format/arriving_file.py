@@ -27,12 +27,7 @@ class Arrival:
     """The progress of a transfer; shared with the processes that are forked later."""
 
     def __init__(self, prefix: memoryview | None = None) -> None:
-        """Begin: nothing has arrived yet.
-
-        Args:
-            prefix: one number, shared with the process that writes the file: the bytes from its
-                beginning without a gap. None if the file is written from beginning to end.
-        """
+        """Share ``prefix``, the gapless bytes so far, with the writer; None if it is in order."""
         self._prefix = prefix
         self._state = mmap.mmap(-1, 1)
         self._waits = memoryview(mmap.mmap(-1, _SLOTS * 8)).cast("d")
@@ -88,7 +83,6 @@ class Arrival:
             seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
 
     def _arrived(self, handle: int) -> int:
-        """Return the bytes that have arrived, from the file's beginning."""
         if self._prefix is not None:
             return int(self._prefix[0])
         return os.fstat(handle).st_size

@@ -70,11 +70,7 @@ def load_decompressor(name: str, data: bytes | None, scratch: str) -> Decompress
 
 
 def _foreign_zstd(name: str, data: bytes, scratch: str) -> Decompress:
-    """Return the decompressor in a wheel for another Python: the bundle brings that one.
-
-    Raises:
-        NodeError: it does not load here.
-    """
+    """Return the decompressor of a wheel for another Python, which the bundle has."""
     path = os.path.join(scratch, "zstd.so")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
@@ -97,17 +93,13 @@ def _foreign_zstd(name: str, data: bytes, scratch: str) -> Decompress:
 
 
 def _unusable(name: str, where: str, how: str, exc: BaseException) -> Problem:
-    """Return the problem of an unusable wheel, whose own message may be anything."""
     reason = ascii(str(exc))[1:-1][:200] or type(exc).__name__
     values = {"how": how, "name": name, "version": short_version(), "why": reason}
     return Problem(ProblemCode.DECOMPRESSOR_UNUSABLE, where, values)
 
 
 def _extract(wheel: zipfile.ZipFile, scratch: str) -> None:
-    """Write the files that an import of the package needs, a twentieth of the wheel.
-
-    CPython never loads the cffi backend, and most of the other one is debug information.
-    """
+    """Write the 5 % that an import needs: no cffi backend, and no debug information."""
     names = [name for name in wheel.namelist() if name.startswith("zstandard/")]
     wheel.extractall(scratch, [name for name in names if name.endswith(".py")])
     for name in names:
@@ -119,7 +111,7 @@ def _extract(wheel: zipfile.ZipFile, scratch: str) -> None:
 
 
 def _standard_library_zstd() -> Decompress:
-    """Return the decompressor of the standard library, from Python 3.14 on (PEP 784)."""
+    """Return the decompressor of Python 3.14 and later (PEP 784)."""
     try:
         zstd = importlib.import_module("compression.zstd")
     except ImportError as exc:
@@ -142,7 +134,7 @@ def _standard_library_zstd() -> Decompress:
 
 
 def _refuse_bomb(claimed: int | None, size: int) -> None:
-    """Stop before memory is allocated for a frame that claims another length than expected."""
+    """Refuse a frame of unexpected length before any memory is allocated."""
     if not _is_expected(claimed, size):
         raise LayerError(f"a frame claims to hold {claimed} bytes")
 

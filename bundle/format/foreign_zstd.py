@@ -64,10 +64,6 @@ class ForeignZstd:
     def decompress(self, frame: bytes, size: int) -> bytes:
         """Return the content of one frame.
 
-        Args:
-            frame: the frame.
-            size: the length of its content, as it claims.
-
         Raises:
             ZstdError: it is damaged, cut short, or something follows it.
         """

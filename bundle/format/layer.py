@@ -121,7 +121,6 @@ def check_link(link: Link) -> None:
 
 
 def _is_relative_target(target: object) -> bool:
-    """Return True for a relative path that a node can hold as a link's target."""
     if not isinstance(target, str) or not target.isprintable():
         return False
     return target != "" and not target.startswith("/") and not excess(target)
@@ -132,9 +131,6 @@ def check_links(links: Mapping[str, str]) -> None:
 
     :func:`check_link` judges each link by its text alone; where ``a/b/up`` leads to ``a``, however,
     ``a/b/up/..`` is not ``a/b``.
-
-    Args:
-        links: the targets of all links of an environment by their paths.
 
     Raises:
         LayerError: a link leads outside, or in circles.
@@ -147,11 +143,6 @@ def check_links(links: Mapping[str, str]) -> None:
 
 
 def _follow(path: str, links: Mapping[str, str]) -> None:
-    """Walk from a link to its target, through other links.
-
-    Raises:
-        LayerError: it leads outside, or in circles.
-    """
     directory = path.split("/")[:-1]
     remaining = links[path].split("/")[::-1]
     followed = 1
@@ -187,7 +178,7 @@ def parents(paths: Iterable[str]) -> set[str]:
 
 
 def _check_paths(paths: Sequence[str]) -> None:
-    """Do as :func:`check_path` for each path, twenty times as fast if all are safe."""
+    """Do as :func:`check_path` for each path, 20 times as fast if all are safe."""
     joined = "/" + "/\n/".join(paths) + "/"
     unsafe = any(part in joined for part in ("//", "/./", "/../"))
     if unsafe or any_excess(joined) or not "".join(paths).isprintable():
@@ -219,11 +210,7 @@ def _check_frames(index: Index) -> None:
 
 
 def _check_files(index: Index) -> None:
-    """Refuse files with impossible fields, or that lie over one another.
-
-    Raises:
-        LayerError: a field is of another type, or out of bounds.
-    """
+    """Refuse files with impossible fields, or whose contents overlap."""
     _check_paths([entry.path for entry in index.files])
     # A file has its tar header before it, and the tar ends with two empty blocks.
     end_of_files = sum(frame.unpacked_size for frame in index.frames) - 2 * BLOCK
@@ -246,11 +233,6 @@ def _check_types(entry: Entry) -> None:
 
 
 def _check_unique_paths(index: Index) -> None:
-    """Refuse two files or links at one path, or below one another.
-
-    Raises:
-        LayerError: a path is listed twice, or is both a file and a directory.
-    """
     paths = [*(entry.path for entry in index.files), *(link.path for link in index.links)]
     unique = set(paths)
     if len(unique) < len(paths):

@@ -41,13 +41,7 @@ class HeadSummary(NamedTuple):
 
 
 def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]) -> bytes:
-    """Return the skippable frame that opens a layer.
-
-    Args:
-        index: the layer's content.
-        origin: its source and options.
-        compress: makes one zstd frame of its argument.
-    """
+    """Return the skippable frame that opens a layer."""
     origin_data = origin.to_bytes()
     body = compress(
         canonical_json(
@@ -84,9 +78,6 @@ def head_summary(prefix: bytes) -> HeadSummary:
 
 def origin_of(head: bytes) -> Origin:
     """Return the origin in a layer's head.
-
-    Args:
-        head: the layer's head, or as much of it as holds the origin.
 
     Raises:
         LayerError: there is none.
@@ -137,12 +128,7 @@ def decode_head(
 
 
 def _index_from(raw: dict[str, Any]) -> Index:
-    """Build an index whose fields may still hold values of any type.
-
-    Raises:
-        LayerError: it is of another format.
-        KeyError, TypeError, ValueError: it does not have the expected fields.
-    """
+    """Build an index whose fields may still have values of any type."""
     if raw["format"] != INDEX_FORMAT:
         raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
     if not all(isinstance(raw[key], list) for key in ("files", "links", "frames")):

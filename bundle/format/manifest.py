@@ -281,12 +281,7 @@ def member_header(name: str, size: int, mode: int = 0o644) -> bytes:
 
 
 def room_for(layers: Sequence[Layer], whole: Manifest | None = None) -> tuple[int, int]:
-    """Return the bytes and inodes that these layers take: file systems use whole blocks.
-
-    Args:
-        layers: the layers to be unpacked.
-        whole: the bundle, to include the files that each environment keeps besides; or None.
-    """
+    """Return bytes and inodes of layers in whole blocks; with ``whole``, its own files as well."""
     files = sum(layer.files + 1 for layer in layers)  # each keeps its head
     size = sum(layer.unpacked_size + layer.head_size for layer in layers)
     inodes = files + files // 4
@@ -305,11 +300,7 @@ def padding(size: int) -> int:
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuse values that no build writes: they become file names, offsets and amounts of memory.
-
-    Raises:
-        ValueError: a value is of another type, or out of bounds; the message names it.
-    """
+    """Refuse values that no build writes: they become file names, offsets and memory sizes."""
     for value in (manifest.name, *manifest.packages, *manifest.imports):
         printable(value, "name, packages or imports")
     _check_part(manifest.node)

@@ -29,11 +29,6 @@ def digest_of_all(bundle: BundleFile) -> str:
 def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> int:
     """Copy some members, in the bundle's order and as a tar of its own.
 
-    Args:
-        bundle: the source.
-        members: their names.
-        path: a new file.
-
     Returns:
         Its length in bytes.
 

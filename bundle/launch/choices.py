@@ -11,10 +11,6 @@ from ..protocol.job import ONE_A_CPU
 def choose_backend(setting: str, gpus: Mapping[str, int]) -> str:
     """Return the backend as set; ``auto`` is ``nccl`` if every node has a GPU, else ``gloo``.
 
-    Args:
-        setting: ``auto``, ``gloo`` or ``nccl``.
-        gpus: the number of GPUs of each node.
-
     Raises:
         ValueError: NCCL is set and some nodes have no GPU; the message names them.
     """
@@ -34,13 +30,7 @@ def must_use_cpus(backend: str, gpus: Mapping[str, int]) -> bool:
 
 
 def choose_nproc(setting: int | None, gpus: Mapping[str, int], cpus: int) -> int:
-    """Return the ranks on each node: as set, else the fewest GPUs of any node, at least 1.
-
-    Args:
-        setting: a number, None, or ``ONE_A_CPU``.
-        gpus: the number of GPUs of each node.
-        cpus: the fewest CPUs that a node gives the job.
-    """
+    """Return the ranks on each node: as set, else the fewest GPUs of any node, at least 1."""
     if setting is None:
         return max(1, min(gpus.values()))
     return max(1, cpus) if setting == ONE_A_CPU else setting

@@ -57,11 +57,7 @@ def _static_rendezvous(group: RankGroup) -> list[str]:
 
 
 def _dynamic_rendezvous(group: RankGroup) -> list[str]:
-    """Return the options of a rendezvous that may be repeated, through c10d.
-
-    It assigns node ranks by itself; the head is named to it, as it would otherwise guess the host
-    from names (``_matches_machine_hostname``).
-    """
+    """Use c10d, which can repeat; name the head, or ``_matches_machine_hostname`` guesses it."""
     # No node joins an allocation later; and for one that may come torchrun waits half a minute.
     most = group.nnodes
     least = min(group.elastic[0], most) if group.elastic else most

@@ -20,10 +20,6 @@ from .staged_files import in_order, note_sent_files, sent_files_noted
 def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
     """Put results that have arrived into the working directory, once for each node root.
 
-    Args:
-        request: the request.
-        path: the file that :func:`bundle.results.pack.send` has written.
-
     Raises:
         NodeError: they are damaged, or cannot be written.
     """
@@ -37,12 +33,6 @@ def place_earlier_results(request: UnpackRequest, path: str) -> UnpackAnswer:
 
 
 def _place(request: UnpackRequest, folder: str, path: str) -> None:
-    """Put the results into a directory, if they are not there.
-
-    Raises:
-        NodeError: they are damaged, or do not fit.
-        OSError: the directory cannot be written.
-    """
     job = request.job
     tree = work_tree(job, request.root)
     os.makedirs(folder, mode=0o700, exist_ok=True)

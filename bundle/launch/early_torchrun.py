@@ -54,9 +54,6 @@ class EarlyLauncher:
     def __init__(self, directories: JobDirectories) -> None:
         """Start it.
 
-        Args:
-            directories: the directories, with the environment's; the job's does not matter yet.
-
         Raises:
             NodeError: the environment is not there.
             processes.ProcessError: it cannot be started.
@@ -85,13 +82,7 @@ class EarlyLauncher:
     def go(
         self, argv: Sequence[str], variables: Mapping[str, str], cwd: str
     ) -> processes.Process | None:
-        """Let it launch; None if it has failed, or would not run the command.
-
-        Args:
-            argv: the whole command, as it would be started otherwise.
-            variables: all its variables.
-            cwd: the directory it runs in.
-        """
+        """Let it launch; None if it has failed, or would not run the command."""
         running = self._running
         if running.stdin is None or running.poll() is not None or not self._would_run(argv):
             return None
@@ -106,7 +97,6 @@ class EarlyLauncher:
         return running
 
     def _would_run(self, argv: Sequence[str]) -> bool:
-        """Tell whether this launcher does what a command says, with the same interpreter."""
         if list(argv[:3]) != [self._python, *_MODULE]:
             return False
         return os.path.realpath(self._python) == self._real
@@ -123,12 +113,7 @@ class EarlyLauncher:
 
 
 def start(job: Job, root: str = "") -> EarlyLauncher | None:
-    """Start one if the environment is there; any obstacle is reported by the launch itself.
-
-    Args:
-        job: the job.
-        root: the node root; empty for the first directory that is tried.
-    """
+    """Start one if the environment is there; any obstacle is reported by the launch itself."""
     if job.action != "run" or job.dry_run or job.launch.launcher != "torchrun":
         return None
     try:

@@ -36,10 +36,6 @@ def variables(directories: JobDirectories, base: Mapping[str, str]) -> dict[str,
     Where the bundle has no models or data sets, a cache that the user has named stays what it is;
     without one, the user's cache at its usual place is used if it is there. Only ``HF_HOME`` moves
     to the node's disk then, for what the libraries write.
-
-    Args:
-        directories: the job's directories.
-        base: the caller's variables.
     """
     if os.path.isdir(_of_bundle(directories)):
         view = _view(directories, base)
@@ -71,7 +67,7 @@ def prepare(directories: JobDirectories, base: Mapping[str, str]) -> None:
 
 
 def _view(directories: JobDirectories, base: Mapping[str, str]) -> str:
-    """Return the directory of links: one for each environment and choice of the user's caches."""
+    """Return the directory of links, one for each environment and choice of the user's caches."""
     text = "\n".join([directories.environment, *_of_user(base)])
     name = hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
     return os.path.join(directories.root, "cache", HUB, name)
@@ -82,7 +78,7 @@ def _of_bundle(directories: JobDirectories) -> str:
 
 
 def _of_user(base: Mapping[str, str]) -> list[str]:
-    """Return the caches that a user's own programs would use, the first one first."""
+    """Return the caches that a user's own programs would use, by precedence."""
     named = [base[name] for name in ("HF_HUB_CACHE", *_OTHER_NAMES) if base.get(name)]
     home = base.get("HF_HOME")
     usual = os.path.join(home, "hub") if home else _usual(base)
@@ -90,7 +86,7 @@ def _of_user(base: Mapping[str, str]) -> list[str]:
 
 
 def _usual(base: Mapping[str, str]) -> str:
-    """Return where huggingface_hub has its cache if no variable of its own says otherwise."""
+    """Return huggingface_hub's cache directory if none of its variables is set."""
     caches = base.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(caches, "huggingface", "hub")
 

@@ -20,9 +20,6 @@ def trainer(variables: Mapping[str, str]) -> list[str]:
     """Return the directory of the bundle's ``trainer``, if it has one and no package is called so.
 
     ``PYTHONPATH`` comes before the packages, and nothing of the user's may be hidden.
-
-    Args:
-        variables: those of a program in the environment.
     """
     packages = os.path.join(variables["STAGER_ENV"], "pkgs")
     hidden = any(os.path.lexists(os.path.join(packages, f"trainer{end}")) for end in ("", ".py"))

@@ -64,12 +64,6 @@ def view(place: str, manifest: Manifest, root: str, python: str) -> JobDirectori
 
     It lies among the directories of jobs, where ``stager clean`` removes it once nobody uses it.
 
-    Args:
-        place: the directory that the image is mounted at, as an absolute path.
-        manifest: the image's.
-        root: the node root.
-        python: the program of the Python that runs it.
-
     Raises:
         OSError: it cannot be made.
     """
@@ -112,11 +106,6 @@ def variables(directories: JobDirectories, place: str, base: Mapping[str, str]) 
     What the run wrapper does for ranks is done by variables, as any program may be started: the
     project and the trainer are importable, and the patches are active. Nothing is recorded: there
     is no job.
-
-    Args:
-        directories: those of the view.
-        place: the directory that the image is mounted at.
-        base: the caller's variables. It is the user's own command: it gets everything.
     """
     found = environment_variables(directories, base, base, as_rank=True)
     for name in ("STAGER_JOB_DIR", LOOKING):

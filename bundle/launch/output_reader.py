@@ -50,14 +50,13 @@ _FINISHED_SECONDS = 3.0
 
 
 class _WhileListening:
-    """Passes output on until the driver has gone; then it is dropped."""
+    """Passes output on until the driver has ended, then drops it."""
 
     def __init__(self, on_output: OnOutput) -> None:
         self._on_output = on_output
         self._gone = False
 
     def __call__(self, rank: int | None, data: bytes) -> None:
-        """Pass on the next output."""
         if self._gone:
             return
         try:
@@ -72,8 +71,6 @@ def _ignore(number: int, ranks: list[int]) -> None:
 
 @dataclass(eq=False)
 class _Stream:
-    """One descriptor that is read."""
-
     handle: int
     possible: range = range(0)
     """The ranks that may write here; none for the launcher."""
@@ -85,7 +82,6 @@ class _Stream:
     """The bytes of these pieces."""
 
     def take(self, chunk: bytes) -> bytes:
-        """Add a chunk that was read; return the lines that are complete."""
         end = chunk.rfind(b"\n") + 1
         if not end:
             if self.held + len(chunk) <= LONGEST_LINE:
@@ -100,7 +96,7 @@ class _Stream:
         return lines
 
     def last(self) -> bytes:
-        """Return the last line, which has no end."""
+        """Return the unterminated last line."""
         line = b"".join(self.pieces)
         self.pieces, self.held = [], 0
         return line
@@ -118,16 +114,7 @@ class Outputs:
     """
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
-        """Make one pipe for each local rank in a new directory.
-
-        Args:
-            folder: the directory.
-            ranks: for each local rank the ranks that it may be.
-            grace: grace period after SIGTERM in seconds, if the ranks are stopped.
-
-        Raises:
-            OSError: they cannot be made; with EMFILE if the limit of open files is too low.
-        """
+        """Make a pipe per local rank, for the ranks it may be; EMFILE at the limit of files."""
         if ranks and len(ranks) + _RESERVE > open_files.open_files():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.folder = folder
@@ -198,7 +185,6 @@ class Outputs:
     def _read_to_launchers_end(
         self, running: processes.Process, selector: selectors.BaseSelector, poll: float
     ) -> None:
-        """Read until the launcher has ended; look after the ranks every ``poll`` seconds."""
         while running.poll() is None:
             self._look_after_ranks()
             sizes = self._read_ready(selector, poll)
@@ -206,7 +192,7 @@ class Outputs:
                 time.sleep(_PAUSE_SECONDS)
 
     def _read_rest(self, running: processes.Process, selector: selectors.BaseSelector) -> None:
-        """End what the launcher has left behind, and read what is still in the pipes."""
+        """End what the launcher has left behind, and read the rest of the pipes."""
         self.monitor.take()
         self.monitor.note_launcher_end(stopped=False)
         processes.stop(running, 0 if running.returncode else _LEFT_SECONDS)
@@ -217,7 +203,6 @@ class Outputs:
                 break
 
     def _look_after_ranks(self) -> None:
-        """Take what the ranks' processes report, and what they have left behind."""
         self.monitor.take()
         descendants.reap_orphans()
         self._report_finished()
@@ -225,7 +210,7 @@ class Outputs:
             self.on_signal(number, self.monitor.send_signal(number))
 
     def _report_finished(self) -> None:
-        """Report once that all ranks have finished, a while after they have."""
+        """Report once, some time after all ranks have finished."""
         if not self.all_finished:
             self._finished_since = 0.0
             return
@@ -260,7 +245,6 @@ class Outputs:
     def _read_until_stopped(
         self, ending: threading.Thread, selector: selectors.BaseSelector, deadline: float
     ) -> None:
-        """Read until the thread that ends the launcher is done and nothing is left."""
         while time.monotonic() < deadline:
             ended = not ending.is_alive()
             sizes = self._read_ready(selector, 0 if ended else _PAUSE_SECONDS)
@@ -270,14 +254,12 @@ class Outputs:
                 time.sleep(_PAUSE_SECONDS)
 
     def _read_ready(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
-        """Wait for output, and read once from each stream that has some; return the sizes."""
         ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
         return [self._read(stream, selector, recorder) for stream, recorder in ready]
 
     def _read(
         self, stream: _Stream, selector: selectors.BaseSelector, recorder: OutputRecorder
     ) -> int:
-        """Read once from a stream; return the number of bytes."""
         with signals.held():  # what was read and not recorded would be lost
             try:
                 chunk = os.read(stream.handle, _CHUNK)
@@ -290,7 +272,7 @@ class Outputs:
             return len(chunk)
 
     def _record(self, stream: _Stream, data: bytes, recorder: OutputRecorder) -> None:
-        """Record complete lines; a line that names a rank changes the rank of those behind it."""
+        """Record whole lines; one that names a rank changes the rank of the lines after it."""
         start = 0
         for name in self._name.finditer(data):
             if int(name[1]) not in stream.possible:

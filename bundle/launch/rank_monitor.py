@@ -102,11 +102,6 @@ class RankMonitor:
     """
 
     def __init__(self, folder: str) -> None:
-        """Make the pipe in a directory.
-
-        Raises:
-            OSError: it cannot be made.
-        """
         self.ranks: dict[int, Rank] = {}
         self.launcher_end: float | None = None
         self.stopped = False
@@ -170,9 +165,6 @@ class RankMonitor:
         """Return the ranks that others may have missed, with the time since; the earliest first.
 
         They had left their process group, or ended well.
-
-        Args:
-            failed: the ranks that have failed, which a launcher reports if the kernel did not.
         """
         departed = []
         for rank in self.ranks.values():
@@ -216,7 +208,7 @@ class RankMonitor:
         return [rank for rank in running if rank.lingers is not None or self._is_long_out(rank)]
 
     def _ended_before_stop(self, failed: Mapping[int, object]) -> Iterator[Rank]:
-        """Yield the ranks that ended before their launcher was stopped; none if it was not."""
+        """Yield ranks that ended before the launcher was stopped; none if it was not."""
         if not self.stopped or self.launcher_end is None:
             return
         for rank in self.ranks.values():
@@ -225,7 +217,6 @@ class RankMonitor:
                 yield rank
 
     def _ended_by_same_signal(self, rank: Rank) -> bool:
-        """Tell whether the signal that stopped the launcher may have ended a rank, too."""
         if rank.code not in _SIGNALLED or rank.ended is None or self.launcher_end is None:
             return False
         return rank.ended >= self.launcher_end - _SOON
@@ -288,7 +279,6 @@ class RankMonitor:
                 self._note_lingering(rank, ())
 
     def _has_long_ended(self, ranks: Iterable[Rank]) -> bool:
-        """Tell whether one of the ranks ended well, or unseen, long ago."""
         limit = time.time() - self._seconds
         return any(
             rank.ended is not None and rank.ended < limit and not rank.code for rank in ranks
@@ -299,7 +289,6 @@ class RankMonitor:
 
 
 def _changed(rank: Rank, message: _Message) -> Rank:
-    """Return the state of a rank after its message."""
     if message.event == "finished":
         joined = message.joined
         return replace(rank, finished=message.time, status=message.status, joined=joined)
@@ -319,7 +308,7 @@ def linger_seconds(env: Mapping[str, str]) -> float:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Return the exit status of a process that has ended and that nobody has waited for yet."""
+    """Return the exit status of a process that has ended and is not reaped."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
             fields = handle.read().rpartition(")")[2].split()

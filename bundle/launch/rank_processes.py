@@ -22,11 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGALRM)
 
 
 class _Ranks:
-    """The processes of a node.
-
-    Attributes:
-        failed: the local rank and exit status of each that failed by itself, the first one first.
-    """
+    """A node's processes; ``failed`` lists those that failed by themselves, the first one first."""
 
     def __init__(self, first: int, grace: int) -> None:
         self.failed: list[tuple[int, int, int]] = []
@@ -35,7 +31,6 @@ class _Ranks:
         self._told = False
 
     def start(self, count: int, program: list[str]) -> None:
-        """Start all of them; none of them has an input."""
         nothing = os.open(os.devnull, os.O_RDONLY)
         # A signal in the middle would miss the ranks that are still to come.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -50,7 +45,7 @@ class _Ranks:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def end(self, *_signal: object) -> None:
-        """Tell those that still run to end, and kill them later if they do not."""
+        """Send SIGTERM to those that still run, and later SIGKILL."""
         if self._told:
             return
         self._told = True
@@ -60,7 +55,6 @@ class _Ranks:
         signal.alarm(self._grace)
 
     def kill(self, _number: int, _frame: FrameType | None) -> None:
-        """Kill those that still run."""
         for pid in self._running:
             os.kill(pid, signal.SIGKILL)
 
@@ -76,18 +70,17 @@ class _Ranks:
 
     @property
     def stopped(self) -> bool:
-        """True if they were told to end though none had failed."""
+        """True if they were stopped though none had failed."""
         return self._told and not self.failed
 
     def report(self) -> None:
-        """Print each failure."""
         for local, code, pid in self.failed:
             print(f"  rank      : {self._first + local} (local_rank: {local})", file=sys.stderr)
             print(f"  exitcode  : {code} (pid: {pid})", file=sys.stderr)
 
 
 def _become(argv: list[str], variables: dict[str, str], stdin: int) -> None:
-    """Become a rank, in a child that was forked; it never returns."""
+    """Become a rank, in a forked child; never return."""
     try:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)

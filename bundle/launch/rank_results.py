@@ -51,13 +51,6 @@ def failures(
     last lines replace the traceback, and an exception that they end with is its own. A rank that
     was killed left none; torchrun's report has its exit status, and the last lines of the log
     replace the traceback.
-
-    Args:
-        job_dir: the job's directory, where the wrapper puts records.
-        node: this node's name.
-        tail: the last lines of the node's output.
-        ended: the time when the launcher ended, in seconds since the epoch.
-        by_rank: the last lines of each rank whose output is separate from the others'.
     """
     by_rank = by_rank or {}
     records = {record.rank: record for record in _records(os.path.join(job_dir, "failures"))}
@@ -78,16 +71,7 @@ def _importance(record: FailureRecord) -> tuple[int, float]:
 def unrecorded(
     node: str, rank: int, local_rank: int, code: int, lines: Iterable[str], time: float
 ) -> FailureRecord:
-    """Return the failure of a rank that left no record.
-
-    Args:
-        node: its node.
-        rank: its number.
-        local_rank: its number on the node.
-        code: its exit status.
-        lines: its output, of which the end is kept.
-        time: the time of the failure.
-    """
+    """Return the failure of a rank that left no record."""
     record = FailureRecord(
         node=node, rank=rank, local_rank=local_rank, exit_code=code, lines=(), time=time
     )
@@ -95,7 +79,7 @@ def unrecorded(
 
 
 def _with_printed(record: FailureRecord, lines: Sequence[str]) -> FailureRecord:
-    """Complete the record of a rank that ended itself or left no traceback with its output."""
+    """Complete a record from the output if the rank ended itself or left no traceback."""
     is_exit = record.exception == "SystemExit"
     if not lines or not (is_exit or not record.lines):
         return record
@@ -129,13 +113,7 @@ def _printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]]
 def settled(
     records: Iterable[FailureRecord], monitor: RankMonitor, launcher: Sequence[str]
 ) -> list[FailureRecord]:
-    """Complete the failures of a node with the monitor's times, and with who ended the ranks.
-
-    Args:
-        records: from :func:`failures`.
-        monitor: the known state of the ranks.
-        launcher: the last lines of the launcher.
-    """
+    """Complete the failures of a node with the monitor's times, and with who ended the ranks."""
     listed = reported(launcher)
     root_cause = listed[-1][0] if listed else None  # the last entry of torchrun's report
     pids = signalled(launcher)
@@ -178,12 +156,7 @@ def unreported(rank: Rank, node: str, by_rank: Mapping[int, Sequence[str]]) -> F
 
 
 def single(job_dir: str, failure: FailureRecord) -> FailureRecord:
-    """Return the failure of a rank without a launcher: its own record, if it has left one.
-
-    Args:
-        job_dir: the job's directory, where the wrapper puts records.
-        failure: the failure as its agent has seen it.
-    """
+    """Return the failure of a rank without a launcher: its own record, if it has left one."""
     for record in _records(os.path.join(job_dir, "failures")):
         if record.rank == failure.rank:
             return _with_printed(record, failure.lines)
@@ -256,11 +229,6 @@ def out_of_memory(
     """Return a line for each rank that was killed while the kernel was out of memory.
 
     A process that is killed cannot report it, and Slurm does only where it limits memory.
-
-    Args:
-        records: the failures of this node.
-        before: the kernel's count when the ranks were started; None if there is none.
-        after: its count now.
     """
     if before is None or after is None or after <= before:
         return {}
@@ -288,10 +256,5 @@ def _records(folder: str) -> list[FailureRecord]:
 
 
 def _record(path: str) -> FailureRecord:
-    """Read a record of the wrapper's, which has more than is passed on.
-
-    Raises:
-        OSError, ValueError: it is none.
-    """
     with open(path, encoding="utf-8") as handle:
         return decode(FailureRecord, json.load(handle), strict=False)

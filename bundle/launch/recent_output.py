@@ -31,7 +31,6 @@ class OutputRecorder:
     """Keeps the last lines of output, and passes all of it on."""
 
     def __init__(self, recent: RecentOutput, on_output: OnOutput) -> None:
-        """Keep lines in ``recent``, and pass output on to a function."""
         self._recent = recent
         self._on_output = on_output
 
@@ -49,7 +48,6 @@ class OutputRecorder:
 
 
 def _last_lines(data: bytes) -> list[str]:
-    """Return the last lines, each cut to the bytes that are kept."""
     lines = data.rsplit(b"\n", KEPT + 1)[-KEPT - 1 :]
     if not lines[-1]:
         lines.pop()

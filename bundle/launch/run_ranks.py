@@ -46,8 +46,6 @@ _SHOWN = 30
 
 @dataclass(frozen=True)
 class _Start:
-    """The command that starts the ranks of this task."""
-
     argv: list[str]
     variables: dict[str, str]
     cwd: str
@@ -57,8 +55,6 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Ended:
-    """The ranks of this task after their end."""
-
     directories: JobDirectories
     node: str
     start: _Start
@@ -71,13 +67,7 @@ class _Ended:
 def run_ranks(
     request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
 ) -> LaunchAnswer:
-    """Start this task's ranks and pass on their output until they end.
-
-    Args:
-        request: the request.
-        channel: the channel to the driver.
-        early: a launcher that waits already, on this node.
-    """
+    """Start this task's ranks and pass on their output until they end."""
     job, directories = request.job, directories_of(request)
     group, link = _group(request)
     native = job.launch.launcher is Launcher.SRUN
@@ -127,13 +117,7 @@ def run_ranks(
 def _with_oom_kills(
     failed: list[FailureRecord], before: int | None, channel: AgentChannel
 ) -> list[FailureRecord]:
-    """Add to the log and the record of a rank that the kernel may have killed it for memory.
-
-    Args:
-        failed: the failures of this node.
-        before: the kernel's count of such kills when the ranks were started.
-        channel: the channel to the driver.
-    """
+    """Add to log and record that the kernel may have killed a rank for lack of memory."""
     killed = rank_results.out_of_memory(failed, before, host.oom_kills())
     for rank, line in killed.items():
         channel.output(rank, f"{line}\n".encode())
@@ -145,7 +129,6 @@ def _with_line(record: FailureRecord, line: str | None) -> FailureRecord:
 
 
 def _failures(ended: _Ended) -> list[FailureRecord]:
-    """Return the failures of a launcher's ranks."""
     if not ended.code:
         return []
     by_rank = {rank: list(lines) for rank, lines in ended.recent.by_rank.items()}
@@ -158,7 +141,6 @@ def _failures(ended: _Ended) -> list[FailureRecord]:
 
 
 def _native_failure(ended: _Ended) -> list[FailureRecord]:
-    """Return the failure of a rank that Slurm has started."""
     code, variables = ended.code, ended.start.variables
     if not code:
         return []
@@ -175,7 +157,7 @@ def _native_failure(ended: _Ended) -> list[FailureRecord]:
 
 
 def _observed(answer: LaunchAnswer, ended: _Ended) -> LaunchAnswer:
-    """Add the first rank that left, and those that vanished, linger, joined a group or did not."""
+    """Add the first rank that left, and ranks that vanished, linger or miss in a group."""
     node, monitor = ended.node, ended.monitor
     by_rank = {record.rank: record for record in answer.failures}
     departed = monitor.departed(by_rank)[:1]  # later ones only follow from the first
@@ -199,7 +181,6 @@ def _observed(answer: LaunchAnswer, ended: _Ended) -> LaunchAnswer:
 
 
 def _lingering(node: str, rank: Rank) -> Lingering:
-    """Describe a rank whose process goes on for too long."""
     return Lingering(
         node=node,
         rank=rank.rank,
@@ -262,10 +243,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
 
 @contextlib.contextmanager
 def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
-    """Make this job's private directory with the wrapper, and remove it when the job ends.
-
-    It is locked meanwhile: a directory that a killed agent has left is not, and swept later.
-    """
+    """Make and remove the job's directory; it is locked, so that a killed agent's is swept."""
     removal.sweep(path)  # of the same job, before it was requeued
     held = locks.make_held(path)
     programs = {"run_wrapper.py": "launch.wrapper", "_stager_watch.py": "launch.watch"}
@@ -283,7 +261,6 @@ def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limit(seconds: float | None) -> Iterator[None]:
-    """Stop the ranks, as SIGTERM would, if the block runs for longer than so many seconds."""
     if seconds is None:
         yield
         return
@@ -297,11 +274,6 @@ def _limit(seconds: float | None) -> Iterator[None]:
 
 
 def _open_outputs(directories: JobDirectories, start: _Start, grace: float) -> Outputs:
-    """Make the pipes of the ranks.
-
-    Raises:
-        NodeError: they cannot be made.
-    """
     try:
         return Outputs(os.path.join(directories.job_dir, "output"), start.ranks, grace)
     except OSError as exc:

@@ -55,15 +55,7 @@ def in_order(tree: str) -> Iterator[None]:
 
 
 def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
-    """Copy or link what a staged directory holds.
-
-    Args:
-        source: the staged directory; it may be absent.
-        tree: the directory to fill.
-        to_copy: bytes of files that may be copied; those among the outputs always are, since ranks
-            write to them.
-        job: the job.
-    """
+    """Copy ``to_copy`` bytes of files, link the rest; always copy outputs: ranks write to them."""
     entries = _MOST_ENTRIES
     pending = [""]
     while pending:
@@ -90,20 +82,18 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
 
 
 def _copy(source: str, path: str) -> None:
-    """Copy a file, in full or not at all."""
+    """Copy a file, completely or not at all."""
     partial = f"{path}.stager-partial"
     shutil.copy2(source, partial)
     os.replace(partial, path)
 
 
 def _is_output(name: str, job: Job) -> bool:
-    """Return whether a path in the project is, or lies in, one of the outputs."""
     inner = os.path.relpath(name, job.run_subdir or ".")
     return any(patterns.wanted(path, job.outputs) for path in (*patterns.above(inner), inner))
 
 
 def _may_hold_outputs(name: str, job: Job) -> bool:
-    """Return whether a directory of the project is, lies in, or may hold one of the outputs."""
     parts = os.path.relpath(name, job.run_subdir or ".").split("/")
     return any(
         all(asked == "**" or fnmatchcase(part, asked) for part, asked in zip(parts, pattern))
@@ -113,12 +103,7 @@ def _may_hold_outputs(name: str, job: Job) -> bool:
 
 
 def remove_staged_files(tree: str, environment: str) -> None:
-    """Remove what :func:`make_work_dir` has put there, as far as no rank has changed it.
-
-    Args:
-        tree: the copy of the project's folder.
-        environment: the unpacked bundle.
-    """
+    """Remove what :func:`make_work_dir` has put there, as far as no rank has changed it."""
     for folder in ("project", "assets"):
         source = os.path.join(environment, folder)
         folders = [""]
@@ -137,10 +122,7 @@ def remove_staged_files(tree: str, environment: str) -> None:
 
 
 def _remove_unchanged(path: str, entry: os.DirEntry[str]) -> None:
-    """Remove the link, or the copy, that was made of a staged file, unless a rank has changed it.
-
-    A rank that has written through a link has changed the staged file: that content is kept here.
-    """
+    """Remove a link or copy, unless a rank has changed it; keep content written through a link."""
     status, staged = os.lstat(path), entry.stat(follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):
         if (status.st_size, status.st_mtime_ns) == (staged.st_size, staged.st_mtime_ns):
@@ -160,13 +142,7 @@ def sent_files_noted(tree: str) -> bool:
 
 
 def note_sent_files(tree: str, folder: str, outputs: Sequence[str]) -> None:
-    """Write down what the earlier results are like before a rank starts.
-
-    Args:
-        tree: the copy of the project's folder.
-        folder: the ranks' working directory.
-        outputs: the files and directories in it that were sent.
-    """
+    """Record the state of the earlier results before a rank starts."""
     entries: dict[str, list[int]] = {}
     pending = list(reversed(outputs))
     while pending:
@@ -185,10 +161,6 @@ def remove_sent_files(tree: str, folder: str) -> tuple[str, ...]:
 
     What is in directories that are no longer there, or are links now, is not looked for: it may
     have got another name. Of a directory that was deleted, only its own path is returned.
-
-    Args:
-        tree: the copy of the project's folder.
-        folder: the ranks' working directory.
     """
     try:
         with open(os.path.join(tree, _SENT), encoding="ascii") as handle:
@@ -230,13 +202,12 @@ def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection
 
 
 def _content_state(state: os.stat_result) -> list[int]:
-    """Return what changes with a file's content, its name or its place."""
+    """Return the fields that change with a file's content, name or place."""
     times = (state.st_mtime_ns, state.st_ctime_ns)
     return [state.st_mode, *(() if stat.S_ISDIR(state.st_mode) else (state.st_size, *times))]
 
 
 def _listed(folder: str) -> list[os.DirEntry[str]]:
-    """Return what a directory holds, in order; nothing where there is none."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)

@@ -16,9 +16,6 @@ def step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
     Empty where there is no such task, or only one in its step, and where the caller has set a rank
     itself. A batch script and the shell of ``salloc`` are none.
-
-    Args:
-        slurm: the variables of this process.
     """
     world = slurm.get("SLURM_STEP_NUM_TASKS", "1")
     listed = slurm.get("SLURM_STEP_NODELIST", "")
@@ -40,7 +37,7 @@ def step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tasks_of_nodes(text: str) -> list[int]:
-    """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1."""
+    """Parse Slurm's short form of tasks per node: ``2(x3),1`` is 2, 2, 2, 1."""
     tasks: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         tasks += [int(count)] * int(times or 1)

@@ -63,12 +63,6 @@ def environment_variables(
     models in the user's cache, see :mod:`.hub_cache`. No bytecode is written: a published
     environment brings its own and is never modified. Secrets are removed: every program of an
     environment gets its variables here, however its node was reached.
-
-    Args:
-        directories: the directories, with the environment's.
-        base: the caller's variables.
-        passed: names of the secrets that it gets nevertheless.
-        as_rank: True if the program is the rank that the caller's variables say.
     """
     kept = without_secrets(base, passed)
     env = {
@@ -115,7 +109,7 @@ def drop_schedulers(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _asset_variables(environment: str) -> dict[str, str]:
-    """Return the variables that are places of assets; none in an older environment."""
+    """Return the variables for the paths of assets; none in an older environment."""
     folder = os.path.join(environment, ENV)
     found = {}
     with contextlib.suppress(OSError):
@@ -171,12 +165,7 @@ def group_variables(group: RankGroup) -> dict[str, str]:
 
 
 def native_variables(group: RankGroup, slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun would set for a rank, from those of a Slurm task.
-
-    Args:
-        group: the node's part in the process group.
-        slurm: the task's variables.
-    """
+    """Return the variables that torchrun would set for a rank, from those of a Slurm task."""
     return {
         "RANK": slurm["SLURM_PROCID"],
         "WORLD_SIZE": slurm["SLURM_NTASKS"],

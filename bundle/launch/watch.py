@@ -72,7 +72,7 @@ def begin() -> None:
 
 
 class _GroupsFinder:
-    """Passes on what the finders behind it find; the module of process groups comes marked."""
+    """Delegates to the other finders; marks the spec of the module of process groups."""
 
     def find_spec(
         self,
@@ -80,7 +80,6 @@ class _GroupsFinder:
         path: Optional[Sequence[str]],
         target: Optional[types.ModuleType] = None,
     ) -> Optional[ModuleSpec]:
-        """Answer for that one module (the protocol of :data:`sys.meta_path`)."""
         finders: list[Any] = sys.meta_path
         if fullname != GROUPS or self not in finders:
             return None
@@ -95,10 +94,9 @@ class _GroupsFinder:
 
 
 class _Marked(ModuleSpec):
-    """A spec that learns when its module has been imported: the import system notes that on it."""
+    """A spec that detects the end of its import, which the import system notes on it."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set it; after the import, have the module's groups followed."""
         super().__setattr__(name, value)
         if name == "_initializing" and not value:
             super().__setattr__("__class__", ModuleSpec)
@@ -108,11 +106,7 @@ class _Marked(ModuleSpec):
 
 
 def follow(groups: types.ModuleType) -> None:
-    """Have a rank tell when it leaves the default group, and when it joins one again.
-
-    Args:
-        groups: PyTorch's module of process groups; unchanged if it is another than is known.
-    """
+    """Report when a rank leaves or joins the default group; an unknown PyTorch is unchanged."""
     names = ("destroy_process_group", "init_process_group", "is_initialized")
     destroy, init, is_member = (getattr(groups, name, None) for name in names)
     if callable(destroy) and callable(init) and callable(is_member):
@@ -121,8 +115,6 @@ def follow(groups: types.ModuleType) -> None:
 
 
 def _told_of(change: Callable[..., Any], is_member: Callable[[], Any]) -> Callable[..., Any]:
-    """Return the function that changes the membership, made to tell when it has."""
-
     @functools.wraps(change)
     def changed(*args: object, **kwargs: object) -> object:
         before = is_member()

@@ -84,7 +84,6 @@ def main(argv: list[str]) -> int:
 
 
 def _run_watched(program: Program, argv: list[str], watch: Optional[types.ModuleType]) -> int:
-    """Run the program with these arguments; return its status, and tell it the watcher."""
     arrange_path(program)
     activate_patches()
     sys.argv = argv
@@ -135,7 +134,7 @@ def arrange_path(program: Program) -> None:
 
 
 def _first_entry(program: Program) -> str:
-    """Return the directory that Python itself would put first for a program."""
+    """Return the directory that Python itself would put first in ``sys.path``."""
     kind, name = program
     if kind == "module":
         return _project() or str(Path.cwd())
@@ -143,7 +142,6 @@ def _first_entry(program: Program) -> str:
 
 
 def _project() -> Optional[str]:
-    """Return the staged project's directory; None for a bundle without one."""
     project = os.environ.get("STAGER_PROJECT")
     return project if project and Path(project).is_dir() else None
 
@@ -159,7 +157,7 @@ def _sources() -> Optional[str]:
 
 
 def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
-    """Drop empty entries, and all but the first of those that are the same directory."""
+    """Drop empty entries, and repeated ones that are the same directory."""
     kept: dict[str, str] = {}
     for entry in entries:
         if entry:
@@ -229,10 +227,7 @@ def keep_main(program_globals: dict[str, Any]) -> None:
 
 
 def _ended_by(error: BaseException, program: Program, *, is_rank: bool) -> int:
-    """Record and show what ended the program; return the exit status.
-
-    A child that the program forked and that got this far is not the rank: it leaves no record.
-    """
+    """Record and show the error; return the exit status. A forked child leaves no record."""
     frames = _program_frames(error.__traceback__)
     if frames is not None and frames.tb_frame.f_globals.get("__name__") == "__main__":
         keep_main(frames.tb_frame.f_globals)
@@ -302,7 +297,6 @@ def exit_status(error: BaseException) -> int:
 
 
 def _program_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
-    """Return the traceback from the program's first frame on; None if it has none."""
     before = {main.__code__.co_filename, runpy.run_path.__code__.co_filename}
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -313,7 +307,7 @@ def _program_frames(trace: Optional[types.TracebackType]) -> Optional[types.Trac
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback as Python would, by the program's own hook if it has set one."""
+    """Print the traceback as Python would, by the program's own excepthook if set."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception:
@@ -335,7 +329,6 @@ def _missing_script(name: str, paths: list[Path]) -> int:
 
 
 def _cannot_start(error: ImportError, program: Program) -> int:
-    """Tell that there is no such module, or nothing in it to run."""
     option = "-m " if program[0] == "module" else ""
     message = f"cannot run {option}{program[1]}: {error} (looked first in {sys.path[0]})"
     _complain(f"run_wrapper: {message}")
@@ -354,7 +347,6 @@ def _number(name: str) -> int:
 
 
 def _record_path() -> Optional[Path]:
-    """Return where this rank's record goes; None without a job directory."""
     job_dir = os.environ.get("STAGER_JOB_DIR")
     return Path(job_dir, "failures", f"{_number('RANK')}.json") if job_dir else None
 
@@ -399,12 +391,7 @@ def write_record(error: BaseException, status: int, *, is_caught: bool = False) 
 
 
 def keep_own_frame(lines: Sequence[str], count: int) -> list[str]:
-    """Return the last lines of a traceback, after the last frame of the user's own code.
-
-    Args:
-        lines: the traceback.
-        count: how many lines to return at most, from 3.
-    """
+    """Return the last ``count`` (3 or more) lines after the last frame of the user's own code."""
     own = [at for at, line in enumerate(lines) if is_own_frame(line)]
     if not own or own[-1] >= len(lines) - count:
         return list(lines[-count:])

@@ -35,12 +35,6 @@ class Question:
     """A question to the driver that is asked at once, and answered later."""
 
     def __init__(self, env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
-        """Ask.
-
-        Args:
-            env: the job's variables.
-            proc: the directory of the kernel's own account.
-        """
         self._folder = proc / "driver" / "nvidia"
         self._library = _library(env)
         self._until = time.monotonic() + _SECONDS
@@ -61,7 +55,6 @@ class Question:
         return GpuFacts(driver, library, self._gpus(listed) or _named(self._folder), fault)
 
     def _gpus(self, listed: Sequence[_Listed]) -> tuple[Gpu, ...]:
-        """Return the GPUs that were listed, with their instances."""
         gpus = tuple(one.gpu for one in listed)
         if any(one.has_instances for one in listed):
             return _with_instances(gpus, self._read(self._start("-L"))[0])
@@ -78,7 +71,6 @@ class Question:
             return None
 
     def _read(self, asked: processes.Process | None) -> tuple[Sequence[str], str]:
-        """Return the lines of an answer, and what is wrong with it."""
         if asked is None:
             return (), ""
         out = processes.output_of(asked, max(0.1, self._until - time.monotonic()), _LIMIT)
@@ -94,7 +86,7 @@ class Question:
 
 
 def _mebibytes(text: str) -> int:
-    """Return an amount of memory in bytes; 0 where the text is none."""
+    """Convert MiB to bytes; 0 for a text that is no number."""
     return int(text) * _MIB if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
@@ -115,8 +107,6 @@ def version_in(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Listed:
-    """A GPU as ``nvidia-smi`` lists it."""
-
     gpu: Gpu
     """Its name and memory."""
     driver: str
@@ -126,7 +116,6 @@ class _Listed:
 
 
 def _listed(line: str) -> _Listed | None:
-    """Read a line with the values of :data:`_COLUMNS`; return None for any other line."""
     values = line.split(", ")
     if len(values) != 4:
         return None
@@ -135,7 +124,6 @@ def _listed(line: str) -> _Listed | None:
 
 
 def _with_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """Return GPUs with their MIG instances, from the output of ``nvidia-smi -L``."""
     profiles: list[list[str]] = []
     for line in lines:
         instance = re.match(r"\s+MIG (\S+)", line)
@@ -149,7 +137,7 @@ def _with_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...
 
 
 def _named(folder: Path) -> tuple[Gpu, ...]:
-    """Return the GPUs as the kernel knows them, by name only."""
+    """Return the GPUs by /proc, which has their names only."""
     found = [_text(path) for path in sorted(folder.glob("gpus/*/information"))]
     names = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in found]
     return tuple(Gpu(name[1]) for name in names if name)
@@ -170,7 +158,6 @@ def _library(env: Mapping[str, str]) -> str:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text; empty if it cannot be read."""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:

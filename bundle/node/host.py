@@ -32,12 +32,7 @@ class Limits:
 
 
 def host_facts(node_root: str = "", env: Mapping[str, str] | None = None) -> HostFacts:
-    """Return everything about this machine that may trouble a job.
-
-    Args:
-        node_root: a directory to examine; empty for none.
-        env: the job's variables; None for this process's.
-    """
+    """Return everything about this machine that may trouble a job."""
     env = os.environ if env is None else env
     libc, libc_version = c_library()
     limits = cgroup_limits()
@@ -108,7 +103,7 @@ def c_library() -> tuple[str, str]:
 
 
 def _musl() -> tuple[str, str] | None:
-    """Return name and version of musl, whose loader prints its version if run without arguments."""
+    """Return name and version of musl; its loader prints these if run without arguments."""
     for loader in sorted(Path("/lib").glob("ld-musl-*.so.1")):
         try:
             output = processes.run([str(loader)], timeout=10, check=False).stderr
@@ -147,13 +142,7 @@ def memory(meminfo: str, limits: Limits) -> tuple[int, int]:
 
 
 def count_gpus(devices: Sequence[str], visible: str | None) -> int:
-    """Return the number of NVIDIA GPUs that a process will see.
-
-    Args:
-        devices: names in /dev.
-        visible: ``CUDA_VISIBLE_DEVICES``, or None if it is not set. According to the CUDA C++
-            Programming Guide, the list ends before the first entry that is not a device.
-    """
+    """Count visible GPUs; CUDA_VISIBLE_DEVICES ends before its first invalid entry (CUDA guide)."""
     present = sum(1 for name in devices if _GPU.fullmatch(name))
     if visible is None or not present:
         return present
@@ -169,7 +158,6 @@ def count_gpus(devices: Sequence[str], visible: str | None) -> int:
 
 
 def _names_gpu(entry: str, present: int) -> bool:
-    """Return True if an entry of ``CUDA_VISIBLE_DEVICES`` is an id, or the number of a device."""
     if entry.startswith(("GPU-", "MIG-")):
         return True
     return entry.isdigit() and int(entry) < present
@@ -188,11 +176,7 @@ def has_step_cgroup() -> bool:
 
 
 def cgroup_limits(root: str = "/") -> Limits:
-    """Return the limits of this process's cgroups, version 1 or 2; the tightest level counts.
-
-    Args:
-        root: the directory of /proc and the cgroup file systems.
-    """
+    """Return the limits of this process's cgroups, version 1 or 2; the tightest level counts."""
     try:
         groups = Path(root, "proc/self/cgroup").read_text("utf-8")
         mounts = files.parse_mounts(Path(root, "proc/self/mountinfo").read_text("utf-8", "replace"))
@@ -212,7 +196,7 @@ def cgroup_limits(root: str = "/") -> Limits:
 
 
 def _levels(root: str, controllers: str, group: str, mounts: list[files.Mount]) -> list[Path]:
-    """Return a cgroup's directory and those above it, for v2 (no controllers named) or v1."""
+    """Return a cgroup's directory and its parents: v2 if no controllers are named, else v1."""
     mount = _cgroup_mount(controllers, mounts)
     if mount is None:
         return []
@@ -224,7 +208,6 @@ def _levels(root: str, controllers: str, group: str, mounts: list[files.Mount]) 
 
 
 def _cgroup_mount(controllers: str, mounts: list[files.Mount]) -> files.Mount | None:
-    """Return the mount of a cgroup hierarchy; None for one without CPU time and memory."""
     limited = {"cpu", "memory"}.intersection(controllers.split(","))
     for mount in mounts:
         if mount.fstype == "cgroup2" and not controllers:
@@ -235,7 +218,7 @@ def _cgroup_mount(controllers: str, mounts: list[files.Mount]) -> files.Mount | 
 
 
 def _quota(level: Path) -> list[float]:
-    """Return the limit of one level, in CPUs; an empty list for none."""
+    """Return the limit of one level, in CPUs; empty for none."""
     v2 = _words(level / "cpu.max")
     v1 = _words(level / "cpu.cfs_quota_us") + _words(level / "cpu.cfs_period_us")
     for words in (v2, v1):
@@ -248,7 +231,7 @@ def _quota(level: Path) -> list[float]:
 
 
 def _memory(level: Path) -> list[tuple[int, int]]:
-    """Return limit and use of one level, in bytes; an empty list for no limit."""
+    """Return limit and use of one level, in bytes; empty for no limit."""
     for limit_name, used_name, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -264,13 +247,11 @@ def _memory(level: Path) -> list[tuple[int, int]]:
 
 
 def _number_in(path: Path) -> int | None:
-    """Return the number that a file begins with; None if there is none, as for ``max``."""
     words = _words(path)
     return int(words[0]) if words and words[0].isdigit() else None
 
 
 def _words(path: Path) -> list[str]:
-    """Return the words of a file; an empty list if it cannot be read."""
     try:
         return path.read_text("utf-8").split()
     except OSError:

@@ -64,11 +64,6 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
     run to find out what it really is: a version manager's shim may start anything or nothing, and a
     virtual environment may be deleted while the installation behind it stays.
 
-    Args:
-        version: ``major.minor``.
-        hints: programs to try first, as paths or as names on PATH.
-        env: the variables to run them with, including PATH; None for this process's.
-
     Raises:
         NodeError: none fits; every candidate is listed with its version or its failure.
     """
@@ -115,7 +110,7 @@ def ask(program: str, env: Mapping[str, str]) -> InterpreterFacts:
 
 
 def _is_running(program: str) -> bool:
-    """Return True if this process is that program, links resolved, and also isolated."""
+    """Tell whether it is this interpreter, links resolved, and isolated."""
     try:
         return bool(sys.flags.isolated) and os.path.samefile(program, "/proc/self/exe")
     except OSError:
@@ -158,13 +153,12 @@ def base(version: str, answer: InterpreterFacts, env: Mapping[str, str]) -> str:
 
 
 def _in_environment(program: str) -> bool:
-    """Return True if a program lies in a virtual environment (a copy, as links are resolved)."""
+    """Tell whether it is in a virtual environment that copies Python; links are resolved."""
     folder = Path(program).parent
     return (folder / "pyvenv.cfg").exists() or (folder.parent / "pyvenv.cfg").exists()
 
 
 def _candidates(version: str, hints: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Yield programs to try, as absolute paths; the same one may come more than once."""
     if sys.executable and short_version() == version:
         yield sys.executable
     path = env.get("PATH", os.defpath)
@@ -179,7 +173,6 @@ def _candidates(version: str, hints: Sequence[str], env: Mapping[str, str]) -> I
 
 
 def _folders(path: str) -> list[str]:
-    """Return the directories in which an interpreter may lie: those of PATH, and the usual ones."""
     on_path = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
     optional = sorted(str(folder) for folder in Path("/opt").glob("python*/bin"))
     return [*on_path, "/usr/local/bin", "/usr/bin", *optional]

@@ -21,12 +21,6 @@ MEMORY = "/dev/shm/"  # noqa: S108 - only compared
 def base_for(setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]) -> str:
     """Return the directory for the node root: one that has an environment, or room for it.
 
-    Args:
-        setting: the setting, see :func:`choose_base`.
-        bundle_id: the environment's bundle.
-        room: bytes and inodes that it needs.
-        env: the node's variables.
-
     Raises:
         NodeError: no directory fits.
     """
@@ -116,7 +110,6 @@ def _substituted(setting: str, env: Mapping[str, str]) -> str:
 
 
 def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[str], list[str]]:
-    """Return every reason why a candidate cannot hold the node root, those of room apart."""
     if not path.startswith("/"):
         return ["it is not an absolute path"], []
     if not os.path.exists(path):
@@ -154,7 +147,7 @@ def planted(node_root: str) -> list[str]:
 
 
 def _is_writable(base: str) -> bool:
-    """Return True if this user may write to its node root there, or make one."""
+    """Tell whether this user may write to the node root there, or make it."""
     node_root = os.path.join(base, node_root_name())
     target = node_root if os.path.isdir(node_root) else base
     return os.access(target, os.W_OK | os.X_OK)

@@ -118,7 +118,6 @@ def using_root(root: str) -> Iterator[None]:
 
 
 def _leads_to(path: str, handle: int) -> bool:
-    """Return True if a name still leads to an open file."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

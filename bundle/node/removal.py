@@ -31,12 +31,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def measure(path: str, links: Links) -> int:
-    """Return the bytes that become free with a tree: of files of which every name has been counted.
-
-    Args:
-        path: the tree, or a file or link.
-        links: the names counted so far; those of this tree are added.
-    """
+    """Return the bytes that a removal frees; a file counts once all its names are in `links`."""
     total = 0
     for status in _statuses(path):
         if _is_directory(status):
@@ -49,12 +44,7 @@ def measure(path: str, links: Links) -> int:
 
 
 def bytes_besides(path: str, counted: set[tuple[int, int]]) -> int:
-    """Return the bytes of a tree's files besides those that were counted; add its files to these.
-
-    Args:
-        path: the tree.
-        counted: device and inode of each file.
-    """
+    """Return the bytes of a tree's files that were not counted yet; add them to the counted."""
     found = [status for status in _statuses(path) if not _is_directory(status)]
     files = {(status.st_dev, status.st_ino): status.st_size for status in found}
     new = sum(size for file, size in files.items() if file not in counted)
@@ -114,8 +104,6 @@ def sweep(path: str) -> None:
 
 @dataclass
 class _Level:
-    """An open directory that is being emptied."""
-
     handle: int
     name: str
     folders: list[str]
@@ -124,7 +112,7 @@ class _Level:
 
 @dataclass
 class _Deletion:
-    """The deletion of everything in an open directory, without recursion."""
+    """Delete everything in an open directory, without recursion."""
 
     top: _Level
     """The directory; what lies deeper than ``_LEVELS`` is first moved up to it."""
@@ -134,7 +122,7 @@ class _Deletion:
     """The first failure."""
 
     def empty(self) -> None:
-        """Delete what can be deleted, and note the first failure."""
+        """Delete what can be deleted; keep the first failure."""
         self._unlink_files(self.top)
         levels = [self.top]
         try:
@@ -151,7 +139,6 @@ class _Deletion:
                 os.close(level.handle)
 
     def _descend(self, levels: list[_Level]) -> None:
-        """Open the next directory of the last level, and delete its files."""
         name = levels[-1].folders.pop()
         handle = _open_below(name, levels)
         if handle is None:
@@ -163,7 +150,6 @@ class _Deletion:
             _move_up(level, self.top)
 
     def _unlink_files(self, level: _Level) -> None:
-        """Delete all but the directories, which are noted."""
         with os.scandir(level.handle) as listing:
             items = list(listing)
         for item in items:
@@ -176,20 +162,19 @@ class _Deletion:
                 self._note(exc)
 
     def _note(self, exc: OSError) -> None:
-        """Note a failure; a file that is gone has been deleted by somebody else."""
+        """Keep the first failure; a missing file was deleted by another process."""
         if self.failure is None and not isinstance(exc, FileNotFoundError):
             self.failure = exc
 
 
 def _leave(levels: list[_Level]) -> None:
-    """Close the last level, which is empty, and remove it."""
     level = levels.pop()
     os.close(level.handle)
     os.rmdir(level.name, dir_fd=levels[-1].handle)
 
 
 def _open_below(name: str, levels: list[_Level]) -> int | None:
-    """Open a directory in the last level; None if it was moved up for want of descriptors."""
+    """Open a subdirectory; None if it was moved up for lack of descriptors."""
     top, level = levels[0], levels[-1]
     try:
         return _open(name, level.handle)
@@ -216,7 +201,7 @@ def _move(name: str, level: _Level, top: _Level) -> None:
 
 
 def _open(name: str, parent: int) -> int:
-    """Open a directory that is to be emptied, also one whose mode keeps its owner out."""
+    """Open a directory to empty, even if its mode denies its owner."""
     folder = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # no link can replace it
     try:
         mode = stat.S_IMODE(os.fstat(folder).st_mode)
@@ -229,7 +214,6 @@ def _open(name: str, parent: int) -> int:
 
 
 def _unlink(name: str, parent: int) -> int:
-    """Delete one name of a file; return the bytes that became free."""
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     os.unlink(name, dir_fd=parent)
     return status.st_size if status.st_nlink == 1 else 0
@@ -254,10 +238,7 @@ def user_of(path: str) -> int | None:
 
 
 def _context_of(process: str) -> bytes:
-    """Return the working directory, the command line and the variables of a process.
-
-    A program that is just being started has no command line yet; it gets a moment for that.
-    """
+    """Return cwd, command line and variables; wait a moment for a program that is just starting."""
     command_line = _content(f"{process}/cmdline")
     deadline = time.monotonic() + STARTING_SECONDS
     while not command_line and time.monotonic() < deadline and _has_program(process):
@@ -268,7 +249,7 @@ def _context_of(process: str) -> bytes:
 
 
 def _has_program(process: str) -> bool:
-    """Return True for a process that has not ended and is no thread of the kernel."""
+    """Return False for a process that has ended, and for a kernel thread."""
     try:
         return bool(os.readlink(f"{process}/exe"))
     except OSError:
@@ -285,7 +266,6 @@ def _is_directory(status: os.stat_result) -> bool:
 
 
 def _statuses(path: str) -> Iterator[os.stat_result]:
-    """Yield the status of everything in a tree, links not followed; what vanishes is skipped."""
     pending = [path]
     while pending:
         current = pending.pop()

@@ -21,10 +21,6 @@ def secure_root(base: str, uid: int | None = None) -> str:
     A directory of ours that others could enter is closed to them. It is safe against others who act
     at the same time: directories are opened without following links, then checked while open.
 
-    Args:
-        base: an existing directory.
-        uid: the owner; None for the user this process acts as.
-
     Returns:
         The node root, with no links in its path.
 
@@ -77,7 +73,6 @@ def _open_base(real: str) -> int:
 
 
 def _open_private(parent: int, path: str, owner: int) -> int:
-    """Make or take a directory below an open one; return it open, closed to others."""
     name = Path(path).name
     try:
         try:
@@ -104,7 +99,6 @@ def _open_private(parent: int, path: str, owner: int) -> int:
 
 
 def _ignore_in_git(root_fd: int) -> None:
-    """Make git ignore the node root, in case it lies in a repository or a project."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(OSError):  # it exists, or the disk is full: nothing depends on it
         handle = os.open(".gitignore", flags, 0o600, dir_fd=root_fd)
@@ -113,7 +107,6 @@ def _ignore_in_git(root_fd: int) -> None:
 
 
 def _refused_kind(path: str) -> str:
-    """Return why a path cannot be opened as a directory, links not followed; empty if it can."""
     try:
         mode = Path(path).lstat().st_mode
     except OSError:

@@ -43,11 +43,6 @@ def answer_class(phase: str) -> type[Answer]:
 def read_agent_line(line: bytes, node: str, phase: str) -> AgentEvent:
     """Read a line that an agent has written, without its end.
 
-    Args:
-        line: the line.
-        node: the agent's node, whatever the line says.
-        phase: the phase that it was asked for, which an agent that cannot begin does not know.
-
     Returns:
         The event; a line that is none, such as a traceback's, is the agent's own output.
     """
@@ -58,11 +53,6 @@ def read_agent_line(line: bytes, node: str, phase: str) -> AgentEvent:
 
 
 def _event(line: bytes, node: str, phase: str) -> AgentEvent:
-    """Read an event.
-
-    Raises:
-        KeyError, RecursionError, TypeError, ValueError: the line is none.
-    """
     raw = json.loads(line)
     if not isinstance(raw, dict) or raw.pop("v", None) != VERSION:
         raise DecodeError("v", "it is no event of this version")

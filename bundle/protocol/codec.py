@@ -45,13 +45,7 @@ REQUIRED = {"required": True}
 def encode(
     value: object, *, short: bool = False, names: Collection[str] | None = None
 ) -> dict[str, object]:
-    """Return a dataclass of the types above as a JSON object.
-
-    Args:
-        value: the dataclass.
-        short: leave out the fields that have their default.
-        names: the fields to encode; None for all.
-    """
+    """Return a dataclass of the types above as a JSON object."""
     encoded = {}
     for field in _fields(type(value)):
         if names is not None and field.name not in names:
@@ -121,7 +115,6 @@ def _refuse_unknown(fields: Iterable[_Field], items: Collection[object], path: s
 
 
 def _refusing(wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context that passes a wrong value over unless it is to be refused."""
     return _REFUSES if wanted else contextlib.suppress(DecodeError)
 
 
@@ -130,8 +123,6 @@ _REFUSES = contextlib.nullcontext()
 
 @dataclasses.dataclass(frozen=True)
 class _Field:
-    """A field of a dataclass as the codec sees it."""
-
     name: str
     json_name: str
     default: object
@@ -152,7 +143,7 @@ _FIELDS: dict[tuple[type, bool], tuple[_Field, ...]] = {}
 
 
 def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
-    """Return the fields of a dataclass, made once; raises TypeError for another class."""
+    """Return a dataclass's fields, cached; TypeError for another class."""
     if (kind, strict) not in _FIELDS:
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind)
         _FIELDS[kind, strict] = tuple(
@@ -178,7 +169,6 @@ def _default(field: dataclasses.Field[Any], strict: bool) -> object:
 
 
 def _module_of(kind: type, field: dataclasses.Field[Any]) -> str:
-    """Return the module of the class, this one or a base, that declares a field."""
     for base in reversed(kind.__mro__):
         if dataclasses.is_dataclass(base) and field in dataclasses.fields(base):
             return base.__module__
@@ -187,7 +177,6 @@ def _module_of(kind: type, field: dataclasses.Field[Any]) -> str:
 
 @functools.lru_cache(maxsize=None)
 def _reader(declared: str, module: str, strict: bool) -> Reader:
-    """Return the reader of a type that is written in a module."""
     alternatives = list(_split(declared, "|"))
     if len(alternatives) > 1:
         readers = [_reader(alternative, module, strict) for alternative in alternatives]
@@ -201,7 +190,6 @@ def _reader(declared: str, module: str, strict: bool) -> Reader:
 
 
 def _container_reader(name: str, items: list[str], module: str, strict: bool) -> Reader:
-    """Return the reader of a ``tuple`` or a ``dict`` with these types in its brackets."""
     if name == "dict":
         return _dict_reader(_reader(items[1], module, strict), strict)
     if items[-1] == "...":
@@ -210,7 +198,7 @@ def _container_reader(name: str, items: list[str], module: str, strict: bool) ->
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
-    """Yield the parts of a type, split where no bracket is open."""
+    """Split a type's text at separators outside brackets."""
     depth, part = 0, ""
     for char in text:
         depth += (char == "[") - (char == "]")
@@ -284,8 +272,6 @@ def _class_reader(kind: Any, strict: bool) -> Reader:  # noqa: ANN401 - any clas
 
 
 def _converter(convert: Callable[[Any], object], reason: str = "") -> Reader:
-    """Return a reader that calls a function, whose errors say what is wrong with a value."""
-
     def read(raw: object, path: str) -> object:
         try:
             return convert(raw)

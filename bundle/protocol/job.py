@@ -198,11 +198,7 @@ def parse(raw: Mapping[str, object]) -> Job:
 
 
 def _require_all_fields(raw: Mapping[str, object]) -> None:
-    """Refuse a job in which a field is missing, also one that has a default: another wrote it.
-
-    Raises:
-        DecodeError: a field is missing; the message names all of its table.
-    """
+    """Refuse a job without a field, even one with a default: another version wrote it."""
     for name, kind in (("", Job), ("launch", Launch), ("rates", Rates), ("trust", Trust)):
         table = raw.get(name) if name else raw
         if isinstance(table, dict):  # else it is null, or the codec refuses it
@@ -256,11 +252,7 @@ def check(job: Job) -> None:
 
 
 def _check_names(job: Job) -> None:
-    """Refuse names of which no log's name can be made, and nodes that are none or the same.
-
-    Raises:
-        ValueError: a name cannot be used; the message names its field.
-    """
+    """Refuse names that cannot be in a log's name, and empty or repeated nodes."""
     _check_file_name("id", job.id)
     _check_file_name("name", job.name)
     for node in job.nodes:
@@ -277,11 +269,6 @@ def _check_names(job: Job) -> None:
 
 
 def _check_file_name(field: str, name: object) -> None:
-    """Refuse what cannot be a part of a file's name.
-
-    Raises:
-        ValueError: it is no text, is empty, or has a slash or an unprintable character.
-    """
     usable = isinstance(name, str) and name.isprintable() and name.strip(".") != ""
     if not usable or "/" in str(name):
         raise ValueError(f"{field} {_shortened(name)} cannot be part of a file's name")

@@ -21,11 +21,6 @@ class StagingWork:
     """Files that it has already, and takes by hard link."""
 
     def __post_init__(self) -> None:
-        """Refuse counts below zero.
-
-        Raises:
-            ValueError: there is one.
-        """
         if min(self.sent, self.bytes, self.files, self.linked) < 0:
             raise ValueError("a count is below zero")
 

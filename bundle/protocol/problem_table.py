@@ -42,12 +42,7 @@ JOB_ENDINGS = frozenset((*ENDINGS.values(), ProblemCode.JOB_ENDED))
 
 
 def ending_problem(ending: str, job_id: str) -> Problem:
-    """Return the problem of a job that Slurm ended.
-
-    Args:
-        ending: one of :class:`~bundle.protocol.enumerations.Ending`, or what another version wrote.
-        job_id: the allocation.
-    """
+    """Return the problem of a job that Slurm ended; another version's ending is accepted."""
     where, code = f"job {job_id}", ENDINGS.get(ending)
     if code is None:
         return Problem(ProblemCode.JOB_ENDED, where, {"job": job_id, "ending": ending})
@@ -105,12 +100,7 @@ class ShownProblem:
 
 
 def shown(problem: Problem, here: Collection[str]) -> ShownProblem:
-    """Return a problem as it is shown.
-
-    Args:
-        problem: the problem.
-        here: the names of places that need no mention.
-    """
+    """Return a problem as it is shown."""
     place = "" if problem.where in here else problem.where
     line, finding = ": ".join(filter(None, (place, problem.what))), problem.why
     whole = "; ".join(filter(None, (line, finding)))

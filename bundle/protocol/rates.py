@@ -53,11 +53,7 @@ class Rates:
     """For the launcher to start: an import of torch. Nothing where ``srun`` starts the ranks."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that no clock can show: the model divides and multiplies by them.
-
-        Raises:
-            ValueError: a rate is not a number above zero; the message names it.
-        """
+        """Refuse rates that are not above zero: the model divides and multiplies by them."""
         for name, value in asdict(self).items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not 0 < value < math.inf:

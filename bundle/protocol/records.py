@@ -65,10 +65,7 @@ def read_record(raw: object) -> Record | None:
 
 
 def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
-    """Return undamaged output without the codec, as there may be a million lines of it.
-
-    None where the codec is to read it.
-    """
+    """Read output without the codec (a million lines are possible); None if it needs the codec."""
     node, rank = raw.get("node"), raw.get("rank")
     lines, head = raw.get("lines"), raw.get("head")
     if "skipped" in raw:

@@ -287,12 +287,6 @@ class RequestReader:
     """
 
     def __init__(self, node: str, phase: str = "") -> None:
-        """Begin with nothing known.
-
-        Args:
-            node: the agent's node in a step of Slurm's.
-            phase: the phase of requests that do not name one.
-        """
         self.in_step = self.handed_over = False
         self.frames_sent = 0
         self._node, self._phase = node, phase
@@ -358,7 +352,7 @@ class RequestReader:
 
 
 def _merged(common: dict[str, object], own: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a request; a value in one of them may have its fields in both parts."""
+    """Merge the fields of a request; a value may have its own fields in both parts."""
     merged = dict(common)
     for name, value in own.items():
         shared = common.get(name)

@@ -27,11 +27,6 @@ class Requires:
     """True if the bundle has that Python, and a node needs none of this version."""
 
     def __post_init__(self) -> None:
-        """Refuse requirements that no node can be compared with.
-
-        Raises:
-            ValueError: a value is of another type or form; the message names it.
-        """
         for value in (self.machine, self.libc, self.libc_version, self.libc_needed_by):
             printable(value, "requires")
         if not _LIBC_VERSION.fullmatch(self.libc_version):

@@ -44,12 +44,7 @@ class SecretMask:
     """Hides the secrets of an environment in JSON values."""
 
     def __init__(self, env: Mapping[str, str], passed: Collection[str]) -> None:
-        """Take the values of the secrets.
-
-        Args:
-            env: variables.
-            passed: names of those that the user declares secret.
-        """
+        """Take the values of variables with secret names, and of those the user declares secret."""
         values = {value for name in env for value in _secrets(name, env[name], passed)}
         longest_first = sorted(filter(worth_hiding, values), key=len, reverse=True)
         self._values = re.compile("|".join(map(re.escape, longest_first)))
@@ -75,10 +70,7 @@ class SecretMask:
 
 
 def _secrets(name: str, value: str, passed: Collection[str]) -> Iterator[str]:
-    """Yield the value of a secret variable, and the long lines of one that has several.
-
-    A variable that only sounds secret may name a file, whose path is none.
-    """
+    """Yield a secret's value and long lines; a name that only sounds secret may be a path."""
     if name not in passed and (not is_secret(name) or value.startswith(("/", "~"))):
         return
     yield value.strip()

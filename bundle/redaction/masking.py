@@ -69,11 +69,7 @@ def masked(argv: Sequence[str]) -> list[str]:
 
 
 def _login_index(argv: Sequence[str]) -> int:
-    """Return the index after which ``-p`` takes a password, as in ``docker login -p``.
-
-    The length of the arguments where there is no such command. It is one pass, as there may be
-    thousands of arguments.
-    """
+    """Return the index after which ``-p`` is a password; one pass, for thousands of arguments."""
     login = registry = False
     for index, word in enumerate(argv):
         program = word.rpartition("/")[2]
@@ -85,7 +81,6 @@ def _login_index(argv: Sequence[str]) -> int:
 
 
 def _hides_next(word: str, following: str) -> bool:
-    """Return True if the argument after an option is a secret."""
     option = _OPTION.fullmatch(word)
     if option is None or _LONG_OPTION.fullmatch(following):
         return False
@@ -117,7 +112,6 @@ def _shown_url(match: re.Match[str]) -> str:
 
 
 def _without_user(rest: str) -> str:
-    """Return what follows the scheme of a URL without a user and a password."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     tail = rest[len(authority) :]
     if "@" in authority:
@@ -150,7 +144,7 @@ def _hide_values(text: str) -> str:
 
 
 def _hidden(text: str, ranges: Iterable[tuple[int, int]]) -> str:
-    """Return a text with some ranges hidden, which are in order and do not overlap."""
+    """Hide ranges, which are in order and do not overlap."""
     parts = []
     copied = 0
     for start, end in ranges:
@@ -165,7 +159,6 @@ def _hide_logins(text: str) -> str:
 
 
 def _passwords(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each password that follows an option of a command begins and ends."""
     hidden = 0
     for match in _LOGIN.finditer(text):
         if match.start() < hidden:
@@ -178,5 +171,4 @@ def _passwords(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_login(value: str) -> bool:
-    """Return True for ``user:password``."""
     return ":" in value and not _NUMERIC_IDS.fullmatch(value)

@@ -178,12 +178,7 @@ def _has_infix(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def meaning(name: bytes, *, query: bool = False) -> Meaning | None:
-    """Return the meaning of a name in a text; None if it means no secret.
-
-    Args:
-        name: letters, digits, dots, dashes and underscores.
-        query: True if it stands in the query of a URL.
-    """
+    """Return the meaning of a name in a text; None if it means no secret."""
     if query:
         kind = _KIND_IN_QUERY.get(name.decode("ascii", "replace").lower())
         if kind:
@@ -205,7 +200,6 @@ def meaning(name: bytes, *, query: bool = False) -> Meaning | None:
 
 
 def _words(name: bytes) -> list[str]:
-    """Return the words of a name, without the neutral ones and the numbers at its end."""
     words = [word.decode().lower() for word in _WORD.findall(name)]
     while len(words) > 1 and (words[-1] in _NEUTRAL_ENDINGS or words[-1].isdigit()):
         words.pop()
@@ -225,7 +219,6 @@ def _split_compound(word: str) -> list[str]:
 
 
 def _kind_of_ending(word: str) -> str:
-    """Return the kind of secret that the end of a word means; empty for none."""
     for ending in _GLUED_ENDINGS:
         if word.endswith(ending):
             return _KIND_OF_WORD[ending]
@@ -233,7 +226,7 @@ def _kind_of_ending(word: str) -> str:
 
 
 def _kind_of_inner_words(words: Sequence[str]) -> str:
-    """Return the kind of secret that a word, or two, before the end mean; empty for none."""
+    """Return the kind that one or two words before the end mean; empty for none."""
     for word in words[:-1]:
         kind = _KIND_OF_WORD.get(word, "")
         if kind in _KINDS_ANYWHERE:
@@ -249,7 +242,6 @@ def _kind_of_inner_words(words: Sequence[str]) -> str:
 
 
 def _meaning_of_id(before: Sequence[str]) -> Meaning | None:
-    """Judge a name that ends in ``id``."""
     if not before:
         return None
     kind = {"session": "session-key", "key": "key"}.get(before[-1])
@@ -257,14 +249,13 @@ def _meaning_of_id(before: Sequence[str]) -> Meaning | None:
 
 
 def _meaning_of_pwd(before: Sequence[str]) -> Meaning | None:
-    """Judge a name that ends in ``pwd`` or ``pw``; alone, it is often the working directory."""
+    """Judge ``pwd`` or ``pw``; alone, it is often the working directory."""
     if list(before) == ["old"]:
         return None
     return Meaning("password", sure=bool(before))
 
 
 def _meaning_of_key(before: Sequence[str]) -> Meaning | None:
-    """Judge a name that ends in ``key``."""
     previous = before[-1] if before else ""
     if previous not in _SECRET_KEY_PREFIXES and not _has_secret_word(before):
         return None
@@ -272,7 +263,6 @@ def _meaning_of_key(before: Sequence[str]) -> Meaning | None:
 
 
 def _meaning_of_pass(before: Sequence[str]) -> Meaning | None:
-    """Judge a name that ends in ``pass``."""
     if not before or before[-1] in _PASSAGE_PREFIXES:
         return None
     sure = before[-1] in _PASSWORD_PREFIXES or _has_secret_word(before)
@@ -280,7 +270,6 @@ def _meaning_of_pass(before: Sequence[str]) -> Meaning | None:
 
 
 def _meaning_of_token(before: Sequence[str]) -> Meaning | None:
-    """Judge a name that ends in ``token``."""
     surely = _meaning_of_tokens(before)
     if surely is not None:
         return surely
@@ -291,7 +280,7 @@ def _meaning_of_token(before: Sequence[str]) -> Meaning | None:
 
 
 def _meaning_of_tokens(before: Sequence[str]) -> Meaning | None:
-    """Judge a name that ends in ``tokens`` or ``pat``, which mean a secret only after a hint."""
+    """Judge ``tokens`` or ``pat``, which mean a secret only after a hint."""
     previous = before[-1] if before else ""
     if previous in _SECRET_TOKEN_PREFIXES or _has_secret_word(before):
         return Meaning("token")

@@ -56,17 +56,14 @@ def secret_values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _closing_quote(match: re.Match[str], quotes: Sequence[tuple[int, int]]) -> int:
-    """Return the index of the quote that closes around a name and its value; -1 for none.
-
-    Quotes of the name alone do not count, as in ``{"api_key": "..."}``.
-    """
+    """Find the quote closing name and value, -1 for none; not one around the name (JSON)."""
     last_opened = bisect.bisect(quotes, (match.start(), 0)) - 1
     closing_quote = quotes[last_opened][1] if last_opened >= 0 else -1
     return closing_quote if closing_quote > match.end("name") else -1
 
 
 def _quotes(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where each pair of a shell's quotes opens and closes; the text's end closes, too."""
+    """Yield pairs of shell quotes; the end of the text closes one, too."""
     for match in _QUOTE.finditer(text):
         quote = match[0][0]
         if quote == "\\":
@@ -78,13 +75,7 @@ def _quotes(text: str) -> Iterator[tuple[int, int]]:
 def _value_range(
     match: re.Match[str], closing_quote: int, word: re.Pattern[str]
 ) -> tuple[int, int]:
-    """Return where the value of a name begins and ends; an empty range for no value.
-
-    Args:
-        match: the name and the sign between it and its value: ``=``, ``: ``, a blank.
-        closing_quote: the index of the quote that closes around both; -1 for none.
-        word: an unquoted value after an equals sign.
-    """
+    """Return the value's range, empty for none; ``closing_quote`` -1: no quotes around both."""
     if match["sign"].isspace():
         return _range_after_blank(match, closing_quote)
     if ":" in match["sign"] and "=" not in match["sign"]:
@@ -104,7 +95,6 @@ def _range_after_blank(match: re.Match[str], closing_quote: int) -> tuple[int, i
 
 
 def _range_after_colon(match: re.Match[str], closing_quote: int) -> tuple[int, int]:
-    """Return the range of a header's or a table's value."""
     text, start = match.string, match.end()
     quoted = _VALUE.match(text, start)
     if quoted:
@@ -121,7 +111,6 @@ def _range_after_colon(match: re.Match[str], closing_quote: int) -> tuple[int, i
 def _range_after_equals(
     match: re.Match[str], closing_quote: int, word: re.Pattern[str]
 ) -> tuple[int, int]:
-    """Return the range of ``NAME=VALUE``."""
     text, start = match.string, match.end()
     if _VALUE.match(text, start):
         return start, _end_of(_SHELL_WORD, text, start)
@@ -135,7 +124,6 @@ def _range_after_equals(
 
 
 def _before(match: re.Match[str]) -> str:
-    """Return the characters just before a name."""
     return match.string[max(0, match.start() - 3) : match.start()]
 
 
@@ -146,7 +134,7 @@ def _between_quotes(quoted: re.Match[str]) -> tuple[int, int]:
 
 
 def _end_of_list(text: str, start: int, limit: int) -> int:
-    """Return where the list or table that begins at ``start`` ends; 0 for not before ``limit``."""
+    """Return the end of the list or table at ``start``; 0 if it ends before ``limit``."""
     depth = 0
     for match in _BRACKET.finditer(text, start, limit):
         if match["open"]:
@@ -158,7 +146,7 @@ def _end_of_list(text: str, start: int, limit: int) -> int:
 
 
 def _end_of_quotes(text: str, closing_quote: int) -> int:
-    """Return where a quoted value ends: at its quote, or where what is glued to that ends."""
+    """Return where a quoted value ends: at its quote, or after what is attached to that."""
     if text[closing_quote + 1 : closing_quote + 2] in ("", ",", ":", "]", "}", ")"):
         return closing_quote
     end = _end_of(_SHELL_WORD, text, closing_quote + 1)

@@ -51,12 +51,6 @@ def send(
     if that is less; bytes that are missing then are filled with zeros. It is reported as changed,
     and so is one that has vanished.
 
-    Args:
-        selection: the files, directories and links.
-        directory: the directory that they are in.
-        stream: the destination; it is flushed, not closed.
-        deleted: earlier results that have been deleted there.
-
     Raises:
         NodeError: nobody reads the stream any more.
     """
@@ -93,8 +87,6 @@ def send(
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of a file while it was sent."""
-
     text: str
     """The change, in words."""
     is_gap: bool = False
@@ -102,7 +94,7 @@ class _Change:
 
 
 class _StreamWriter:
-    """The sending end of the stream; it computes the digest of the tar."""
+    """Writes the stream, and computes the digest of the tar."""
 
     def __init__(self, stream: IO[bytes], directory: str) -> None:
         self._stream = stream
@@ -110,7 +102,6 @@ class _StreamWriter:
         self.digest = hashlib.sha256()
 
     def line(self, content: StreamHead | StreamEnd) -> None:
-        """Write one line of JSON."""
         # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
         data = json.dumps(encode(content)).encode("ascii") + b"\n"
         if len(data) > LINE_LIMIT:
@@ -118,19 +109,16 @@ class _StreamWriter:
         self._write(data)
 
     def tar(self, data: bytes) -> None:
-        """Write bytes of the tar."""
         self.digest.update(data)
         self._write(data)
 
     def zeros(self, count: int) -> None:
-        """Write so many zeros into the tar."""
         while count:
             size = min(count, CHUNK)
             self.tar(bytes(size))
             count -= size
 
     def flush(self) -> None:
-        """Flush the stream."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as exc:
@@ -150,7 +138,6 @@ class _StreamWriter:
 
 
 def _send(entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
-    """Send a directory, file or link; return a file's change meanwhile, None for no change."""
     if not stat.S_ISREG(entry.mode):
         writer.tar(_header(entry, 0))
         return None

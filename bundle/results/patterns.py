@@ -64,7 +64,7 @@ def above(name: str) -> Iterator[str]:
 
 
 def _extended(base: str, prefixes: set[str], part: str) -> set[str]:
-    """Extend paths that end with a slash by one part of a pattern."""
+    """Extend prefixes, each ending in a slash, by one part of a pattern."""
     extended: set[str] = set()
     for prefix in prefixes:
         if part == _ANY_DIRECTORIES:
@@ -79,7 +79,6 @@ def _extended(base: str, prefixes: set[str], part: str) -> set[str]:
 
 
 def _directories_below(base: str, prefix: str) -> Iterator[str]:
-    """Yield a directory and all below it, without links and hidden ones; each ends in a slash."""
     pending = [prefix]
     while pending:
         current = pending.pop()
@@ -108,7 +107,6 @@ def _part_matches(name: str, part: str) -> bool:
 
 
 def _matches(parts: Sequence[str], pattern: Pattern) -> bool:
-    """Match a path with a pattern, as a state machine: a state is a position in the pattern."""
     if not pattern:
         return len(parts) == 1
     if tuple(parts) == pattern:
@@ -128,7 +126,6 @@ def _with_skipped(states: set[int], pattern: Pattern) -> set[int]:
 
 
 def _next_states(states: set[int], pattern: Pattern, name: str) -> Iterator[int]:
-    """Yield the states that one more name of a path leads to."""
     for state in states:
         if state == len(pattern):
             continue

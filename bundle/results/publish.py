@@ -62,12 +62,6 @@ class ResultsWriter:
     ) -> None:
         """Make the hidden directory.
 
-        Args:
-            target: an existing directory.
-            roots: the outputs, relative to it; checked already.
-            sent: what is there of the outputs and was sent to the nodes before the job.
-            joined: new names that outputs of the same job have been given already.
-
         Raises:
             NodeError: it cannot be made.
         """
@@ -98,10 +92,6 @@ class ResultsWriter:
         A member that cannot be written for a reason of its own, a name that this file system does
         not take for example, is noted in ``left_out`` and skipped.
 
-        Args:
-            info: its header; the type is that of a directory, a file or a symbolic link.
-            content: the file's bytes; called only for files, at most once.
-
         Raises:
             InvalidStream: it lies outside of the outputs, or is a link out of one.
             OSError: nothing more can be written here.
@@ -124,7 +114,6 @@ class ResultsWriter:
         self._count(root, info)
 
     def _count(self, root: str, info: tarfile.TarInfo) -> None:
-        """Note a member that was written."""
         if info.isreg():
             self.files += 1
             self.bytes += info.size
@@ -155,7 +144,6 @@ class ResultsWriter:
             self._keep_unpublished(failed)
 
     def _remove_empty(self) -> None:
-        """Remove the outputs that hold nothing."""
         for root in self._roots.keys() - self._nonempty:
             removal.sweep(self._path_of(root))
 
@@ -165,12 +153,11 @@ class ResultsWriter:
             removal.sweep(self._path)
 
     def _path_of(self, root: str, inner: str = "") -> str:
-        """Return the path of an output, or inside an output, in the hidden directory."""
         path = os.path.join(self._path, str(self._roots[root]))
         return os.path.join(path, inner) if inner else path
 
     def _root_of(self, name: str) -> tuple[str, str]:
-        """Return a member's output, and its path in there; empty for the output itself."""
+        """Return a member's output, and its path inside; empty for the output itself."""
         parts = name.split("/")
         if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
             raise InvalidStream(f"{name!r} is not a plain path")
@@ -181,11 +168,6 @@ class ResultsWriter:
         raise InvalidStream(f"{name!r} lies in none of the announced outputs")
 
     def _has_parent(self, info: tarfile.TarInfo) -> bool:
-        """Tell whether a member's directory has been made here.
-
-        Raises:
-            InvalidStream: the directory has not been announced.
-        """
         parent = info.name.rpartition("/")[0]
         if parent in self._directories:
             return True
@@ -208,10 +190,7 @@ class ResultsWriter:
             _write_file(path, info, content)
 
     def _inner_directories(self) -> dict[str, list[tuple[str, tarfile.TarInfo]]]:
-        """Return the directories in each output, innermost first.
-
-        A closed directory cannot be moved, so the outermost ones are not among them.
-        """
+        """Return inner directories, deepest first; an outermost closed one could not be moved."""
         inner: dict[str, list[tuple[str, tarfile.TarInfo]]] = {}
         for path, info in reversed(list(self._directories.values())):
             root, below = self._root_of(info.name)
@@ -220,11 +199,7 @@ class ResultsWriter:
         return inner
 
     def _update(self, root: str, inner: Sequence[tuple[str, tarfile.TarInfo]]) -> bool:
-        """Put an output into the one that is there; return False if it needs another name.
-
-        Raises:
-            OSError: not all of it could be moved.
-        """
+        """Merge an output into the existing one; return False if it needs another name."""
         name = self._joined.get(root, root)
         folder = self._parent(os.path.dirname(name)) if "/" in name else ""
         final = os.path.join(self._target, name)
@@ -261,11 +236,6 @@ class ResultsWriter:
         return remove_deleted(self._target, names, self._sent) if names else 0
 
     def _publish_root(self, root: str, wanted: str) -> None:
-        """Put one output in place.
-
-        Raises:
-            OSError: it stays in the hidden directory.
-        """
         given = self._place(self._path_of(root), wanted)
         if root in self._directories:
             _, info = self._directories[root]
@@ -275,7 +245,6 @@ class ResultsWriter:
             self.renamed[root] = given
 
     def _place(self, path: str, wanted: str) -> str:
-        """Rename to the first free name; return that name."""
         parent, _, name = wanted.rpartition("/")
         folder = self._parent(parent) if parent else ""
         for given in _numbered(folder, name):
@@ -289,10 +258,7 @@ class ResultsWriter:
         raise OSError(errno.EEXIST, "all names are taken")
 
     def _parent(self, path: str) -> str:
-        """Make a directory for an output that does not lie at the top, or take an existing one.
-
-        A link, which may lead anywhere, is not followed, and no file is replaced.
-        """
+        """Make or take an output's parent directory; follow no link, replace no file."""
         if path in self._parents:
             return self._parents[path]
         parent, _, name = path.rpartition("/")
@@ -309,7 +275,7 @@ class ResultsWriter:
         raise OSError(errno.EEXIST, "all names are taken")
 
     def _keep_unpublished(self, failed: Mapping[str, str]) -> None:
-        """Show the outputs that could not be put in place, so that no sweep removes them."""
+        """Make outputs that could not be published visible, so that no sweep removes them."""
         self._kept = True
         try:
             given = self._place(self._path, f"results{PARTIAL}")
@@ -355,7 +321,6 @@ def _owner() -> str:
 
 
 def _numbered(folder: str, name: str) -> Iterator[str]:
-    """Yield the names to try in turn: ``name``, ``name.1``, ``name.2`` and so on."""
     yield os.path.join(folder, name)
     for number in range(1, _MOST_NUMBERS):
         yield os.path.join(folder, f"{name}.{number}")
@@ -367,7 +332,7 @@ def _check_link(info: tarfile.TarInfo, inner: str) -> None:
 
 
 def _write_file(path: str, info: tarfile.TarInfo, content: Content) -> None:
-    """Write a new file; nothing of it is left behind unless it is complete."""
+    """Write a new file; remove it if it is incomplete."""
     handle = os.open(path, _NEW_FILE, 0o600)
     complete = False
     try:
@@ -385,11 +350,7 @@ def _write_file(path: str, info: tarfile.TarInfo, content: Content) -> None:
 
 
 def _rename(path: str, final: str) -> None:
-    """Rename without replacing a name that is in use.
-
-    Raises:
-        OSError: with one of ``_TAKEN`` if the name is in use.
-    """
+    """Rename without replacing; OSError with one of ``_TAKEN`` if the name is in use."""
     if os.path.lexists(final):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
     if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -413,7 +374,7 @@ def _finish(directories: Iterable[tuple[str, tarfile.TarInfo]]) -> None:
 
 
 def _finish_directory(path: str, info: tarfile.TarInfo) -> None:
-    """Give a directory its mode and time; a failure does not matter, its content does."""
+    """Set a directory's mode and time; a failure does not matter."""
     with suppress(OSError):
         _set_time(path, info)
         os.chmod(path, info.mode & 0o777)

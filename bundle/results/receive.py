@@ -138,7 +138,7 @@ def receive(
 
 @contextlib.contextmanager
 def _alone(target: str) -> Iterator[None]:
-    """Let no other job's results be put there meanwhile, where the file system has locks."""
+    """Exclude other jobs' results, if the file system has locks."""
     handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ class _Truncated(Exception):
 
 
 class _Reader:
-    """The receiving end of the stream; it never holds more than one chunk."""
+    """Reads the stream; holds at most one chunk in memory."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         # read1 returns the bytes that are available, rather than waiting for a whole chunk.
@@ -162,7 +162,6 @@ class _Reader:
         self.digest = hashlib.sha256()
 
     def line(self) -> bytes:
-        """Return one line, without its end."""
         line = bytearray()
         while True:
             self._fill()
@@ -176,14 +175,12 @@ class _Reader:
                 return bytes(line)
 
     def tar(self, most: int) -> memoryview:
-        """Return up to ``most`` bytes of the tar, at least one."""
         self._fill()
         piece, self._buffer = self._buffer[:most], self._buffer[most:]
         self.digest.update(piece)
         return piece
 
     def exactly(self, count: int) -> bytes:
-        """Return ``count`` bytes of the tar, few enough to be held in memory."""
         data = bytearray()
         while len(data) < count:
             data += self.tar(count - len(data))
@@ -204,11 +201,7 @@ class _Reader:
 def _unpack(
     reader: _Reader, writer: ResultsWriter, header: StreamHead, target: str, source: str
 ) -> tuple[Problem | None, StreamEnd | None]:
-    """Unpack the tar and check the end mark.
-
-    Returns:
-        The reason why it is not complete, None if it is; and the end mark, None if it did not come.
-    """
+    """Unpack the tar; return why it is incomplete, and the end mark; None for either."""
     try:
         for info in _members(reader, header):
             content = _Content(reader, info.size)
@@ -237,7 +230,7 @@ def _incomplete(where: str, why: str) -> Problem:
 
 
 class _Content:
-    """The bytes of one member, and the padding behind them."""
+    """The bytes of one member, and the padding after them."""
 
     def __init__(self, reader: _Reader, size: int) -> None:
         self._reader = reader
@@ -245,25 +238,20 @@ class _Content:
         self._padding = padding(size)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes that have not been read yet."""
+        """Yield the unread bytes."""
         while self._left:
             piece = self._reader.tar(min(self._left, CHUNK))
             self._left -= len(piece)
             yield piece
 
     def skip(self) -> None:
-        """Go on to the next member."""
         for _ in self.pieces():
             pass
         self._reader.exactly(self._padding)
 
 
 def _members(reader: _Reader, header: StreamHead) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of the tar, as long as they are not more than was announced.
-
-    Raises:
-        InvalidStream: there is more, or a member of another kind.
-    """
+    """Yield the tar's members, at most as many as announced; only allowed kinds."""
     files = size = 0
     for entries, info in enumerate(_tar_headers(reader), start=1):
         files += info.isreg()
@@ -274,10 +262,7 @@ def _members(reader: _Reader, header: StreamHead) -> Iterator[tarfile.TarInfo]:
 
 
 def _tar_headers(reader: _Reader) -> Iterator[tarfile.TarInfo]:
-    """Yield the header of each member with its long names; read the end of the tar.
-
-    The caller reads the content of a member before it takes the next one.
-    """
+    """Yield member headers with long names; the caller reads the content before the next one."""
     names: dict[bytes, str] = {}
     while True:
         block = reader.exactly(BLOCK)
@@ -319,11 +304,7 @@ def _check_kind(info: tarfile.TarInfo) -> None:
 
 
 def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
-    """Check the outputs that are announced.
-
-    Raises:
-        InvalidStream: nobody asked for one, or they are no paths that can be unpacked.
-    """
+    """Refuse announced outputs that were not asked for, or that are unsafe paths."""
     for root in roots:
         if "\0" in root or not {"", ".", ".."}.isdisjoint(root.split("/")):
             raise InvalidStream(f"{root!r} is not a plain path")
@@ -336,11 +317,6 @@ def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _require_room(target: str, header: StreamHead, source: str) -> None:
-    """Check the target before anything is written.
-
-    Raises:
-        NodeError: the target does not exist, cannot be written, or has too little room.
-    """
     if not os.path.isdir(target):
         code = ProblemCode.NO_PLACE_FOR_RESULTS
         reasons = ["it is not a directory" if os.path.exists(target) else "it does not exist"]

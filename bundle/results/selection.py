@@ -106,7 +106,6 @@ def besides(selection: Selection, brought: Collection[str]) -> Selection:
 
 
 def _sources(base: str, names: Sequence[str], left_out: _LeftOutPaths) -> dict[str, str]:
-    """Return the real paths of outputs, by name, without those that cannot be sent."""
     sources: dict[str, str] = {}
     for name in names:
         source = os.path.realpath(os.path.join(base, name))
@@ -123,10 +122,6 @@ def leads_out(inner: str, target: str) -> bool:
 
     ``..`` is allowed only at the beginning: there it goes up real directories. Behind a name, which
     may be a link itself, the text does not tell where it leads.
-
-    Args:
-        inner: the link's path, relative to the output.
-        target: the path that the link points to.
     """
     if not target or target.startswith("/") or os.path.normpath(target) != target:
         return True
@@ -140,11 +135,6 @@ def measure(entries: Sequence[OutputEntry]) -> Sizes:
 
 
 def _real_directory(directory: str) -> str:
-    """Return the real path of the run directory.
-
-    Raises:
-        NodeError: there is no such directory.
-    """
     base = os.path.realpath(directory)
     if os.path.isdir(base):
         return base
@@ -153,7 +143,6 @@ def _real_directory(directory: str) -> str:
 
 
 def _root_refusal(base: str, source: str) -> str:
-    """Return why an output cannot be sent, by its real path; empty if it can."""
     if not source.startswith(base + "/"):
         return f"it leads out of the run directory, to {source}"
     if not os.path.lexists(source):
@@ -162,23 +151,16 @@ def _root_refusal(base: str, source: str) -> str:
 
 
 class _LeftOutPaths:
-    """Paths that cannot be sent.
-
-    Attributes:
-        reasons: the paths, each with the reason.
-        unread: the number of those that could not be read.
-    """
+    """Paths that cannot be sent, with reasons; ``unread`` counts those that could not be read."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
         self.unread = 0
 
     def refuse(self, name: str, why: str) -> None:
-        """Leave out a path that is nothing to send."""
         self.reasons[name] = why
 
     def fail(self, name: str, error: OSError) -> None:
-        """Leave out a path that could not be read."""
         self.reasons[name] = error_text(error)
         self.unread += 1
 
@@ -188,13 +170,7 @@ class _NotSendable(Exception):
 
 
 def _walk(root: str, top: str, left_out: _LeftOutPaths) -> Iterator[OutputEntry]:
-    """Yield the content of an output, following no link.
-
-    Args:
-        root: the output's path below the run directory.
-        top: its real path.
-        left_out: gets the paths that cannot be sent.
-    """
+    """Yield the content of an output; follow no link."""
     pending = [(root, top)]
     while pending:
         name, path = pending.pop()
@@ -214,12 +190,7 @@ def _walk(root: str, top: str, left_out: _LeftOutPaths) -> Iterator[OutputEntry]
 
 
 def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
-    """Describe one path inside an output.
-
-    Raises:
-        _NotSendable: it leads out, or is no directory, file or link.
-        OSError: it cannot be read.
-    """
+    """Describe one path; _NotSendable if it leads out, or is no directory, file or link."""
     state = os.lstat(path)
     size, link = 0, ""
     if stat.S_ISREG(state.st_mode):
@@ -236,10 +207,7 @@ def _entry(name: str, path: str, root: str, top: str) -> OutputEntry:
 
 
 def _link_target(path: str, top: str) -> str:
-    """Return the target to send for a link: the same text, or an equivalent relative path.
-
-    Empty if it leads out of ``top``.
-    """
+    """Return the target, if need be made relative; empty if it leads out of ``top``."""
     text = os.readlink(path)
     if not leads_out(os.path.relpath(path, top), text):
         return text

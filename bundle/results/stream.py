@@ -63,7 +63,6 @@ class StreamHead:
     """Paths that are not sent, each with the reason."""
 
     def __post_init__(self) -> None:
-        """Refuse a count that is negative."""
         _refuse_negative(entries=self.entries, files=self.files, bytes=self.bytes)
 
 
@@ -83,7 +82,6 @@ class StreamEnd:
     """Earlier results that were sent to the node, and that the job has deleted there."""
 
     def __post_init__(self) -> None:
-        """Refuse a count that is negative."""
         _refuse_negative(gaps=self.gaps)
 
 

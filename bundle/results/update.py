@@ -22,12 +22,6 @@ SentEntries = Mapping[str, OutputEntry]
 def update(new: str, old: str, name: str, sent: SentEntries) -> list[str] | None:
     """Move the files of an output into the one that exists, unless a file would be lost.
 
-    Args:
-        new: the output's path where it was unpacked.
-        old: its final path; something is there.
-        name: its path below the run directory.
-        sent: what the job was sent.
-
     Returns:
         The paths below the run directory that were written; None, and nothing has changed, if the
         output needs another name.
@@ -44,7 +38,7 @@ def update(new: str, old: str, name: str, sent: SentEntries) -> list[str] | None
 
 
 def _moves(new: str, old: str, name: str, sent: SentEntries) -> list[tuple[str, str, str]] | None:
-    """Return what must be moved where, with its path; None if a file would be lost."""
+    """Return what to move where; None if a file would be lost."""
     moves = []
     device = os.lstat(new).st_dev
     pending = [(new, old, name)]
@@ -72,7 +66,6 @@ def _moves(new: str, old: str, name: str, sent: SentEntries) -> list[tuple[str, 
 
 
 def _is_same(source: str, came: os.stat_result, target: str, there: os.stat_result) -> bool:
-    """Return whether two files, or two links, have the same content."""
     if stat.S_IFMT(came.st_mode) != stat.S_IFMT(there.st_mode):
         return False
     if stat.S_ISLNK(came.st_mode):
@@ -81,7 +74,6 @@ def _is_same(source: str, came: os.stat_result, target: str, there: os.stat_resu
 
 
 def _is_as_sent(there: os.stat_result, entry: OutputEntry) -> bool:
-    """Return whether a file or link has not been changed since it was sent."""
     return not stat.S_ISDIR(there.st_mode) and (
         stat.S_IFMT(there.st_mode),
         there.st_mtime_ns,
@@ -90,16 +82,7 @@ def _is_as_sent(there: os.stat_result, entry: OutputEntry) -> bool:
 
 
 def remove_deleted(target: str, deleted: Collection[str], sent: SentEntries) -> int:
-    """Remove the files that a job was sent and has deleted, unless they have changed since.
-
-    Args:
-        target: the run directory.
-        deleted: the files, or directories of them.
-        sent: what the job was sent, directories before their content.
-
-    Returns:
-        The number of files that were removed.
-    """
+    """Remove files that were sent and that the job deleted, unless changed; return their number."""
     removed = 0
     gone = frozenset(deleted)
     for name, entry in reversed(list(sent.items())):

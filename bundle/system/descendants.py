@@ -53,10 +53,7 @@ def reap_orphans() -> None:
 
 
 def _is_orphan(child: int) -> bool:
-    """Return True if a child was adopted, not started or forked by this process.
-
-    Forked children stay in our session, which none of those started here ever rejoins.
-    """
+    """Tell an adopted child; forked ones share our session, which started ones never rejoin."""
     return child not in waited_for and os.getsid(child) != os.getsid(0)
 
 
@@ -78,11 +75,7 @@ def members_of(group: int, mark: str) -> set[int]:
 
 
 def _is_member(pid: int, group: int, mark: str) -> bool:
-    """Return True for a living process of a group or session, with a mark, or an orphan of ours.
-
-    Raises:
-        OSError: it has ended, or belongs to another user.
-    """
+    """Tell a living process of a group or session, with a mark, or an orphan of ours."""
     line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
     state, parent, process_group, session = line.rpartition(")")[2].split()[:4]
@@ -96,7 +89,6 @@ def _is_member(pid: int, group: int, mark: str) -> bool:
 
 
 def _marks(environ: bytes) -> list[str]:
-    """Return the tokens in an environment as /proc shows it."""
     prefix = f"{MARK}=".encode()
     for item in environ.split(b"\0"):
         if item.startswith(prefix):

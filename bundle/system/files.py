@@ -93,7 +93,7 @@ def mount_for(path: str, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def _root_of(mounts: Sequence[Mount]) -> Mount | None:
-    """Return the first mount of ``/`` that lies on no other of these mounts; None for none."""
+    """Return the first mount of ``/`` that is on top of no other of these mounts."""
     ids = {mount.id for mount in mounts}
     for mount in mounts:
         if mount.point == "/" and mount.parent not in ids - {mount.id}:
@@ -195,7 +195,6 @@ def _covers(point: str, path: str) -> bool:
 
 
 def _unescaped(field: str) -> str:
-    """Undo the octal escapes of blanks and backslashes."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)
 
 
@@ -214,14 +213,7 @@ def is_full(exc: OSError) -> bool:
 
 
 def disk_problem(exc: OSError, where: str, full: ProblemCode, other: ProblemCode) -> Problem:
-    """Return the problem behind an error while writing.
-
-    Args:
-        exc: the error.
-        where: the place that was written to.
-        full: the problem's code where a disk or a quota is full.
-        other: its code otherwise.
-    """
+    """Return the problem of a failed write: ``full`` for a full disk or quota, else ``other``."""
     values = {"why": error_text(exc)}
     return Problem(full if is_full(exc) else other, where, values)
 

@@ -73,7 +73,6 @@ def _term(prefix: str, width: int, numbers: Sequence[int]) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and the last of each run of consecutive numbers."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -102,20 +101,19 @@ def _is_host(name: str) -> bool:
 
 
 def _is_word(text: str, others: str) -> bool:
-    """Return whether a text has letters, digits and some others only, and begins with no dash."""
+    """Allow letters, digits and ``others`` only, and no dash at the start."""
     usual = all(char.isascii() and (char.isalnum() or char in others) for char in text)
     return bool(text) and usual and not text.startswith("-")
 
 
 def _terms(text: str) -> list[str]:
-    """Return the parts of a list between the commas outside brackets."""
+    """Split a list at the commas outside brackets."""
     if not _BALANCED.fullmatch(text):
         raise _error(text, "its brackets do not match")
     return _TERM.findall(text.strip())
 
 
 def _pieces(text: str, term: str) -> Iterator[list[str]]:
-    """Yield what each piece of a term may be: the numbers in brackets, or the piece itself."""
     if not term:
         raise _error(text, "it holds an empty name")
     if any(char.isspace() for char in term):
@@ -126,7 +124,7 @@ def _pieces(text: str, term: str) -> Iterator[list[str]]:
 
 
 def _numbers(text: str, numbers: str) -> list[str]:
-    """Return the numbers in a pair of brackets, with zero padding kept."""
+    """Expand the numbers of a pair of brackets; zero padding stays."""
     expanded: list[str] = []
     for item in numbers.split(","):
         match = _RANGE.fullmatch(item)

@@ -58,19 +58,13 @@ def own_tasks() -> tuple[TaskState, ...]:
 
 
 def made_progress(before: tuple[TaskState, ...], now: tuple[TaskState, ...]) -> bool:
-    """Return whether some of these processes works, or all of them wait for what may come.
-
-    Args:
-        before: the processes at an earlier moment.
-        now: the same, and those that have begun since.
-    """
+    """Return whether some of these processes works, or all of them wait for what may come."""
     if before != now:
         return True
     return any(task.state == "R" for task in now) or not any(task.hangs for task in now)
 
 
 def _own_pids() -> Iterator[int]:
-    """Yield this process's id and those of its forked children."""
     own, session = os.getpid(), os.getsid(0)
     yield own
     for thread in os.listdir(f"/proc/{own}/task"):

@@ -10,9 +10,6 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 def source_of(name: str) -> bytes:
     """Return the source of a module, from the directory or the zip that this one came from.
 
-    Args:
-        name: its name below the top of the far side: ``launch.wrapper``, ``channel.bootstrap``.
-
     Raises:
         NodeError: there is no such module.
     """

@@ -63,7 +63,7 @@ def resolve(hostname: str) -> list[str]:
 
 
 def _for_resolver(hostname: str) -> str | bytes:
-    """Return a name for the resolver: bytes if possible, so that no codec has to be loaded."""
+    """Return bytes if possible, so that Python loads no codec for the resolver."""
     return hostname.encode() if hostname.isascii() else hostname
 
 
@@ -215,7 +215,6 @@ def advertised_address(hostname: str, peer: str = "") -> str:
 
 
 def _named_address(hostname: str) -> str:
-    """Return the first reachable address of a name; empty if there is none."""
     try:
         addresses = resolve(hostname)
     except NodeError:  # the interfaces may still tell
@@ -224,11 +223,7 @@ def _named_address(hostname: str) -> str:
 
 
 def _only_address(hostname: str) -> str:
-    """Return the only reachable address of the interfaces, of IPv4 where they have that.
-
-    Raises:
-        NodeError: there is none, or there are several.
-    """
+    """Return the only reachable address (IPv4 first); NodeError for none or several."""
     links = [link for link in local_addresses() if _is_reachable(link.address)]
     addresses = [link.address for link in links]
     candidates = [address for address in addresses if not _is_ipv6(address)] or addresses
@@ -277,7 +272,7 @@ def free_port(preferred: int, span: int = 64, address: str = "") -> int:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Listen as a rendezvous store does: address reuse on, both families where there are two."""
+    """Listen as a rendezvous store does: with address reuse, and both families if possible."""
     if address:
         family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
         return socket.create_server((address, port), family=family)
@@ -291,7 +286,7 @@ def _hashed(job_id: str) -> int:
 
 
 def _is_reachable(address: str) -> bool:
-    """Return True if another machine may use this address: not loopback, not link-local."""
+    """Tell whether other hosts can use it: not loopback, not link-local."""
     return not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
 
 

@@ -68,11 +68,7 @@ def opener(mode: LogMode) -> Opener:
 
 
 def _examined(handle: int, path: str, flags: int) -> int:
-    """Return an open file that existed before, emptied if the flags ask for that.
-
-    Raises:
-        OSError: it may not be written to.
-    """
+    """Return an open existing file, truncated if ``flags`` ask for that."""
     try:
         why = _refusal(os.fstat(handle), os.path.dirname(os.path.abspath(path)))
         if why:
@@ -86,7 +82,6 @@ def _examined(handle: int, path: str, flags: int) -> int:
 
 
 def _refusal(status: os.stat_result, folder: str) -> str:
-    """Return why a file may not be written to; empty if it may."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     # The directory's owner may replace it anyway; some servers make every file somebody else's.

@@ -118,7 +118,7 @@ class Process(subprocess.Popen[bytes]):
             time.sleep(min(_POLL_SECONDS / 10, left))
 
     def _ended(self, flags: int) -> int | None:
-        """Return the exit status: it is read and noted before the kernel forgets it."""
+        """Return the exit status; read it before the process is reaped."""
         if self.returncode is not None:
             return self.returncode
         try:
@@ -198,14 +198,6 @@ def run(
 ) -> CompletedCommand:
     """Run one command to its end and return its output.
 
-    Args:
-        argv: the program and its arguments.
-        timeout: seconds after which it is killed, with everything that it started.
-        env: its whole environment; None for this process's.
-        cwd: the directory to run in; None for this one.
-        input: text for its standard input; None for an empty one.
-        check: True to raise for an exit status other than 0.
-
     Raises:
         ProcessError: it cannot be started, took too long, or (with ``check``) failed.
     """
@@ -240,11 +232,6 @@ def output_of(process: Process, timeout: float, limit: int = 1 << 20) -> bytes |
 
     So is one that writes ``limit`` bytes, which are returned. The end of what is killed is not
     waited for: a driver of the kernel may hold it.
-
-    Args:
-        process: a process whose standard output is a pipe.
-        timeout: seconds.
-        limit: bytes.
     """
     until = time.monotonic() + timeout
     output = _read(process.stdout, until, limit)
@@ -259,7 +246,7 @@ def output_of(process: Process, timeout: float, limit: int = 1 << 20) -> bytes |
 
 
 def _read(pipe: IO[bytes] | None, until: float, limit: int) -> bytes | None:
-    """Read a pipe to its end, but no more than ``limit`` bytes; None where that takes too long."""
+    """Read a pipe to its end, at most ``limit`` bytes; None after the time limit."""
     output = b""
     if pipe is None:
         return output
@@ -369,7 +356,7 @@ def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _drain(process: subprocess.Popen[bytes]) -> str:
-    """Return what a stopped process had written, without waiting for pipes that others hold."""
+    """Return the output of a stopped process without waiting for pipes that others hold."""
     try:
         out, err = process.communicate(timeout=5)
     except subprocess.TimeoutExpired:
@@ -379,7 +366,6 @@ def _drain(process: subprocess.Popen[bytes]) -> str:
 
 
 def _before_exec() -> Callable[[], None]:
-    """Return what a child does between fork and exec."""
     ask = end_with_parent()
 
     def prepare() -> None:

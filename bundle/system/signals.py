@@ -23,7 +23,7 @@ _received: collections.deque[int] = collections.deque()
 
 @dataclass
 class _Deferral:
-    """Signals that are put off until a block is done."""
+    """Signals that are deferred until a block is done."""
 
     blocks: int = 0
     """Number of blocks that put signals off."""
@@ -158,11 +158,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Raise the exception again, a moment later and elsewhere, if Python has dropped it.
-
-    In destructors and in callbacks of weak references Python only prints an exception; the signal
-    would be lost.
-    """
+    """Raise it later and elsewhere: destructors and weakref callbacks would only print it."""
     if not issubclass(dropped.exc_type, Stopped):
         sys.__unraisablehook__(dropped)
         return

@@ -54,14 +54,7 @@ class ChunkFile:
     def __init__(
         self, handle: int, size: int, *, complete: bool = False, locate: Locate | None = None
     ) -> None:
-        """Begin with nothing, or with all of it.
-
-        Args:
-            handle: the open file; it is written to unless it is complete.
-            size: its length in bytes, in the end.
-            complete: True if all of it is there.
-            locate: finds its bytes, where they are in more than one file; ``handle`` is not used.
-        """
+        """Hold the chunks of a file; ``locate`` replaces ``handle`` if its bytes are in several."""
         self.handle, self.size = handle, size
         self.locate: Locate = locate or (lambda offset, length: (handle, offset, length))
         self.chunk_bytes = chunk_size(size)
@@ -105,11 +98,6 @@ class ChunkFile:
 
     def add(self, tree: int, data: memoryview, checksum: int) -> None:
         """Write the next chunk of a tree.
-
-        Args:
-            tree: 0 or 1.
-            data: its bytes.
-            checksum: their CRC-32, which has been compared.
 
         Raises:
             UnwritableFile: it cannot be written.

@@ -146,14 +146,7 @@ def sending(size: int, nodes: Nodes, rates: Rates = ASSUMED) -> float:
 def staging(
     work: StagingWork, nodes: Nodes, rates: Rates = ASSUMED, *, relayed: bool = True
 ) -> Staging:
-    """Return the seconds to stage the environment on all nodes, to which the bundle is sent.
-
-    Args:
-        work: the work of each node.
-        nodes: the nodes.
-        rates: their speeds.
-        relayed: True if the nodes pass it on to each other; False if ``sbcast`` sends it.
-    """
+    """Return the seconds to stage the environment on all nodes, to which the bundle is sent."""
     send = (relaying if relayed else sending)(work.sent, nodes, rates)
     return _staging(work, nodes, rates, send, rates.received * work.sent)
 
@@ -161,29 +154,14 @@ def staging(
 def staging_by_reading(
     work: StagingWork, nodes: Nodes, speed: float, rates: Rates = ASSUMED
 ) -> Staging:
-    """Return the same for nodes that read the bundle where it lies.
-
-    Args:
-        work: the work of each node.
-        nodes: the nodes.
-        speed: bytes a second at which the slowest of them reads.
-        rates: their speeds.
-    """
+    """Return the same for nodes that read the bundle; ``speed`` is the slowest one, in bytes/s."""
     return _staging(work, nodes, rates, work.sent / speed, 0.0)
 
 
 def _staging(
     work: StagingWork, nodes: Nodes, rates: Rates, send: float, receiving: float
 ) -> Staging:
-    """Return the seconds, of which so many are for the sending.
-
-    Args:
-        work: the work of each node.
-        nodes: the nodes.
-        rates: their speeds.
-        send: seconds until the last byte is on the last node.
-        receiving: CPU seconds that a node needs to take the bytes in.
-    """
+    """Add ``send``, seconds until all nodes have it, and ``receiving``, CPU seconds of a node."""
     content = rates.file * work.files + rates.byte * work.bytes
     fixed = nodes.alone(rates.environment + rates.link_file * work.linked)
     share = min(1.0, BLOCK / work.sent) if work.sent else 0.0
@@ -203,15 +181,7 @@ def a_step(nodes: Nodes, rates: Rates = ASSUMED) -> float:
 def forecast(
     staged: Sequence[Staging], nodes: Nodes, rates: Rates = ASSUMED, *, launcher: str = "torchrun"
 ) -> Forecast:
-    """Return the seconds by phase.
-
-    Args:
-        staged: the staging of each group of nodes, one after the other; none if all nodes have the
-            environment.
-        nodes: all nodes.
-        rates: their speeds.
-        launcher: ``torchrun``, ``srun`` or ``processes``.
-    """
+    """Return the seconds by phase; groups are staged in turn, none if all have the environment."""
     step = a_step(nodes, rates)
     probe = nodes.alone(rates.probe)
     # Several groups have a step each, and so have ranks that Slurm starts. Where nothing is staged,

@@ -84,14 +84,6 @@ def make_plan(
 ) -> tuple[Plan, dict[str, Problem]]:
     """Decide for every node how it gets its environment.
 
-    Args:
-        facts: each node's answer to the preflight.
-        rule: the user's wish.
-        manifest: the bundle's; None if the driver cannot read the bundle.
-        size: length of the bundle's file in bytes.
-        rates: the measured speeds of the cluster.
-        sharing: the number of nodes that share one machine.
-
     Returns:
         The plan, and the nodes that cannot be served.
     """
@@ -128,8 +120,6 @@ def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
 
 @dataclass(frozen=True)
 class _NodesByNeed:
-    """The nodes of a job, as the preflight found them."""
-
     ready: list[str]
     """Those that have the environment."""
     waiting: list[str]
@@ -139,7 +129,6 @@ class _NodesByNeed:
 
     @classmethod
     def of(cls, facts: Mapping[str, PreflightAnswer]) -> _NodesByNeed:
-        """Return the nodes that have answered, by what they need."""
         ready = [node for node, answer in facts.items() if answer.ready]
         waiting = [node for node, answer in facts.items() if not answer.ready]
         blind = [node for node in waiting if facts[node].rate is None]
@@ -148,8 +137,6 @@ class _NodesByNeed:
 
 @dataclass(frozen=True)
 class _SendingWay:
-    """The way in which the bundle is sent, if it is."""
-
     how: str
     """``relay``, ``sbcast`` or ``ssh``."""
     why: str = ""
@@ -159,7 +146,7 @@ class _SendingWay:
     def of(
         cls, rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
     ) -> _SendingWay:
-        """Choose the relay, unless it is not wanted or some node has no address for the others."""
+        """Choose the relay, unless the rule forbids it or a node has no address for others."""
         if rule.way is TransferWay.SBCAST:
             return cls(SBCAST)
         nowhere = [node for node in nodes if not facts[node].address]
@@ -169,7 +156,6 @@ class _SendingWay:
         return cls(RELAY)
 
     def line(self, count: str, why: str) -> str:
-        """Return the line that says what is done, and why."""
         besides = f"; no relay, as {self.why}" if self.why else ""
         return f"{self.how} to {count}: {why}{besides}"
 
@@ -181,7 +167,7 @@ def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool
 
 @dataclass(frozen=True)
 class _Choice:
-    """The choice between sending the bundle and reading it where it lies."""
+    """The choice between sending the bundle and reading it in place."""
 
     why: str
     """The reason, in one line."""
@@ -190,21 +176,18 @@ class _Choice:
 
 
 class _GroupForecast:
-    """The forecast for these nodes."""
-
     def __init__(self, facts: Mapping[str, PreflightAnswer], rates: Rates, sharing: int) -> None:
         self._facts = facts
         self._rates = rates
         self._sharing = sharing
 
     def slowest(self, nodes: Sequence[str]) -> tuple[str, float]:
-        """Return the node that reads the bundle most slowly, and its bytes a second."""
+        """Return the node that reads the bundle most slowly, and its bytes/s."""
         rates = {node: self._facts[node].rate or 0.0 for node in nodes}
         slowest = min(nodes, key=lambda node: rates[node])
         return slowest, rates[slowest] or 1.0
 
     def staged(self, group: NodeGroup) -> Staging:
-        """Return the expected seconds of one group."""
         if group.work is None:
             return Staging(0.0, 0.0, 0.0)
         nodes = forecast_nodes(group.nodes, self._facts, self._sharing)
@@ -220,7 +203,6 @@ def _choose(
     groups: Sequence[NodeGroup],
     way: _SendingWay,
 ) -> _Choice:
-    """Choose whether the bundle is sent."""
     if not nodes.waiting:
         return _Choice("nothing to send: every node has the environment", send=False)
     count = counted(len(nodes.waiting), "node")
@@ -257,13 +239,7 @@ def _choose_by_speed(
 
 
 def _unserved(nodes: _NodesByNeed, stage: Stage, *, sending_nothing: bool) -> dict[str, Problem]:
-    """Return the nodes that cannot get the bundle.
-
-    Args:
-        nodes: all nodes.
-        stage: the rule by which the bundle is sent.
-        sending_nothing: True if the bundle is to be sent, and the driver cannot read it.
-    """
+    """Return nodes that cannot get it; ``sending_nothing``: the driver cannot read the bundle."""
     if stage == Stage.NEVER:
         return _each_with(ProblemCode.BUNDLE_INVISIBLE, nodes.blind)
     if sending_nothing:  # requested, or some node cannot read the bundle
@@ -278,7 +254,7 @@ def _each_with(code: ProblemCode, nodes: Sequence[str]) -> dict[str, Problem]:
 def _to_be_sent(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer], how: str
 ) -> list[NodeGroup]:
-    """Return the groups of nodes that are sent a file each: the same path, but for a relay."""
+    """Group the nodes that get one file each: by equal path, except for a relay."""
     if how == RELAY:
         return [NodeGroup(tuple(nodes), how)] if nodes else []
     return [NodeGroup(group, how) for group in by_root(nodes, facts)]
@@ -293,7 +269,6 @@ def by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[
 
 
 def _reading(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:
-    """Let groups read the bundle where it lies, without the nodes that cannot be served."""
     reading = []
     for group in groups:
         nodes = tuple(node for node in group.nodes if node not in left_out)
@@ -307,7 +282,7 @@ def _reading(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[Nod
 def _with_content(
     group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest, size: int
 ) -> NodeGroup:
-    """Add the parts of the bundle that at least one node of the group is missing."""
+    """Add the layers that at least one node of the group is missing."""
     missing = _missing_layers(group, facts, manifest)
     members: tuple[str, ...] | None = None
     if len(missing) < len(manifest.layers):
@@ -327,7 +302,7 @@ def _with_content(
 def _excerpt(
     manifest: Manifest, layers: Sequence[Layer], *, have_wheel: bool
 ) -> list[tuple[str, int]]:
-    """Return the members of some layers with their sizes, and the decompressor if it is needed."""
+    """Return the layers' members with their sizes, and the decompressor if needed."""
     names = {name for layer in layers for name, _ in layer.members}
     if manifest.decompressor is not None and not have_wheel:
         names.add(manifest.decompressor.name)

@@ -41,7 +41,6 @@ def reporting(channel: AgentChannel) -> Iterator[None]:
 
 
 def _report(channel: AgentChannel, over: threading.Event) -> None:
-    """Send a report every now and then, until it is over."""
     progress = UnpackProgress(hung_tasks.own_tasks())
     next_report = time.monotonic() + REPORT_SECONDS
     while not over.wait(LOOK_SECONDS):
@@ -64,22 +63,12 @@ class UnpackProgress:
     """
 
     def __init__(self, tasks: tuple[hung_tasks.TaskState, ...]) -> None:
-        """Begin."""
         self._tasks = tasks
         self.still_seconds = 0.0
         self.has_moved = False
 
     def look(self, tasks: tuple[hung_tasks.TaskState, ...], seconds: float) -> str:
-        """Compare the processes with those of the last look.
-
-        Args:
-            tasks: the processes as they are now.
-            seconds: the time between two looks; the clock does not count, as this process may
-                have been stopped with all the others.
-
-        Returns:
-            What they hang in; empty while they do not.
-        """
+        """Return what the processes hang in, or empty; no clock: all may have been stopped."""
         moved = hung_tasks.made_progress(self._tasks, tasks)
         self._tasks = tasks
         if moved:

@@ -59,9 +59,6 @@ class RelayOutcome:
 def listen(address: str) -> socket.socket:
     """Return a socket that listens on an address, on a port that is free.
 
-    Args:
-        address: an IPv4 or IPv6 address; empty for all IPv4 addresses of this machine.
-
     Raises:
         OSError: the address cannot be used.
     """
@@ -88,15 +85,7 @@ class Relay:
         rounds: memoryview,
         directory: Directory | None = None,
     ) -> None:
-        """Take what serving needs.
-
-        Args:
-            file: the file, or what there is of it.
-            token: the transfer's token.
-            listener: the socket that others connect to.
-            rounds: one number, which counts the rounds of the loop: it stands still as the loop.
-            directory: the source's answers to nodes that ask for their places.
-        """
+        """Count the loop's rounds in ``rounds``, which the parent process reads to find hangs."""
         self._directory = directory
         self._rounds = rounds
         self._most_children = MOST_CHILDREN
@@ -124,11 +113,6 @@ class Relay:
         A node that cannot get the file serves nobody from then on: whoever took chunks from it
         would wait for the rest in vain.
 
-        Args:
-            candidates: where those are that chunks may come from; None for the source.
-            control: the pipe's end to read from.
-            on_outcome: called once the file is here, or cannot come.
-
         Raises:
             UnwritableFile: this node's disk does not take a chunk.
         """
@@ -155,7 +139,7 @@ class Relay:
                 time.sleep(_PAUSE_SECONDS)
 
     def _do_round(self, control: int) -> bool:
-        """Take and send what the connections are ready for; return False if it is to end."""
+        """Serve the ready connections; return False at the end."""
         self._rounds[0] += 1
         self._clock.advance()
         self._drained = True
@@ -209,7 +193,6 @@ class Relay:
         link.close()
 
     def _outcome(self) -> RelayOutcome | None:
-        """Return the outcome, if there is one by now."""
         failed = [inflow for inflow in self._inflows if inflow.gave_up(self._clock.now)]
         if not self._file.complete and not failed:
             return None
@@ -221,7 +204,6 @@ class Relay:
         )
 
     def _accept(self, events: int) -> None:
-        """Take some of the connections that wait."""
         with contextlib.suppress(OSError):  # there are no more, or too many files are open
             for _ in range(_MOST_ACCEPTED):
                 connection, _ = self._listener.accept()
@@ -236,8 +218,6 @@ class Relay:
                     self._drop(secrets.choice(strangers))
 
     def _server_of(self, child: RelayChild) -> Callable[[int], None]:
-        """Return what is to be done when a child's connection is ready."""
-
         def serve(events: int) -> None:
             if child not in self._children:  # ended in this round
                 return
@@ -254,7 +234,6 @@ class Relay:
 
     @contextlib.contextmanager
     def _dropping(self, child: RelayChild) -> Iterator[None]:
-        """End a child's connection if the block fails."""
         try:
             yield
         except BlockingIOError:  # it takes no more at present
@@ -268,7 +247,6 @@ class Relay:
         child.close()
 
     def _tick(self, now: float) -> None:
-        """Look after all connections."""
         for inflow in self._inflows:
             inflow.tick(now)
         for child in list(self._children):
@@ -277,7 +255,6 @@ class Relay:
                 self._await_child(child)
 
     def _await_child(self, child: RelayChild) -> None:
-        """Wait until a child's connection takes more, if there is more for it."""
         wanted = _READ | (_WRITE if child.has_more else 0)
         key = self._selector.get_key(child)
         if key.events != wanted:

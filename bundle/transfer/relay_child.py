@@ -48,16 +48,7 @@ class RelayChild:
         now: float,
         directory: Directory | None = None,
     ) -> None:
-        """Challenge it.
-
-        Args:
-            connection: the connection.
-            position: the place of this node in the trees.
-            token: the transfer's token.
-            file: what there is to pass on.
-            now: the time.
-            directory: answers nodes that ask for their places; only the source has one.
-        """
+        """Send the challenge; only the source has a directory, which answers nodes with places."""
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit = int(_STUCK_SECONDS * 1000)
@@ -92,9 +83,6 @@ class RelayChild:
     def receive(self, *, room: bool) -> None:
         """Take what it sends: its hello, and later only its end.
 
-        Args:
-            room: False if this node serves as many as it can.
-
         Raises:
             ConnectionOver: it has ended, or does not know the token.
             OSError: the connection is broken.
@@ -124,7 +112,7 @@ class RelayChild:
         self._unsent = memoryview(bytes(self._unsent) + raw)
 
     def _answer_place(self, key: int) -> None:
-        """Tell a node where those are that it may take chunks from; that is all that it gets."""
+        """Send a node its candidates, and nothing else."""
         places = self._directory(key) if self._directory is not None else None
         answer = ParentReply(self._position, places is not None, len(places or b""))
         raw = self._handshake.reply(self._hello, answer)
@@ -155,7 +143,6 @@ class RelayChild:
         self.blocked = self._body[1] > 0
 
     def _send_body(self) -> None:
-        """Send as much of the present chunk as the connection takes."""
         offset, length = self._body
         sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
         if not sent:
@@ -163,7 +150,6 @@ class RelayChild:
         self._body = offset + sent, length - sent
 
     def _begin_chunk(self) -> None:
-        """Prepare the next chunk's frame."""
         self._body = self._file.place(self._tree, self._next)
         checksum = self._file.checksum(self._tree, self._next)
         self._unsent = memoryview(FRAME.pack(CHUNK, self._next, self._body[1], checksum))

@@ -21,11 +21,6 @@ class RelayClock:
     """
 
     def __init__(self, read: Callable[[], float] = time.monotonic) -> None:
-        """Begin.
-
-        Args:
-            read: returns the real time in seconds.
-        """
         self._read = read
         self._real = self.now = read()
 

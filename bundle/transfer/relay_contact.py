@@ -36,7 +36,7 @@ def unreachable(candidates: RelayCandidates) -> dict[int, str]:
 
 
 def _failures(places: dict[int, tuple[str, int]]) -> dict[int, str]:
-    """Connect to all at the same time; return the reasons of those that failed."""
+    """Connect to all at once; return the reasons of failures."""
     failures: dict[int, str] = {}
     open_ones: dict[int, socket.socket] = {}
     for place, address in places.items():
@@ -67,11 +67,6 @@ def _failures(places: dict[int, tuple[str, int]]) -> dict[int, str]:
 
 
 def _connecting(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that begins to connect.
-
-    Raises:
-        OSError: there is no way to that address.
-    """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)

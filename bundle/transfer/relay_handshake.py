@@ -73,12 +73,7 @@ class Handshake:
     """The parent's nonce, with which the handshake begins."""
 
     def hello(self, child_nonce: bytes, request: ChunkRequest) -> bytes:
-        """Return what a child sends.
-
-        Args:
-            child_nonce: the child's nonce.
-            request: what it asks for.
-        """
+        """Return the child's message."""
         asked = _REQUEST.pack(request.parent, request.tree, request.first)
         return child_nonce + asked + self._proof(b"child", child_nonce, asked)
 
@@ -114,11 +109,10 @@ class Handshake:
         return hmac.compare_digest(seal, self.seal(hello, places))
 
     def _proof(self, what: bytes, *parts: bytes) -> bytes:
-        """Return a proof; the lengths of all parts but the last are fixed, so none is separated."""
+        """Return a proof; all parts but the last have a fixed length, so no separator is needed."""
         return hmac.new(self.token, b"".join([what, self.nonce, *parts]), "sha256").digest()
 
 
 def _split(hello: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the child's nonce, its request and its proof."""
     end = NONCE_BYTES + _REQUEST.size
     return hello[:NONCE_BYTES], hello[NONCE_BYTES:end], hello[end:]

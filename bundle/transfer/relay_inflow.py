@@ -69,15 +69,7 @@ class Inflow:
         connections: Connections,
         now: float,
     ) -> None:
-        """Begin with no parent.
-
-        Args:
-            file: the file.
-            tree: the tree.
-            candidates: the positions above this node in the tree, in the order of preference.
-            connections: makes and ends connections.
-            now: the time.
-        """
+        """Begin without a parent; the positions above this node are in order of preference."""
         self._file, self.tree, self._connections = file, tree, connections
         self._candidates = list(candidates)
         self._next = 0
@@ -145,10 +137,7 @@ class Inflow:
             self._try_next(now)
 
     def _try_next(self, now: float) -> None:
-        """Connect to the next candidate. After the last one, pause, and begin a new round.
-
-        It begins with the nearest one where there is no parent, else above the parent.
-        """
+        """Connect to the next candidate above the parent, if any; pause after the last."""
         if self._next == len(self._candidates):
             self._again = now + _PAUSE_SECONDS
             self._next = 0 if self.parent is None else self._above(self.parent)
@@ -161,10 +150,7 @@ class Inflow:
             self._refuse(position, error_text(exc).lower())
 
     def _take_or_leave(self, link: RelayParent, now: float) -> None:
-        """Let a node that serves this one be the parent, unless it is no further than a slow one.
-
-        The chunk that comes next may be on its way from the present parent.
-        """
+        """Take a serving node as parent, but none as far as a slow one: its chunk may be coming."""
         self._reached, self.candidate = True, None
         if self.parent is not None:
             useful = min(self._file.have[self.tree] + 2, self._file.totals[self.tree])
@@ -177,7 +163,7 @@ class Inflow:
 
     @contextlib.contextmanager
     def _leaving_if_it_fails(self, link: RelayParent, now: float) -> Iterator[None]:
-        """Leave a node on whose connection the block fails; a full disk is not its fault."""
+        """Leave a node whose connection the block fails on, but not for a full disk here."""
         try:
             yield
         except BlockingIOError:  # nothing has come after all
@@ -206,20 +192,19 @@ class Inflow:
         self._end(link)
 
     def _refuse(self, position: int, why: str, *, silent: bool = False) -> None:
-        """Note why a candidate cannot be used; silent if it stands, and says nothing."""
+        """Record why a candidate is unusable; ``silent`` if it is connected but sends nothing."""
         self.refusals[position] = why
         if position == trees.SOURCE:
             self._source_silent = silent
 
     def _exclude(self, position: int) -> None:
-        """Use a node no more: it sent damaged chunks. The source stays, for lack of another."""
+        """Exclude a node that sent damaged chunks, but never the source: there is no other."""
         self.corrupt.append(position)
         if position != trees.SOURCE:
             self._next = self._candidates.index(position)  # there will be the one after it
             del self._candidates[self._next]
 
     def _above(self, link: RelayParent) -> int:
-        """Return the index of the candidate after a node."""
         return self._candidates.index(link.position) + 1
 
     def _end(self, link: RelayParent) -> None:

@@ -19,14 +19,7 @@ class Pace:
     """
 
     def __init__(self, file: ChunkFile, tree: int, seconds: float, now: float) -> None:
-        """Begin without a parent.
-
-        Args:
-            file: the file, with the chunks that have come.
-            tree: the tree of this half, 0 or 1.
-            seconds: the time for which a rate is measured, or longer where little comes.
-            now: the time.
-        """
+        """Measure rates for at least ``seconds``, longer if little arrives."""
         self._file, self._tree, self._other, self._seconds = file, tree, 1 - tree, seconds
         self._began = now
         self._usual = 0.0
@@ -52,7 +45,6 @@ class Pace:
         return have[self._tree] < have[self._other] and gained < _SLOW_SHARE * expected
 
     def _expected(self, now: float) -> float:
-        """Return the chunks that should have come since the measurement began."""
         have = self._file.have[self._other]
         if self._other_is_there:
             return self._usual * (now - self._since)

@@ -46,13 +46,6 @@ class RelayParent:
     ) -> None:
         """Begin to connect.
 
-        Args:
-            position: its place in the trees.
-            address: its address and port.
-            token: the transfer's token.
-            tree: the tree whose chunks it is asked for.
-            now: the time.
-
         Raises:
             OSError: it cannot be reached.
         """
@@ -115,7 +108,6 @@ class RelayParent:
             self._take(file, now)
 
     def _take(self, file: ChunkFile, now: float) -> None:
-        """Take the next part of what has come, which is there as a whole."""
         if not self._handshake.nonce:
             self._prove(file)
         elif not self.accepted:
@@ -126,14 +118,12 @@ class RelayParent:
             self._read_chunk(file)
 
     def _forget(self, size: int) -> None:
-        """Forget the first bytes that have come, and wait for the head of a frame."""
         with memoryview(self._buffer) as view:
             view[: self._filled - size] = view[size : self._filled]
         self._filled -= size
         self._wanted = FRAME.size
 
     def _prove(self, file: ChunkFile) -> None:
-        """Answer its challenge, and ask for the chunks that are missing."""
         self._handshake = replace(self._handshake, nonce=bytes(self._buffer[:NONCE_BYTES]))
         request = ChunkRequest(self.position, self._tree, file.have[self._tree])
         self._hello = self._handshake.hello(secrets.token_bytes(NONCE_BYTES), request)

@@ -90,13 +90,6 @@ def ask_source(
 ) -> RelayCandidates:
     """Ask the source for the places of a node, several times if need be.
 
-    Args:
-        source: address and port of the source.
-        token: the transfer's token.
-        node: the name of this node.
-        over: set when the answer is of no more use.
-        on_unreached: called with the reason, once, when there is no connection to the source.
-
     Raises:
         SourceUnreachable: it gave no answer, or the answer is of no more use.
     """
@@ -119,12 +112,7 @@ def ask_source(
 
 
 def first_pause(node: str, nodes: int) -> float:
-    """Return the seconds that a node waits before it asks: all at once would crowd the source.
-
-    Args:
-        node: its name.
-        nodes: the number of nodes.
-    """
+    """Return the seconds that a node waits before it asks: all at once would crowd the source."""
     return nodes * _SPREAD_SECONDS * _spread(node)
 
 
@@ -134,12 +122,6 @@ def _spread(node: str) -> float:
 
 
 def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
-    """Ask once.
-
-    Raises:
-        OSError: there is no connection.
-        _NoAnswer: there was one, and no answer came.
-    """
     with socket.create_connection(source, timeout=CONNECT_SECONDS) as connection:
         connection.settimeout(HANDSHAKE_SECONDS)
         try:
@@ -160,12 +142,6 @@ def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive so many bytes.
-
-    Raises:
-        OSError: the connection is broken, or nothing comes in time.
-        _NoAnswer: it has ended before.
-    """
     received = b""
     while len(received) < size:
         piece = connection.recv(size - len(received))
@@ -176,7 +152,6 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _reason(exc: OSError, seconds: float) -> str:
-    """Return why there was no answer; the seconds are those that one may take."""
     if isinstance(exc, socket.timeout):
         return f"no answer within {seconds:g} s"
     return error_text(exc).lower()

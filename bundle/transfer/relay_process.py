@@ -40,17 +40,7 @@ class RelayProcess:
         listener: socket.socket,
         directory: Directory | None = None,
     ) -> None:
-        """Start it; it waits for :meth:`begin`.
-
-        Args:
-            file: the file.
-            token: the transfer's token.
-            listener: the socket that others connect to; this process's copy is closed.
-            directory: the source's answers to nodes that ask for their places.
-
-        Raises:
-            OSError: there can be no further process.
-        """
+        """Start it, to wait for :meth:`begin`; close the listener here. OSError if fork fails."""
         prctl()  # loads libc, which is unsafe after a fork
         control, self._control, self._report, report = _pipes()
         self._ending = threading.Lock()
@@ -115,7 +105,6 @@ class RelayProcess:
         return self._last_word().failure if coming.poll(0) else ""
 
     def _last_word(self) -> RelayOutcome:
-        """Return what the process reports, or how it has ended; it has done one of both."""
         line = _line(self._report)
         if line:
             return decode(RelayOutcome, json.loads(line))
@@ -127,7 +116,7 @@ class RelayProcess:
         return RelayOutcome(failure="its relay ended")
 
     def _reap(self) -> int | None:
-        """Forget the process, which has ended; return its status, None if it was known before."""
+        """Reap the ended process; return its wait status, None if it was known before."""
         if not self._child:
             return None
         status = None
@@ -156,11 +145,6 @@ class RelayProcess:
 
 
 def _pipes() -> tuple[int, int, int, int]:
-    """Return the ends of two pipes: to read from and to write to, of one and of the other.
-
-    Raises:
-        OSError: too many files are open.
-    """
     first = os.pipe()
     try:
         return (*first, *os.pipe())
@@ -171,14 +155,7 @@ def _pipes() -> tuple[int, int, int, int]:
 
 
 def _await_end(child: int) -> int | None:
-    """Wait until a process that was killed has ended, or holds out for too long.
-
-    Returns:
-        Its status, as the kernel gives it; None for one that holds out.
-
-    Raises:
-        ChildProcessError: somebody else has waited for it.
-    """
+    """Return a killed process's wait status; None if it does not end in time."""
     until = time.monotonic() + _END_SECONDS
     pause = 0.001
     while time.monotonic() < until:
@@ -191,7 +168,7 @@ def _await_end(child: int) -> int | None:
 
 
 def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
-    """Be the child: it leaves nothing behind, whatever happens, and does not return."""
+    """Run the child; clean up whatever happens, and never return."""
     try:
         signals.end_as_usual()
         signal_at_parent_death(signal.SIGKILL)
@@ -226,7 +203,7 @@ def _write(handle: int, data: bytes) -> None:
 
 
 def _line(handle: int) -> bytes:
-    """Read a line, the only one that comes; nothing if its writer ends before."""
+    """Read the only line; empty if its writer ends first."""
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(handle, 1 << 16)

@@ -34,11 +34,6 @@ class RelayReceiver:
     """
 
     def __init__(self, incoming: Incoming, task: RelayTask) -> None:
-        """Make the file, and listen.
-
-        Raises:
-            NodeError: one of both cannot be done.
-        """
         self._taking: threading.Thread | None = None
         """Takes the file, and reports the outcome."""
         self._over = threading.Event()
@@ -92,7 +87,6 @@ class RelayReceiver:
         self._end()
 
     def _take(self, channel: AgentChannel, start: RelayStart) -> None:
-        """Take the file, or learn that it cannot come, and report it."""
         names: dict[int, str] = {}
         try:
             candidates = self._ask(channel, start)
@@ -114,11 +108,6 @@ class RelayReceiver:
         self._report(channel, outcome, names)
 
     def _ask(self, channel: AgentChannel, start: RelayStart) -> RelayCandidates:
-        """Ask the source for the places that this node must know.
-
-        Raises:
-            SourceUnreachable: it does not answer.
-        """
         driver_host = step_variables.driver_host(os.environ)
 
         def report_unreached(why: str) -> None:
@@ -134,10 +123,7 @@ class RelayReceiver:
     def _try(
         self, channel: AgentChannel, candidates: RelayCandidates, names: Mapping[int, str]
     ) -> None:
-        """Tell the driver which parents cannot be connected to, unless the relay is over by then.
-
-        It also takes back that the source cannot be reached, if that was told.
-        """
+        """Report unreachable parents, or that the source is reachable, until the relay is over."""
         failures = unreachable(candidates)
         if (failures or self._source_unreached) and not self._over.is_set():
             out_of_reach = tuple((names[place], why) for place, why in failures.items())
@@ -146,12 +132,10 @@ class RelayReceiver:
     def _report(
         self, channel: AgentChannel, outcome: RelayOutcome, names: Mapping[int, str]
     ) -> None:
-        """Report the outcome to the driver, and to whoever unpacks what comes."""
         self.arrival.end(whole=not outcome.failure)
         _tell(channel, _relayed(outcome, names))
 
     def _end(self) -> None:
-        """End the relay, and wait until that is reported."""
         self._over.set()
         self._relay.end()
         if self._taking is not None:
@@ -165,7 +149,7 @@ class RelayReceiver:
 
 
 def _with_address(place: RelayPlace, driver_host: str) -> RelayPlace:
-    """Return a place with an address: the source has that of the driver's host."""
+    """Give the source, which has no address of its own, that of the driver's host."""
     return place if place.address else replace(place, address=driver_host)
 
 
@@ -175,7 +159,6 @@ def _tell(channel: AgentChannel, event: OutOfReach | Relayed) -> None:
 
 
 def _relayed(outcome: RelayOutcome, names: Mapping[int, str]) -> Relayed:
-    """Return the outcome with the names of nodes."""
     reasons = "; ".join(f"{names[place]}: {why}" for place, why in outcome.unreached)
     return Relayed(
         seconds=outcome.seconds,

@@ -47,12 +47,6 @@ def stage(
     file while it arrives, until the driver reports its end. The file is removed in any case. For a
     damaged file the answer has the digest of the bytes that arrived, as ``arrived``: it tells the
     driver if they were damaged on their way.
-
-    Args:
-        request: the request.
-        channel: the channel to the driver.
-        receiver_of: begins to receive a file; None for ``sbcast``'s.
-        place: takes a file that has arrived; None for a bundle, which is unpacked as it comes.
     """
     if request.incoming is None:
         with reporting(channel):
@@ -69,11 +63,7 @@ def _receive(
     receiver_of: ReceiverOf,
     place: Place | None,
 ) -> UnpackAnswer:
-    """Unpack a file while it arrives; its directory is removed in the end, however that is.
-
-    The directory is this agent's, not only the file: when a job is cancelled, ``sbcast`` can
-    outlive the agent for a moment, and would make the file anew.
-    """
+    """Unpack as it arrives, then remove the directory: ``sbcast`` may outlive this agent."""
     path = incoming.target
     folder = os.path.dirname(path)
     _remove(folder)  # of an earlier attempt: it must not be mistaken for this file
@@ -137,7 +127,6 @@ class BroadcastReceiver:
     """``sbcast`` writes the file."""
 
     def __init__(self, incoming: Incoming) -> None:
-        """Begin: nothing has arrived yet."""
         self.arrival = Arrival()
 
     def ready(self) -> Ready:
@@ -154,11 +143,6 @@ class BroadcastReceiver:
 
 
 def _make(folder: str) -> None:
-    """Make the directory for the file that is sent.
-
-    Raises:
-        NodeError: it cannot be made.
-    """
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
     except OSError as exc:
@@ -167,7 +151,7 @@ def _make(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove the directory of the file that is sent, even while ``sbcast`` makes the file."""
+    """Remove the directory, even while ``sbcast`` creates the file in it."""
     for _ in range(_TRIES):
         try:
             removal.delete(folder)

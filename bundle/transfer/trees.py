@@ -18,13 +18,7 @@ TREES = 2
 
 
 def parent(position: int, nodes: int, tree: int) -> int:
-    """Return the parent of a position in one of the trees.
-
-    Args:
-        position: 1 to ``nodes``.
-        nodes: the number of nodes.
-        tree: 0 or 1.
-    """
+    """Return the parent of a position in one of the trees."""
     if tree == 0:
         return _in_order_parent(position, nodes)
     above = _in_order_parent(_renumbered(position, nodes), nodes)

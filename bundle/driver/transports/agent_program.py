@@ -93,12 +93,7 @@ _AGENT_KNOWS = {"node", "node_rank"}
 
 
 def agent_modules(program: bytes) -> dict[str, bytes]:
-    """Return the modules that agents may need as they are sent, by their paths.
-
-    Args:
-        program: a node program. It may already hold the modules as they are sent, as making them
-            takes a third of a second.
-    """
+    """Return the agents' modules by path; making them takes 1/3 s if the program lacks them."""
     with zipfile.ZipFile(io.BytesIO(program)) as archive:
         names = archive.namelist()
         ready = [name for name in names if name.startswith(STRIPPED)]
@@ -108,7 +103,6 @@ def agent_modules(program: bytes) -> dict[str, bytes]:
 
 
 def _is_for_agents(name: str) -> bool:
-    """Return whether a member of a node program is a module that agents may need."""
     if not name.startswith("bundle/") or not name.endswith(".py"):
         return False
     return not name.startswith("bundle/driver/") and name[: -len(".py")] not in NOT_FOR_AGENTS
@@ -128,7 +122,6 @@ class AgentProgram:
     """
 
     def __init__(self, program: bytes) -> None:
-        """Take the driver's own program."""
         self._modules = agent_modules(program)
         self.bootstrap = self._modules["bundle/channel/bootstrap.py"].decode()
         self._packed = functools.lru_cache(maxsize=None)(self._pack)
@@ -150,14 +143,7 @@ class AgentProgram:
         carried: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Return the input of a step that has these phases, and these requests first.
-
-        Args:
-            phases: the phases.
-            message: the first requests.
-            carried: True if variables carry the program.
-            variables: variables of the agents, where they do not inherit them.
-        """
+        """Return the input of a step that has these phases, and these requests first."""
         program = b"" if carried else self._packed(frozenset(phases))
         packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
         sent = zlib.compress(json.dumps(dict(variables)).encode()) if variables else b""
@@ -202,12 +188,7 @@ def packed(message: StepMessage | RelayStart) -> str:
 
 
 def factored(requests: Requests, known: Job | None = None) -> StepMessage:
-    """Return the requests of many nodes as one, with what all of them have written once.
-
-    Args:
-        requests: the request of each node.
-        known: the job that the agents know; it does not travel again.
-    """
+    """Return many requests as one, common fields once; without the job if the agents know it."""
     each = list(requests.values())
     names = {field.name for field in dataclasses.fields(each[0])} - _AGENT_KNOWS
     common, own = _factored(each, names)
@@ -223,11 +204,7 @@ def factored(requests: Requests, known: Job | None = None) -> StepMessage:
 def _factored(
     values: Sequence[Any], names: AbstractSet[str]
 ) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """Return fields of dataclasses of one class as JSON: what all have, and what each has besides.
-
-    A field that holds dataclasses of one class in its turn, with a few fields that differ, has a
-    place in both.
-    """
+    """Split dataclasses into common and differing JSON fields; nested ones may be in both."""
     first = values[0]
     shared = {name for name in names if _is_shared(name, values)}
     common = encode(first, short=True, names=shared)
@@ -249,7 +226,6 @@ def _is_shared(name: str, values: Sequence[object]) -> bool:
 
 
 def _is_parted(name: str, values: Sequence[object]) -> bool:
-    """Return whether a field holds dataclasses of one class, written field by field."""
     kinds = {type(getattr(value, name)) for value in values}
     kind = kinds.pop()
     return not kinds and dataclasses.is_dataclass(kind) and not hasattr(kind, "to_json")

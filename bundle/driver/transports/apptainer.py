@@ -92,7 +92,7 @@ def entering(
 
 
 def _places(job: Job) -> tuple[str, ...]:
-    """Return where the node root may be, besides the directories that the node's variables name."""
+    """Return possible node roots besides the directories that the node's variables name."""
     base = os.environ.get(ROOT_VARIABLE) or job.node_root
     if base in (AUTO, AUTO_WITH_MEMORY):
         return ("/tmp", "/dev/shm")  # noqa: S108 - its usual places
@@ -100,12 +100,5 @@ def _places(job: Job) -> tuple[str, ...]:
 
 
 def local_agent(node: str, phase: str, program: str, pythons: Sequence[str]) -> list[str]:
-    """Return the command that starts an agent of a local job in a container.
-
-    Args:
-        node: the node's name.
-        phase: the agent's phase.
-        program: the node program, which is bound.
-        pythons: the interpreters to try, in this order.
-    """
+    """Return the command that starts an agent of a local job in a container."""
     return ["/bin/sh", "-c", FIND, "stager", node, phase, program, *dict.fromkeys(pythons)]

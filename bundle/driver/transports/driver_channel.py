@@ -69,12 +69,6 @@ class DriverChannel:
     ) -> None:
         """Start it.
 
-        Args:
-            argv: the command.
-            env: all its variables.
-            first: bytes that are sent as soon as they can be.
-            reader: finds faults in what it writes to standard error.
-
         Raises:
             ProcessError: it cannot be started.
         """
@@ -154,7 +148,6 @@ class DriverChannel:
         return self._gone
 
     def _parse_errors(self) -> None:
-        """Parse standard error, if it has grown since."""
         if self._parsed_errors is not self._errors:
             text = self.errors
             self._faults = self._fault_reader.step_faults(text)
@@ -243,12 +236,10 @@ class DriverChannel:
         self._pass_on(self._reader.end(), on_line)
 
     def _pump_until(self, until: float, on_line: OnLine, done: Callable[[], bool]) -> None:
-        """Pass on what comes until all is done or the time is over."""
         while not done() and time.monotonic() < until:
             self.pump(on_line, max(0.0, min(_WAIT_SECONDS, until - time.monotonic())))
 
     def _receive(self, key: selectors.SelectorKey, on_line: OnLine) -> None:
-        """Read from standard output or standard error."""
         chunk = os.read(key.fd, _CHUNK)
         if not chunk:
             self._selector.unregister(key.fileobj)
@@ -269,7 +260,7 @@ class DriverChannel:
                 self._stray.append(line)
 
     def _repair(self, on_line: OnLine) -> None:
-        """Ask for missing frames; give up those that did not come, or cannot any more."""
+        """Ask for missing frames; give up those that are overdue or cannot come."""
         if self._stdout not in self._listening():
             self._pass_on(self._reader.end(), on_line)
             return
@@ -297,7 +288,6 @@ class DriverChannel:
         return [cast("IO[bytes]", key.fileobj) for key in keys if key.data is None]
 
     def _send(self) -> None:
-        """Write as much as the pipe takes; once all is sent, stop watching it."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._stdin.fileno(), self._unsent)]

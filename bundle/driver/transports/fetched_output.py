@@ -28,13 +28,7 @@ class FetchedOutput(io.RawIOBase):
     """
 
     def __init__(self, pipe: IO[bytes], stopped: int, silent_seconds: float) -> None:
-        """Begin.
-
-        Args:
-            pipe: what the command writes to.
-            stopped: a descriptor that can be read from once the reading is to end.
-            silent_seconds: the longest time to wait for a byte.
-        """
+        """Read a pipe until ``stopped`` is readable, or no byte has come for some seconds."""
         super().__init__()
         self.given_up = False
         self._pipe, self._stopped, self._silent_seconds = pipe, stopped, silent_seconds
@@ -75,12 +69,7 @@ class FetchedOutput(io.RawIOBase):
 
 @contextlib.contextmanager
 def fetched(pipe: IO[bytes], silent_seconds: float = SILENT_SECONDS) -> Iterator[FetchedOutput]:
-    """Read from a command while the block runs; signals that end a program end the reading.
-
-    Args:
-        pipe: what the command writes to.
-        silent_seconds: the longest time to wait for a byte.
-    """
+    """Read from a command while the block runs; signals that end a program end the reading."""
     stopped, stop = os.pipe()
     os.set_blocking(stop, False)
 

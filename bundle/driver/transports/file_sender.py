@@ -42,12 +42,6 @@ class Sending:
     """One file on its way to the nodes of a step. Leaving the ``with`` block ends it."""
 
     def __init__(self, command: SendCommand, env: Mapping[str, str]) -> None:
-        """Start it.
-
-        Args:
-            command: the command that sends it.
-            env: its whole environment.
-        """
         self._faults = command.faults
         # Nobody reads while it runs, and a pipe could fill; nor does it take a disk with room.
         self._errors = open(in_memory(b""), "w+b")  # noqa: SIM115 - closed in __exit__
@@ -107,12 +101,6 @@ class FileSender:
     def __init__(
         self, env: Mapping[str, str], command: Callable[[Transfer, PhaseAnswers], SendCommand]
     ) -> None:
-        """Keep what each transfer needs.
-
-        Args:
-            env: all variables for the command.
-            command: returns the command that sends a file to the nodes that are asked.
-        """
         self._env, self._command = env, command
 
     def send(
@@ -136,7 +124,6 @@ class FileSender:
     def _send_now(
         self, transfer: Transfer, run: PhaseRun, waiting: Waiting, deadline: float
     ) -> dict[str, str]:
-        """Send the file to all nodes of a step; return those that it did not reach, and why."""
         step, answers = run.step, run.answers
         command = self._command(transfer, answers)
         while True:
@@ -151,10 +138,7 @@ class FileSender:
 
 
 def _all_ready(run: PhaseRun, deadline: float) -> bool:
-    """Wait until each agent is ready for the file, has ended, or is lost; return whether all are.
-
-    An agent that says nothing is given up some time after the last one was ready.
-    """
+    """Wait until each agent is ready or lost; for silent ones only a while after the last ready."""
     step, answers = run.step, run.answers
     ready, until, late = -1, deadline, False
     while not step.ended:

@@ -76,11 +76,6 @@ class LocalTransport:
 
         Each node has one agent for all phases; it is started with the first one.
 
-        Args:
-            phase: one of :data:`bundle.agent.agent.PHASES`.
-            requests: the request of each node.
-            on_event: called, in this thread, with each event of each node.
-
         Returns:
             The end of each agent; of one that still runs, the end to assume.
         """
@@ -139,7 +134,6 @@ class LocalTransport:
             self._ask(node, EarlyRequest(job, node, rank, self.nodes_here))
 
     def _ask(self, node: str, request: AgentRequest) -> None:
-        """Send a node's agent its next request; start an agent where none runs."""
         agent = self._agents.get(node)
         if agent is None or agent.poll() is not None:
             python = request.python if isinstance(request, PlacedRequest) else ""
@@ -160,7 +154,6 @@ class LocalTransport:
             )
 
     def _agent_argv(self, node: str, python: str) -> list[str]:
-        """Return the command of an agent, in a container where the job has one of Apptainer's."""
         program = os.path.abspath(sys.argv[0])
         if not self._job.launch.in_apptainer:
             return [python or sys.executable, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
@@ -205,14 +198,13 @@ def _any_runs(agents: Mapping[str, processes.Process]) -> bool:
 
 
 def _close_input(agent: processes.Process) -> None:
-    """Close an agent's standard input: it has no further request."""
     if agent.stdin is not None:
         with contextlib.suppress(OSError):
             agent.stdin.close()
 
 
 def _tell_to_end(agents: Mapping[str, processes.Process]) -> None:
-    """Send a signal, and close the input: an agent that is done waits for nothing more."""
+    """Send SIGTERM and close the input: an idle agent waits only for input."""
     for agent in agents.values():
         if agent.poll() is None:
             agent.send_signal(signal.SIGTERM)
@@ -252,15 +244,9 @@ def _attend(
 
 
 class _Attendance:
-    """Agents that do one phase, and the output that they are listened to for.
-
-    Attributes:
-        selector: waits for the output of those that have not answered.
-        codes: exit status of each node that is done.
-    """
+    """Agents of one phase; ``codes`` has the exit status of those that are done."""
 
     def __init__(self, agents: Mapping[str, processes.Process], phase: str) -> None:
-        """Listen to all agents."""
         self.selector = selectors.DefaultSelector()
         self.codes: dict[str, int] = {}
         self._agents, self._phase = agents, phase
@@ -270,7 +256,6 @@ class _Attendance:
             self.selector.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
 
     def read(self, key: selectors.SelectorKey) -> Iterator[Event]:
-        """Read from one agent; yield its events, and note its answer or its end."""
         node, lines = key.data
         chunk = os.read(key.fd, _CHUNK)
         for line in lines.feed(chunk or b"\n"):
@@ -283,18 +268,15 @@ class _Attendance:
             self.codes.setdefault(node, self._agents[node].wait())
 
     def pass_signals_on(self) -> None:
-        """Send the user's signals to each agent, which has the ranks."""
         for number in signals.take_user_signals():
             for agent in self._agents.values():
                 agent.send_signal(number)
 
     def wait_seconds(self, until: float) -> float:
-        """Return how long to wait for output: not beyond a time, nor until the others are told."""
         deadline = math.inf if self._deadline is None else self._deadline
         return max(0.0, min(_POLL_SECONDS, min(until, deadline) - time.monotonic()))
 
     def settle(self, key: selectors.SelectorKey) -> None:
-        """Listen no more to an agent that is done; the first that failed ends the others later."""
         node, _ = key.data
         if node not in self.codes:
             return
@@ -303,7 +285,7 @@ class _Attendance:
             self._deadline = time.monotonic() + FAILURE_GRACE
 
     def end_others(self) -> None:
-        """Tell all other agents to end, once, some time after one has failed."""
+        """End the other agents, once, some time after the first failure."""
         if self._deadline is None or time.monotonic() <= self._deadline:
             return
         self._deadline = math.inf
@@ -317,7 +299,7 @@ def _output(agent: processes.Process) -> IO[bytes]:
 
 
 def _stop_all(agents: Mapping[str, processes.Process], grace: float) -> None:
-    """End the agents that still run: all are told first, then each is waited for."""
+    """End all running agents at once, then wait for each."""
     _tell_to_end(agents)
     for agent in agents.values():
         _output(agent).close()  # an agent that cannot write its lines would wait for ever

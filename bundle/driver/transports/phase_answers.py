@@ -39,14 +39,6 @@ class PhaseAnswers:
     """
 
     def __init__(self, requests: Requests, tasks: int, on_event: OnEvent, phase: str) -> None:
-        """Begin with no answer.
-
-        Args:
-            requests: the request of each node.
-            tasks: the number of tasks of a node.
-            on_event: called with each event.
-            phase: the phase that is asked for.
-        """
         self._requests, self._tasks, self._on_event = requests, tasks, on_event
         self.phase = phase
         self.held = False
@@ -85,12 +77,7 @@ class PhaseAnswers:
     def complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
     ) -> bool:
-        """Return whether every task has answered or has gone, or its node is lost.
-
-        Args:
-            lost: nodes from which nothing more is expected.
-            gone: the tasks of each node that are known to have ended.
-        """
+        """Return whether every task has answered or has gone, or its node is lost."""
         gone = gone or {}
         # Called after each piece of input, so it stops at the first node that is still awaited.
         for node in self._open:
@@ -101,11 +88,7 @@ class PhaseAnswers:
         return True
 
     def report_losses(self, lost: Mapping[str, int]) -> None:
-        """Report the frames that did not come.
-
-        Args:
-            lost: how many frames of each source (``node:task``) are given up.
-        """
+        """Report the number of lost frames of each source, ``node:task``."""
         for source in {**lost, **self._unknown}:
             node, _, task = source.rpartition(":")
             frames, unknown = lost.get(source, 0), self._unknown.get(source, 0)
@@ -136,7 +119,7 @@ class PhaseAnswers:
             self._pass_on(node, task, event)
 
     def _keep(self, node: str, event: Ready | OutOfReach | Relaying | Relayed) -> None:
-        """Keep what an agent tells the driver alone."""
+        """Keep a message that is for the driver only."""
         self._heard.append(node)
         if isinstance(event, Ready):
             self.ready.add(node)
@@ -148,7 +131,6 @@ class PhaseAnswers:
             self.relayed[node] = event
 
     def _pass_on(self, node: str, task: str, event: AgentEvent) -> None:
-        """Pass an event on; count it if it is an answer."""
         if not isinstance(event, RankOutput):
             self._heard.append(node)
         if isinstance(event, Answer):
@@ -160,7 +142,6 @@ class PhaseAnswers:
         self._on_event(event)
 
     def _add(self, node: str, task: int, *, ok: bool) -> None:
-        """Count the answer of a task."""
         self.answered[node] = self.answered.get(node, 0) + 1
         done = self._done.setdefault(node, set())
         done.add(task)

@@ -92,11 +92,7 @@ class PhaseRun:
         return min(lost, key=lambda node: node not in self.watch.lost, default="")
 
     def patience(self, *, first: bool) -> float:
-        """Return how many seconds to wait for agents from which nothing has come.
-
-        Args:
-            first: True if no agent has.
-        """
+        """Return how many seconds to wait for agents that have sent nothing yet."""
         return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
 
     def lose_hung(self) -> list[str]:
@@ -139,20 +135,13 @@ class Limit(Protocol):
     """The reasons to end a step before all of its nodes have answered."""
 
     def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
-        """Return whether the step is to be ended now.
-
-        Args:
-            run: the phase.
-            lost: the nodes of which nothing more is expected.
-            complete: True if all other nodes have answered.
-        """
+        """Return whether the step is to be ended now."""
 
 
 class TimeLimit:
     """The limit of every phase but the launch: its time."""
 
     def __init__(self, phase: str) -> None:
-        """Start the clock."""
         self._deadline = time.monotonic() + SECONDS[phase]
 
     def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
@@ -164,13 +153,7 @@ class LaunchLimit:
     """The limit of a launch, which takes any time: nodes that fail, hang or are lost."""
 
     def __init__(self, job: Job, nodes: int, patience: int) -> None:
-        """Begin with no node that has failed.
-
-        Args:
-            job: the job.
-            nodes: the number of nodes on which ranks run.
-            patience: seconds that nodes may go on after the first has ended well; 0 for any time.
-        """
+        """Allow nodes ``patience`` seconds after the first has ended well; 0 for no limit."""
         elastic = job.launch.elastic
         self._spare = max(0, nodes - elastic[0]) if elastic else 0
         self._grace = _ELASTIC_GRACE if elastic else 0.0

@@ -33,12 +33,7 @@ def in_order_of_preference(position: int, nodes: int, tree: int) -> tuple[int, .
 
 
 def candidates_of(position: int, places: Sequence[RelayPlace]) -> RelayCandidates:
-    """Return what the node at a position must know.
-
-    Args:
-        position: its position, from 1 on.
-        places: the source and all nodes, in the order of their positions.
-    """
+    """Return what the node at a position must know."""
     nodes = len(places) - 1
     by_tree = tuple(in_order_of_preference(position, nodes, tree) for tree in range(trees.TREES))
     wanted = sorted({candidate for chain in by_tree for candidate in chain})
@@ -49,11 +44,6 @@ class RelayDirectory:
     """The source's answers to nodes that ask for their places; each is made when it is asked."""
 
     def __init__(self, places: Sequence[RelayPlace]) -> None:
-        """Take all places.
-
-        Args:
-            places: the source and all nodes, in the order of their positions.
-        """
         self._places = places
         self._encoded = functools.lru_cache(maxsize=None)(_encoded_place)
         """Each place as JSON, made once: those far up are in the answer to every node."""

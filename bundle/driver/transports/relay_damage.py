@@ -17,11 +17,7 @@ _SENDERS = 2
 
 
 def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
-    """Return a line for each node that damages what it receives, or has sent damaged bytes.
-
-    Args:
-        relayed: the outcome of a relay on each node.
-    """
+    """Return a line for each node that damages what it receives, or has sent damaged bytes."""
     senders = {
         node: tuple(dict.fromkeys(report.corrupt))
         for node, report in relayed.items()
@@ -45,11 +41,7 @@ def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
 def _damaging_receivers(
     senders: Mapping[str, tuple[str, ...]],
 ) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that damage what they receive, with the senders that show it.
-
-    Args:
-        senders: by node, those whose bytes came damaged there.
-    """
+    """Return the nodes that damage what they receive, by evidence of their senders."""
     # A node that several senders failed may be at fault itself: it is no witness against them.
     blamed = {sender for failed in senders.values() if len(failed) < _SENDERS for sender in failed}
     sound = {

@@ -21,11 +21,6 @@ class Reachability:
     """
 
     def __init__(self, nodes: int) -> None:
-        """Begin with no reports.
-
-        Args:
-            nodes: the number of nodes.
-        """
         self._nodes = nodes
         self._most_without_parent = max(nodes // 2, SPARE_NODES)
         self._without_source: set[str] = set()
@@ -35,13 +30,7 @@ class Reachability:
         self.why = ""
 
     def add(self, node: str, unreachable: Mapping[str, str]) -> None:
-        """Count a node.
-
-        Args:
-            node: its name.
-            unreachable: whom it cannot connect to, with the reasons. A node that did not reach the
-                source, and reports again without it, has reached it since.
-        """
+        """Count a node; one that no longer reports the source has reached it since."""
         self._without_source.discard(node)
         if RELAY_SOURCE in unreachable:
             self._without_source.add(node)

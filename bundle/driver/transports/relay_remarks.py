@@ -19,12 +19,7 @@ _MOST_REMARKS = 8
 
 
 def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
-    """Return lines about nodes that were slow, damaged bytes, or could not connect to others.
-
-    Args:
-        answers: what the nodes have said.
-        size: bytes of the file.
-    """
+    """Return lines about nodes that were slow, damaged bytes, or could not connect to others."""
     apart = [
         f"{node} cannot connect to {other} ({why}), and took the file from another node"
         for node, others in answers.out_of_reach.items()
@@ -36,7 +31,6 @@ def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
 
 
 def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:
-    """Return a line for each node that was slow; those that failed are not counted at all."""
     lines = []
     seconds = {node: report.seconds for node, report in relayed.items() if not report.failure}
     ordered = sorted(seconds.values())
@@ -51,12 +45,7 @@ def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:
 
 
 def _median_of_others(ordered: Sequence[float], own: float) -> float | None:
-    """Return the median of values without one that is well above it; None for no others.
-
-    Args:
-        ordered: all values, in their order.
-        own: the one to leave out. Where it is not above the median, the result is no larger.
-    """
+    """Return the other values' median, ``own`` if that is not above it; None for no others."""
     count = len(ordered) - 1
     if not count:
         return None
@@ -67,6 +56,5 @@ def _median_of_others(ordered: Sequence[float], own: float) -> float | None:
 
 
 def _first(lines: list[str]) -> list[str]:
-    """Return the first lines, and how many more there are."""
     more = len(lines) - _MOST_REMARKS
     return lines if more <= 0 else [*lines[:_MOST_REMARKS], f"... and {counted(more, 'more line')}"]

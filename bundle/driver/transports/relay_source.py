@@ -36,11 +36,6 @@ def send(
 ) -> tuple[dict[str, str], float]:
     """Let the agents of a step take a file from this host, and from each other.
 
-    Args:
-        transfer: the file.
-        run: the step whose agents listen, or begin to.
-        ports: those that nodes may connect to on this host; None for any.
-
     Returns:
         The nodes that it did not reach, with the reasons, and the seconds that it took.
 
@@ -62,10 +57,6 @@ def in_network_order(nodes: Iterable[str], listening: Mapping[str, Ready]) -> tu
     """Return the nodes that listen: those below one switch together, where Slurm knows them.
 
     Neighbours in this order are close to each other in the trees.
-
-    Args:
-        nodes: all nodes, in the order of Slurm's list.
-        listening: what those that listen have said.
     """
     there = [node for node in nodes if node in listening]
     return tuple(sorted(there, key=lambda node: listening[node].switches.split(".")))
@@ -78,11 +69,6 @@ def _relay(
     ports: range | None,
     deadline: float,
 ) -> dict[str, str]:
-    """Let some nodes relay the file, and wait for it; return those that it did not reach.
-
-    Raises:
-        NodeError: the file cannot be read here, or the process that sends it has ended or hangs.
-    """
     with contextlib.ExitStack() as resources:
         file = resources.enter_context(_opened(transfer))
         try:
@@ -114,11 +100,6 @@ def _relay(
 
 @contextlib.contextmanager
 def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
-    """Open the file.
-
-    Raises:
-        NodeError: it cannot be opened.
-    """
     if transfer.bundle is not None:
         yield ChunkFile(-1, transfer.size, complete=True, locate=transfer.bundle.locate)
         return
@@ -137,11 +118,6 @@ def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
 def _source(
     transfer: Transfer, file: ChunkFile, listener: socket.socket, directory: RelayDirectory
 ) -> Iterator[RelayProcess]:
-    """Serve a file while the block runs.
-
-    Raises:
-        OSError: this host has no room for a process.
-    """
     source = RelayProcess(file, bytes.fromhex(transfer.token), listener, directory)
     with contextlib.closing(source):
         source.begin(None)
@@ -149,17 +125,13 @@ def _source(
 
 
 def _source_problem(code: ProblemCode, transfer: Transfer, why: str) -> Problem:
-    """Describe what is wrong with the source: it is a problem of this host, and of no node."""
+    """Describe a problem of this host; no node is at fault."""
     values = {"host": os.uname().nodename, "why": why}
     return Problem(code, transfer.source, values)
 
 
 def _refuse_unreadable(transfer: Transfer) -> None:
-    """Read the file as its source did, where every node that has said something lacks it.
-
-    Raises:
-        NodeError: it cannot be read, or has become shorter: that is no node's fault.
-    """
+    """Reread the file if no node has it: an unreadable or shorter file is no node's fault."""
     if transfer.bundle is not None:
         digest_of_all(transfer.bundle)
         return
@@ -197,7 +169,6 @@ def listen(ports: range | None) -> socket.socket:
 
 
 def _places(nodes: Iterable[str], run: PhaseRun, port: int) -> list[RelayPlace]:
-    """Return where this host and the nodes listen, in the order of their positions."""
     places = [RelayPlace(trees.SOURCE, RELAY_SOURCE, "", port)]
     for position, node in enumerate(nodes, 1):
         ready = run.answers.listening[node]

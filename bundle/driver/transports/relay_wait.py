@@ -21,11 +21,7 @@ by the next question is lost. So a node that falls silent is noticed within a mi
 
 
 class _Awaited:
-    """The nodes of which something is still to come.
-
-    Attributes:
-        nodes: their names; the caller removes those from which it has come.
-    """
+    """The nodes still awaited; the caller removes those that are done."""
 
     def __init__(self, run: PhaseRun, nodes: Iterable[str]) -> None:
         self._run = run
@@ -33,7 +29,6 @@ class _Awaited:
         self._lost: Collection[str] = ()
 
     def news(self) -> list[str]:
-        """Wait a moment for what comes, and return the nodes that it came from."""
         run = self._run
         run.step.pump(run.answers.take)
         lost = run.lost_nodes()
@@ -44,12 +39,7 @@ class _Awaited:
 
 
 def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
-    """Wait until the agents listen, have failed, or are lost; return the silent ones.
-
-    Args:
-        run: the step of the agents.
-        deadline: the time at which the phase is over.
-    """
+    """Wait until the agents listen, have failed, or are lost; return the silent ones."""
     awaited = _Awaited(run, run.answers.nodes)
     until = min(deadline, time.monotonic() + _FIRST_SECONDS)
     while awaited.nodes and not run.step.ended:
@@ -64,12 +54,7 @@ def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
 
 
 def settle_late(run: PhaseRun, silent: Collection[str]) -> dict[str, str]:
-    """Return the nodes that listened too late, and why they have no file; the others are lost.
-
-    Args:
-        run: the step.
-        silent: the nodes that did not listen when the transfer began.
-    """
+    """Return the nodes that listened too late, and why they have no file; the others are lost."""
     failed = {}
     for node in sorted(silent):
         if node in run.answers.ready:
@@ -89,13 +74,7 @@ class RelayWait:
     def __init__(
         self, run: PhaseRun, nodes: tuple[str, ...], source_failure: Callable[[], str]
     ) -> None:
-        """Begin.
-
-        Args:
-            run: the step of the nodes.
-            nodes: those that take part, in the order of their places.
-            source_failure: returns why the source has ended; empty while it serves.
-        """
+        """Wait for nodes in order of place; ``source_failure`` is empty while the source runs."""
         self._source_failure = source_failure
         self._run = run
         self._awaited = _Awaited(run, nodes)
@@ -109,9 +88,6 @@ class RelayWait:
 
         The wait ends at once where most nodes cannot connect to the others: this host would have
         to send to all of them.
-
-        Args:
-            deadline: the time at which the wait ends.
 
         Raises:
             SourceEnded: the source has ended, and nodes still lack the file.
@@ -134,17 +110,11 @@ class RelayWait:
         return failed
 
     def _refuse_without_source(self) -> None:
-        """End the wait where the source has ended.
-
-        Raises:
-            SourceEnded: nodes still lack the file.
-        """
         why = self._source_failure() if self._awaited.nodes else ""
         if why:
             raise SourceEnded(why)
 
     def _take(self, node: str) -> None:
-        """Learn from what a node has said."""
         answers = self._run.answers
         self._asked.discard(node)
         if node in answers.relayed or node in answers.answered:
@@ -153,7 +123,6 @@ class RelayWait:
             self._reachability.add(node, answers.out_of_reach[node])
 
     def _ask(self) -> None:
-        """Give up the nodes that have not answered, and ask again, if it is time to."""
         if time.monotonic() < self._ask_at:
             return
         silent = self._asked & self._awaited.nodes
@@ -165,7 +134,7 @@ class RelayWait:
 
 
 def _patience(run: PhaseRun) -> float:
-    """Return the time for each further agent, once one listens; then the transfer begins."""
+    """Return the time for each further agent once one listens; then the transfer begins."""
     return _FIRST_SECONDS if run.starts_slowly else _NEXT_SECONDS
 
 

@@ -11,12 +11,7 @@ from .transport import Transfer
 
 
 def broadcaster(env: Mapping[str, str], version: tuple[int, int]) -> FileSender:
-    """Return what sends files to agents of steps.
-
-    Args:
-        env: all variables for ``sbcast``.
-        version: Slurm's version.
-    """
+    """Return what sends files to agents of steps."""
 
     def command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
         width = slurm_commands.fanout(len(answers.nodes), version)

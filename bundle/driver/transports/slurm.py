@@ -41,14 +41,7 @@ def ended_by(
     seconds: float = _HURRIED_ASK_SECONDS,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the controller's reason for the end of a job; empty where it cannot be asked.
-
-    Args:
-        job: the job.
-        errors: what ``srun`` wrote to standard error.
-        seconds: the time that the controller may take.
-        env: the variables for Slurm's command; None for this process's.
-    """
+    """Return the controller's reason for the end of a job; empty if it does not answer in time."""
     try:
         argv = ("scontrol", "--oneliner", "show", "job", job.id)
         shown = processes.run(argv, timeout=seconds, env=env).stdout
@@ -146,7 +139,6 @@ class SlurmCluster:
         self._controller_seconds, self._ask_seconds = _HURRIED_SECONDS, _HURRIED_ASK_SECONDS
 
     def _ask(self, *argv: str) -> str:
-        """Return what a command of Slurm's prints."""
         try:
             return processes.run(argv, timeout=self._ask_seconds, env=self.variables).stdout
         except processes.ProcessError as exc:

@@ -104,11 +104,7 @@ def bind(job: Job, env: Mapping[str, str]) -> Job:
 
 
 def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
-    """Refuse an allocation whose nodes have too few CPUs: Slurm would create no step on them.
-
-    Raises:
-        NodeError: it has.
-    """
+    """Refuse an allocation with too few CPUs per node: Slurm would create no step there."""
     counts = cpus_per_node(env.get("SLURM_JOB_CPUS_PER_NODE", ""))[: len(job.nodes)]
     ranks = job.launch.nproc_per_node or 1
     by_slurm = job.action is Action.RUN and job.launch.launcher is Launcher.SRUN
@@ -121,7 +117,6 @@ def _refuse_few_cpus(job: Job, env: Mapping[str, str]) -> None:
 
 
 def _chosen_nodes(job: Job, job_id: str, nodes: list[str]) -> tuple[str, ...]:
-    """Return the nodes of an allocation that a job uses."""
     least, most = job.wanted or (1, len(nodes))
     least = job.min_nodes or least
     if len(nodes) < least:
@@ -217,11 +212,7 @@ def version(text: str) -> tuple[int, int]:
 
 
 def srun_ports(shown: str) -> range | None:
-    """Return the ports that ``srun`` may listen on; None for any.
-
-    Args:
-        shown: what ``scontrol show config`` prints.
-    """
+    """Return the ports that ``srun`` may use, by ``scontrol show config``; None for any."""
     match = _SRUN_PORTS.search(shown)
     first, last = map(int, match.groups()) if match else (0, 0)
     return range(first, last + 1) if 0 < first <= last else None
@@ -233,11 +224,7 @@ def states_argv(nodes: Iterable[str]) -> list[str]:
 
 
 def down_nodes(listed: str) -> dict[str, str]:
-    """Return the nodes on which nothing can be started, and their states.
-
-    Args:
-        listed: what ``sinfo`` prints; a node that is in two partitions comes twice.
-    """
+    """Return unusable nodes and their states, from ``sinfo``; it repeats one per partition."""
     rows = [line.split() for line in listed.splitlines()]
     states = {row[0]: row[1] for row in rows if len(row) > 1}
     return {
@@ -248,24 +235,13 @@ def down_nodes(listed: str) -> dict[str, str]:
 
 
 def submit_time(shown: str) -> float | None:
-    """Return when a job was submitted, in seconds since the epoch; None where that is not shown.
-
-    Args:
-        shown: what ``scontrol show job`` or ``sacct -P -o State,Submit`` prints.
-    """
+    """Parse ``scontrol show job`` or ``sacct -P -o State,Submit``; seconds since the epoch."""
     found = _SUBMITTED.search(shown)
     return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
 
 
 def ended_by(shown: str, attempt: int = 0, stderr: str = "") -> Ending | None:
-    """Return why a job ended; None while it runs on.
-
-    Args:
-        shown: what ``scontrol --oneliner show job`` prints.
-        attempt: how often the job had been started before this time.
-        stderr: what ``srun`` wrote to standard error. Of a job that goes back into the queue the
-            controller has forgotten already that it was preempted (seen with 22.05).
-    """
+    """Return why a job ended, None while it runs; Slurm 22.05 forgets preemption, stderr has it."""
     fields = dict(_JOB_FIELDS.findall(shown))
     state = fields.get("JobState", "")
     if state != "COMPLETING":

@@ -56,7 +56,7 @@ def step_faults(stderr: str) -> dict[str, StepFault]:
 
 
 def _add_faults(line: str, faults: dict[str, StepFault]) -> None:
-    """Add what one line says of nodes; the first word on a node counts, but for its loss."""
+    """Add the faults of nodes in one line; the first for a node counts, except for its loss."""
     lost = _LOST.search(line)
     if lost:
         failure = StepFault(ProblemCode.NO_ANSWER_NODE_FAILURE, {})
@@ -74,7 +74,6 @@ def _add_faults(line: str, faults: dict[str, StepFault]) -> None:
 
 
 def _task_fault(numbers: str, words: str) -> StepFault:
-    """Return the fault of tasks that have ended, as Slurm's words say."""
     values = {"why": f"task {numbers}: {words}"}
     exited = _EXITED.search(words)
     if exited:
@@ -85,12 +84,7 @@ def _task_fault(numbers: str, words: str) -> StepFault:
 
 
 def general_fault(code: int, stderr: str) -> StepFault:
-    """Return the fault of a node of which Slurm has said nothing: that of its whole step.
-
-    Args:
-        code: the exit status of ``srun``.
-        stderr: what it wrote to standard error.
-    """
+    """Return the fault of a node of which Slurm has said nothing: that of its whole step."""
     last_lines = [line for line in stderr.splitlines() if line.strip()][-3:]
     why = "; ".join([describe_exit(code), *last_lines])
     problem = ProblemCode.NO_ANSWER

@@ -32,13 +32,6 @@ class SourceWatch:
         on_event: OnEvent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin.
-
-        Args:
-            source: the process.
-            on_event: called with a remark, once, where it stands still.
-            clock: returns the time, in seconds.
-        """
         self._source, self._on_event, self._clock = source, on_event, clock
         self._rounds, self._seen = source.rounds, clock()
         self._still = 0.0

@@ -131,7 +131,6 @@ def _fanout(*words: str) -> list[str]:
 
 
 def _send_command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-    """Return the command that writes a file on all hosts that are asked."""
     script = f"exec cat >{shlex.quote(transfer.target)}"
     argv = _fanout(script, *answers.nodes)
     return SendCommand(argv, ssh_faults.send_faults, source=transfer.source)

@@ -89,7 +89,6 @@ def _fault(end: HostEnd) -> StepFault:
 
 
 def _reason(end: HostEnd) -> ProblemCode:
-    """Return why a login has failed."""
     if end.status == _NO_SSH:
         return ProblemCode.SSH_NOT_STARTED
     code = None if end.slow else login_reasons.reason(end.said)
@@ -97,7 +96,6 @@ def _reason(end: HostEnd) -> ProblemCode:
 
 
 def _words(end: HostEnd) -> str:
-    """Return what is known of an end, in the words of ``ssh`` where it has any."""
     if end.slow:
         return f"no reply for {LOGIN_SECONDS:.0f} s"
     line = "" if end.begun else login_reasons.telling_line(end.said)

@@ -32,13 +32,7 @@ class StepCluster(Protocol):
     """The problems of nodes that cannot be used themselves."""
 
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
-        """Return the command that starts agents.
-
-        Args:
-            step: the nodes, and what each task gets.
-            bootstrap: the source of what runs first on a node.
-            command: the command of the agents.
-        """
+        """Return the command that starts agents."""
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         """Return the variables that are sent to agents, with those for ranks if they start some."""
@@ -68,11 +62,7 @@ class StepCluster(Protocol):
         """Return the problem of a command that cannot be started."""
 
     def ended_by(self, errors: str) -> str:
-        """Return why the allocation ended; empty while it stands.
-
-        Args:
-            errors: what the latest command wrote to standard error.
-        """
+        """Return why the allocation ended; empty while it stands."""
 
     def hurry(self) -> None:
         """Keep every further wait short: the user has asked for the end."""

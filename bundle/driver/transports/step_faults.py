@@ -31,9 +31,4 @@ class StepErrors(Protocol):
         """Return each node's tasks that have failed."""
 
     def general_fault(self, code: int, stderr: str) -> StepFault:
-        """Return the fault of a node of which nothing was said: that of its whole step.
-
-        Args:
-            code: the exit status of the command.
-            stderr: what it wrote to standard error.
-        """
+        """Return the fault of a node of which nothing was said: that of its whole step."""

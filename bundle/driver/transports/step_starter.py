@@ -35,21 +35,13 @@ class StepStarter:
     """
 
     def __init__(self, job: Job, cluster: StepCluster) -> None:
-        """Read the program."""
         self._job, self._cluster = job, cluster
         with open(sys.argv[0], "rb") as handle:
             self._program = AgentProgram(handle.read())
         self.latest: DriverChannel | None = None
 
     def start(self, phase: str, requests: Requests, tasks: int, command: str = "") -> DriverChannel:
-        """Start a step.
-
-        Args:
-            phase: the first phase that is asked for; the step has its name.
-            requests: the request of each node.
-            tasks: the number of tasks on each node.
-            command: the command of the agents; empty for the phase and nothing else.
-        """
+        """Start a step."""
         step = self.command(phase, requests, tasks, command)
         self.latest = DriverChannel(step.argv, step.variables, step.input, self._cluster.errors)
         return self.latest

@@ -48,12 +48,6 @@ class StepTransport:
     """Reaches the nodes of a cluster."""
 
     def __init__(self, job: Job, cluster: StepCluster) -> None:
-        """Start nothing yet.
-
-        Args:
-            job: the job.
-            cluster: its nodes.
-        """
         self.nodes_here, self.lost_node = 1, ""
         self._job, self._cluster = job, cluster
         self._starter = StepStarter(job, cluster)
@@ -86,7 +80,7 @@ class StepTransport:
     def _run_until_begun(
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
-        """Run a phase; again while it cannot begin: Slurm's controller is away."""
+        """Run a phase; repeat while Slurm's controller does not answer."""
         waiting = self._cluster.waiting(on_event)
         while True:
             run = self._run_once(phase, requests, on_event, joins=joins)
@@ -98,7 +92,6 @@ class StepTransport:
     def _run_once(
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
-        """Ask for a phase, and wait until all nodes have answered or the step is over."""
         step, tasks = self._begin(phase, requests, joins=joins)
         watch = Watch(phase, requests, on_event, self._cluster.look_at)
         answers = PhaseAnswers(requests, tasks, watch.take, phase)
@@ -120,10 +113,7 @@ class StepTransport:
     def _run_on_the_rest(
         self, run: PhaseRun, requests: Requests, on_event: OnEvent, ended: dict[str, Ended]
     ) -> dict[str, Ended]:
-        """Run a phase again without the nodes that kept the others from answering, if any.
-
-        Slurm starts a step on all of its nodes or on none, and may end all for the fault of one.
-        """
+        """Retry without blocking nodes: Slurm starts a step on all nodes or none, may end all."""
         answers = run.answers
         launch = answers.phase == PhaseName.LAUNCH
         if launch and not answers.held:
@@ -146,11 +136,7 @@ class StepTransport:
     def _blocking_nodes(
         self, requests: Requests, answers: PhaseAnswers, ended: dict[str, Ended]
     ) -> set[str]:
-        """Return the nodes on which nothing can be started, or for which others were ended.
-
-        The step names the nodes that it cannot reach, and the cluster those that were lost before;
-        of these the reason is noted in ``ended``.
-        """
+        """Return nodes where nothing can start; add reasons of those down before to ``ended``."""
         silent = {node: ended[node] for node in requests if node not in answers.answered}
         followed = _with_problem(silent, _FOLLOWED)
         if followed and answers.phase != PhaseName.LAUNCH:
@@ -168,11 +154,7 @@ class StepTransport:
         return endings(requests, step, self._cluster.errors, self._cluster.unreachable, failed)
 
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
-        """Ask the agents of the session, or start a step.
-
-        Returns:
-            The step, and the tasks of each of its nodes.
-        """
+        """Ask the session's agents, or start a step; return it and its tasks per node."""
         if not joins:
             tasks = self._starter.tasks(phase, requests)
             step = self._open_steps.enter_context(self._starter.start(phase, requests, tasks))
@@ -197,7 +179,6 @@ class StepTransport:
         return step
 
     def _listen(self, run: PhaseRun) -> None:
-        """Pass on the agents' messages until all have answered, or the step has ended."""
         step, answers = run.step, run.answers
         limit: Limit
         if answers.phase == PhaseName.LAUNCH:
@@ -354,7 +335,7 @@ def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str
 
 
 def _release(step: DriverChannel, answers: PhaseAnswers, until: float) -> None:
-    """Let ranks begin that are held back, once all nodes are there or the time is over."""
+    """Start ranks that are held back, once all nodes are ready or the time is over."""
     if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
         answers.held = False
         step.tell(agent_channel.GO)

@@ -27,7 +27,7 @@ def stripped(source: bytes) -> bytes:
 
 
 def _replaced(source: bytes, spans: Iterable[_Span]) -> bytes:
-    """Return a source with spans replaced; all lines keep their numbers."""
+    """Replace spans of a source; every line keeps its number."""
     lines = source.split(b"\n")
     for first, begin, last, end, replacement in sorted(spans, reverse=True):
         whole = lines[first - 1][:begin] + replacement + lines[last - 1][end:]
@@ -36,7 +36,6 @@ def _replaced(source: bytes, spans: Iterable[_Span]) -> bytes:
 
 
 def _end(node: ast.AST) -> tuple[int, int]:
-    """Return the line and the column behind a node."""
     return getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)
 
 
@@ -45,7 +44,7 @@ def _statement(node: ast.stmt, replacement: bytes) -> _Span:
 
 
 def _docstrings(nodes: list[ast.AST]) -> Iterator[_Span]:
-    """Find texts that are statements: docstrings, and those below a constant or a field."""
+    """Find strings that are statements: docstrings, and those below a constant or a field."""
     for node in nodes:
         body = getattr(node, "body", ())
         if not isinstance(body, list):
@@ -61,7 +60,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _annotations(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
-    """Find the annotations of arguments, results and variables, not those of fields."""
+    """Find annotations except those of fields."""
     lines = source.split(b"\n")
     fields: set[ast.AST] = set()
     for node in nodes:  # a class comes before what is in it
@@ -95,7 +94,6 @@ def _of_variable(node: ast.AnnAssign) -> _Span:
 
 
 def _comments(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
-    """Find the comments: what begins with the first ``#`` of a line that is in no text."""
     texts = _text_columns(nodes)
     for number, line in enumerate(source.split(b"\n"), 1):
         column = line.find(b"#")
@@ -106,7 +104,6 @@ def _comments(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
 
 
 def _text_columns(nodes: list[ast.AST]) -> dict[int, list[tuple[int, int]]]:
-    """Return the columns that are inside of texts, by line."""
     columns: dict[int, list[tuple[int, int]]] = {}
     for node in nodes:
         if not isinstance(node, (ast.Constant, ast.JoinedStr)):
@@ -146,5 +143,4 @@ def _is_future(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 def _bound_name(alias: ast.alias) -> str:
-    """Return the name that an import binds."""
     return alias.asname or alias.name.partition(".")[0]

@@ -62,14 +62,7 @@ class Waiting:
         seconds: float = CONTROLLER_SECONDS,
         fault: Callable[[str], str] = slurm_faults.controller_fault,
     ) -> None:
-        """Begin; nothing is waited for yet.
-
-        Args:
-            on_event: called once with what is waited for.
-            seconds: the longest time to wait.
-            fault: finds in what a command wrote to standard error why nothing has begun; empty
-                for any other reason than a controller that does not answer.
-        """
+        """Wait for a controller that does not answer: ``fault`` returns such a reason, or empty."""
         self._on_event, self._seconds, self._fault = on_event, seconds, fault
         self._until = 0.0
         """The time at which the controller is given up; 0 before it has failed to answer."""
@@ -77,11 +70,7 @@ class Waiting:
         """The time from which it may not refuse a step; 0 before it has refused one."""
 
     def again(self, errors: str) -> bool:
-        """Return whether a command is to be tried again; pause before that.
-
-        Args:
-            errors: what the command wrote to standard error before it ended.
-        """
+        """Return whether a command is to be tried again; pause before that."""
         now = time.monotonic()
         fault = self._fault(errors)
         if fault and not self._until:
@@ -103,7 +92,7 @@ class Waiting:
         self._on_event(Remark(text))
 
     def _is_settling(self, errors: str, now: float) -> bool:
-        """Return whether it is back, but knows little of the nodes until they have registered."""
+        """Tell whether the controller is back, but most nodes have not registered yet."""
         if not self._until or not slurm_faults.not_created(errors):
             return False
         self._settled = self._settled or now + _SETTLING_SECONDS
@@ -124,14 +113,7 @@ class Watch:
         on_event: OnEvent,
         look_at: Callable[[Sequence[str]], Look | None] = lambda nodes: None,
     ) -> None:
-        """Begin.
-
-        Args:
-            phase: its name, and that of the event by which a node is done.
-            nodes: the nodes that do it.
-            on_event: called with each event of theirs, and with what is found out.
-            look_at: begins to look whether nodes can be reached; returns None if it cannot.
-        """
+        """Watch nodes; ``look_at`` begins a check of which can be reached, None if it cannot."""
         self.lost: dict[str, Ended] = {}
         self._on_event, self._look_at = on_event, look_at
         self._nodes = dict.fromkeys(nodes)
@@ -157,12 +139,7 @@ class Watch:
         return bool(gone) and bool(self._done) and {*self._done, *gone} >= {*self._nodes}
 
     def look(self, gone: Collection[str], silent: Collection[str] = ()) -> None:
-        """Look for nodes that cannot be reached, if it is time to; never wait for anything.
-
-        Args:
-            gone: nodes of which Slurm itself says that they are.
-            silent: nodes that send no heartbeats.
-        """
+        """Check for unreachable nodes if it is time; never block. Slurm names the ``gone`` ones."""
         now = time.monotonic()
         if silent:
             silent = ({*silent} & {*self._nodes}) - {*self._done, *gone, *self.lost}
@@ -179,13 +156,7 @@ class Watch:
             self._silence_pause = QUIET_SECONDS
 
     def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
-        """Give a node up and say why, unless it is done.
-
-        Args:
-            node: its name.
-            problem: the reason.
-            values: those of the problem.
-        """
+        """Give a node up and say why, unless it is done."""
         if node in self._nodes and node not in self._done:
             self.lost[node] = Ended(1, problem, values)
             text = f"{node} is lost: {_words(node, problem, values)}"
@@ -198,7 +169,6 @@ class Watch:
             self._look = None
 
     def _begin_look(self, gone: Collection[str], among: Collection[str]) -> bool:
-        """Begin to look at those of some nodes of which it is not known; False for none."""
         known = {*self._done, *gone, *self.lost}
         nodes = [node for node in self._nodes if node in among and node not in known]
         if nodes:
@@ -206,7 +176,6 @@ class Watch:
         return bool(nodes)
 
     def _end_look(self, look: Look) -> None:
-        """Learn from a look, if it has ended."""
         if not look.ended:
             return
         unreachable, deserted = look.unreachable(), look.deserted()
@@ -230,15 +199,7 @@ def endings(
     unreachable: Collection[ProblemCode],
     failed: Iterable[str] = (),
 ) -> dict[str, Ended]:
-    """Return how each node's part of a step has ended, for the case that it gave no answer.
-
-    Args:
-        requests: the nodes that were asked.
-        step: the step.
-        reader: finds the fault of the whole step in what it wrote to standard error.
-        unreachable: the problems of nodes that cannot be used themselves.
-        failed: the nodes whose own answers say that their ranks failed, the first of them first.
-    """
+    """Return how each node's part of a step has ended, for the case that it gave no answer."""
     general = reader.general_fault(step.code, step.errors)
     blamed = next(iter(failed), "")
     first = blamed or next(iter(step.faults), "")

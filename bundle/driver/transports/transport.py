@@ -98,13 +98,7 @@ class Transport(Protocol):
     """The node that was lost before the job was told to end, as far as is known; else empty."""
 
     def run(self, phase: str, requests: Requests, on_event: OnEvent) -> dict[str, Ended]:
-        """Run one phase on the given nodes at the same time.
-
-        Args:
-            phase: one of :data:`bundle.agent.agent.PHASES`.
-            requests: the request of each node.
-            on_event: called, in this thread, with each event of each node.
-        """
+        """Run one phase on all given nodes at once; ``on_event`` is called in this thread."""
 
     def deliver(self, transfer: Transfer, requests: Requests, on_event: OnEvent) -> Delivery:
         """Run ``unpack`` on the given nodes, and send them a file before they begin.

@@ -26,12 +26,6 @@ class UnpackWait:
     """The limit of unpacking: its time, and the nodes that are given up before."""
 
     def __init__(self, run: PhaseRun, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin to count.
-
-        Args:
-            run: the step of the nodes.
-            clock: returns the time, in seconds.
-        """
         now = clock()
         self._clock = clock
         self._deadline = now + SECONDS[PhaseName.UNPACK]
