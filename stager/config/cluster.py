@@ -106,7 +106,6 @@ def cluster(table: Table) -> ClusterConfig:
 
 
 def _slurm(table: Table, count: str) -> dict[str, Any]:
-    """Return the values of the keys that are options of Slurm, by field."""
     return {
         "partition": table.take("partition", None, checks.word, "the name of a partition"),
         "cpus_per_task": table.take("cpus-per-task", None, checks.whole(1), count),

@@ -129,7 +129,7 @@ def _interpreter(table: Table, root: Path) -> str:
 
 
 def _requirements(table: Table, source: Path) -> tuple[str, ...]:
-    """Return ``requirements``; a ``pyproject.toml`` with the settings is one by itself."""
+    """Return ``requirements``; settings in a ``pyproject.toml`` name that file by default."""
     own = (PYPROJECT,) if source.name == PYPROJECT else None
     listed = table.take(
         "requirements", own, checks.texts, 'a list of strings, for example ["requirements.txt"]'
@@ -140,7 +140,6 @@ def _requirements(table: Table, source: Path) -> tuple[str, ...]:
 
 
 def _prune(table: Table) -> tuple[str, ...]:
-    """Return the words and patterns of ``prune``; report those that are neither."""
     allowed = " and ".join(f'"{word}"' for word in PRUNABLE)
     kind = f'a list of {allowed}, and of patterns such as "torch:/torch/test/"'
     entries = table.take("prune", (), checks.texts, kind)
@@ -155,7 +154,6 @@ def _prune(table: Table) -> tuple[str, ...]:
 
 
 def _normalized(entry: str) -> str:
-    """Return a pattern with its package's normalized name."""
     from packaging.utils import canonicalize_name  # not before: few settings have patterns
 
     name, _, pattern = entry.partition(":")
@@ -163,7 +161,6 @@ def _normalized(entry: str) -> str:
 
 
 def _word_fault(word: str, allowed: str) -> str:
-    """Return the fault of a word that is not known, with the one probably meant; empty for none."""
     if word in PRUNABLE:
         return ""
     near = difflib.get_close_matches(word.lower(), PRUNABLE, n=1)
@@ -172,7 +169,6 @@ def _word_fault(word: str, allowed: str) -> str:
 
 
 def _pattern_fault(entry: str) -> str:
-    """Return the fault of a pattern; empty for none."""
     name, _, pattern = entry.partition(":")
     if not _PACKAGE.fullmatch(name):
         return f"{entry!r} begins with no package's name: write PACKAGE:PATTERN"

@@ -87,12 +87,7 @@ def remedy(name: str) -> str:
 
 
 def misread(text: str, folders: Iterable[Path]) -> str:
-    """Return why a requirement is taken for a file, and the remedy; empty if it is a package.
-
-    Args:
-        text: the requirement, as written.
-        folders: the folders that may hold a file of that name.
-    """
+    """Return why a requirement is taken for a file, and the remedy; empty if it is a package."""
     name = bare_name(text)
     if not name:
         return ""

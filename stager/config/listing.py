@@ -50,13 +50,7 @@ class ConfigResult:
 
 
 def listed(config: Config, env: Mapping[str, str], offline_root: Path) -> ConfigResult:
-    """Return every setting of a project and where it came from.
-
-    Args:
-        config: the settings.
-        env: the variables of this process.
-        offline_root: the offline root that is used.
-    """
+    """Return every setting of a project and where it came from."""
     host = Target.of_host()
     in_force = {
         "environment.python": host.python,
@@ -93,7 +87,7 @@ def _listed(setting: WrittenSetting) -> ListedSetting:
 
 
 def _shown(value: object) -> object:
-    """Return a value as JSON can have it, without secrets."""
+    """Convert a value for JSON, with secrets masked."""
     if isinstance(value, Enum | Path | datetime.date | datetime.time):
         return str(value)
     if isinstance(value, str):
@@ -109,7 +103,6 @@ def _shown(value: object) -> object:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text, which may be a command, without secrets."""
     try:
         words = shlex.split(text)
     except ValueError:

@@ -169,22 +169,14 @@ def parse(
 
 
 def template(requirements: Sequence[str]) -> str:
-    """Return the commented ``stager.toml`` that ``stager init`` writes.
-
-    Args:
-        requirements: what ``environment.requirements`` shall say, in the same notation.
-    """
+    """Return the commented ``stager.toml`` that ``stager init`` writes."""
     text = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
     line = toml.dumps({"requirements": list(requirements)}).rstrip("\n")
     return text.replace("requirements = []", line, 1)
 
 
 def project_file(start: Path | None = None) -> Path:
-    """Return the settings file of a directory; the directory itself where none can be found.
-
-    Args:
-        start: a settings file, or the folder from which to look for one; None for this directory.
-    """
+    """Return the settings file of a directory (None: this one); the directory if there is none."""
     try:
         start = start or Path.cwd()
         return find(start) or start
@@ -204,11 +196,6 @@ def _load_file(path: Path) -> Config:
 
 
 def _own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return our table of a ``pyproject.toml``; an empty one where there is none.
-
-    Raises:
-        ConfigError: something else has its name.
-    """
     own: object = data
     for key in ("tool", "stager"):
         own = own.get(key, {}) if isinstance(own, Mapping) else own
@@ -221,7 +208,7 @@ def _own_table(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 def _mentions_us(path: Path) -> bool:
-    """Return whether a pyproject.toml has our table; one that is broken without it is ignored."""
+    """Return whether a pyproject.toml has our table; ignore a broken one without it."""
     try:
         tool = toml.read(path).get("tool")
         return isinstance(tool, Mapping) and "stager" in tool

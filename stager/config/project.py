@@ -77,7 +77,7 @@ def project(table: Table, root: Path) -> tuple[str, ProjectConfig]:
 
 
 def _refuse_outside(table: Table, outputs: tuple[str, ...]) -> None:
-    """Note outputs that lie outside the folder that a job runs in: nobody brings them back."""
+    """Report outputs outside the folder that a job runs in: they are not collected."""
     for path in outputs:
         try:
             output(path)
@@ -122,7 +122,6 @@ def assets(table: Table, root: Path) -> AssetsConfig:
 
 
 def _of_hub(table: Table, key: str, kind: Kind) -> tuple[HubRequest, ...]:
-    """Read a list of repositories; each that is wrong is noted with its place."""
     allowed = 'a list of names on the hub, for example ["org/name", "org/name@revision"]'
     requests = []
     for number, value in enumerate(table.take(key, (), checks.listed, allowed)):

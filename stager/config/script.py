@@ -88,12 +88,7 @@ def load_script(path: Path) -> Config:
 
 
 def without_effect(config: Config, command: Sequence[str]) -> Iterator[str]:
-    """Yield a note that names the script whose own block does not decide what is installed.
-
-    Args:
-        config: the settings that do.
-        command: the job's.
-    """
+    """Yield a note that names the script whose own block does not decide what is installed."""
     try:
         path = None if is_script(config) else named_in(command)
         block = script_block.read(path) if path else None
@@ -119,7 +114,7 @@ def name_of(path: Path) -> str:
 
 
 def _settings(block: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return ``[tool.stager]`` of a block, with the two tables that get defaults here."""
+    """Return ``[tool.stager]`` of a block, with copies of the tables that get defaults."""
     data = dict(toml.table(block, "tool", "stager"))
     for key in ("environment", "project"):
         value = data.get(key, {})

@@ -133,7 +133,7 @@ def site_source() -> SettingsSource:
 
 
 def _exists(path: Path) -> bool:
-    """Return False where there is nothing; what cannot be looked at is left to the reader."""
+    """Return False only if nothing exists; reading the file reports any other error."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

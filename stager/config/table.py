@@ -55,13 +55,7 @@ class Table:
         *,
         path: str = "",
     ) -> None:
-        """Wrap whole documents.
-
-        Args:
-            sources: the documents; the first that has a key counts.
-            env: the variables; each wins over the documents.
-            path: goes before keys in messages.
-        """
+        """Wrap documents: fixed values win, then variables, then the first document with a key."""
         self._sources = sources
         self._env = env or {}
         self._path = path
@@ -79,15 +73,7 @@ class Table:
         allowed: str,
         shown: object = None,
     ) -> T | D:
-        """Return the value of a key, checked; the default if it is absent or wrong.
-
-        Args:
-            key: the key, without the table's own path.
-            default: the value of an absent key.
-            check: returns the value to use, or raises ValueError.
-            allowed: the allowed values, for the message.
-            shown: the default as its user would write it, where that is not the default itself.
-        """
+        """Return the value of a key, checked; the default if it is absent or wrong."""
         self._known.append(key)
         path = self._full(key)
         setting = WrittenSetting(
@@ -129,7 +115,6 @@ class Table:
         return next((source for source in fixed or self._sources if key in source.data), None)
 
     def _note_overrides(self, key: str, fixed: SettingsSource) -> None:
-        """Note each place that sets a fixed key to something else."""
         path = self._full(key)
         wrong = f"{fixed.name} has fixed it: remove it here"
         values = [fixed.data[key]] if key in fixed.data else []  # none: the default is fixed
@@ -144,7 +129,7 @@ class Table:
     def _of_text(
         self, setting: WrittenSetting, text: str, default: D, check: Callable[[object], T]
     ) -> T | D:
-        """Return the value of a variable, read as the first thing that the key allows."""
+        """Return a variable's value, in the first reading of its text that the key allows."""
         for reading in readings(text):
             try:
                 value = check(reading)
@@ -171,14 +156,12 @@ class Table:
             self._note(key, source, problem)
 
     def _note(self, key: str, source: SettingsSource | None, problem: str) -> None:
-        """Note a problem of a key, and the file if it is not the project's."""
         source = source or self._sources[0]
         place = "" if source.origin == "project" else f" in {source.name}"
         self.problems.append(f"{self._full(key)}{place}: {problem}")
         self.places[source.name] = None
 
     def _note_variable(self, variable: str, problem: str) -> None:
-        """Note a problem of a variable's value."""
         self.problems.append(f"{variable}: {problem}")
         self.places[variable] = None
 
@@ -228,7 +211,6 @@ class Table:
         return paths
 
     def _unknown_paths(self) -> list[tuple[str, SettingsSource]]:
-        """Return the keys that nothing read, each with its file."""
         paths = [
             (self._full(key), source)
             for source in self._sources
@@ -263,7 +245,7 @@ def _described(value: object) -> str:
 
 
 def _has_nul(value: object) -> bool:
-    """Return whether any string of a value has a NUL in it; no path and no argument can."""
+    """Find a NUL in any string of a value: no path and no argument can contain one."""
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, Mapping):
@@ -272,7 +254,6 @@ def _has_nul(value: object) -> bool:
 
 
 def _suggestion(path: str, known: list[str]) -> str:
-    """Suggest the nearest known key, or list all keys of the same table."""
     nearest = _nearest(path, known)
     if nearest:
         return f"did you mean {nearest}?"
@@ -280,7 +261,6 @@ def _suggestion(path: str, known: list[str]) -> str:
 
 
 def _siblings(path: str, known: list[str]) -> dict[str, str]:
-    """Return the known keys of the same table by their last component."""
     table = path.rpartition(".")[0]
     siblings = {}
     for key in known:

@@ -71,11 +71,7 @@ def unnamed_requirements(folder: Path) -> str:
 
 
 def _requirements(folder: Path, source: Path | None) -> list[str]:
-    """Return the value of ``environment.requirements``; empty if there is no file to name.
-
-    Raises:
-        ConfigError: see :func:`create`.
-    """
+    """Return the value of ``environment.requirements``; empty if there is no file to name."""
     if source is not None and not (folder / source).is_dir():
         _require_readable(folder, source)
         return [str(source)]
@@ -100,7 +96,6 @@ def _requirements(folder: Path, source: Path | None) -> list[str]:
 
 
 def _require_readable(folder: Path, source: Path) -> None:
-    """Refuse a file that does not exist or that ``environment.requirements`` may not name."""
     if not (folder / source).is_file():
         there = [name for name in GUESSES if (folder / name).is_file()]
         known = f"; here: {', '.join(there)}" if there else ""
@@ -112,7 +107,6 @@ def _require_readable(folder: Path, source: Path) -> None:
 
 
 def _other_tools_file(folder: Path) -> str | None:
-    """Return the first file whose requirements only another tool can export."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     for name in names:
         if foreign_files.is_export_needed(name):

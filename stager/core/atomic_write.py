@@ -51,11 +51,6 @@ def output_file(
 ) -> Iterator[BinaryIO]:
     """Do the same for a file that the user asked for.
 
-    Args:
-        path: the place.
-        opener: as for :func:`replacing`.
-        hint: what to do where it cannot be written.
-
     Raises:
         StagerError: it, or what the block itself writes, cannot be written.
     """
@@ -69,7 +64,7 @@ def output_file(
 
 
 def _refuse_special(path: Path) -> None:
-    """Refuse a place where a device, a pipe or a socket is: root could take ``/dev/null`` away."""
+    """Refuse a device, a pipe or a socket: root could replace ``/dev/null`` by a file."""
     try:
         of_a_process = path.is_symlink() and str(path.readlink()).startswith("/proc/")
         mode = path.stat().st_mode

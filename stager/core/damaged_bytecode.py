@@ -15,11 +15,7 @@ HINT = "remove that file, and Python makes it again; if it cannot, install stage
 
 
 def damaged_file(exc: BaseException | None) -> str:
-    """Return the compiled module that could not be read; empty if that is not what happened.
-
-    Args:
-        exc: what was raised, or something that was raised because of it.
-    """
+    """Return the compiled module that could not be read; empty for any other error."""
     while exc is not None:
         file = _file_being_read(exc.__traceback__)
         if file:

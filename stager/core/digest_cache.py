@@ -30,7 +30,6 @@ class DigestCache:
     """Digests of one store's files; call :meth:`save` when done."""
 
     def __init__(self, store: Store) -> None:
-        """Read the record; a damaged one counts as empty."""
         self._store = store
         self._known: dict[str, list[object]] = {}
         self._changed = False
@@ -88,7 +87,6 @@ class DigestCache:
         return digest
 
     def _remembered(self, key: str, current: list[int]) -> Digest | None:
-        """Return a file's recorded digest if its size, times and inode are still the same."""
         record = self._known.get(key)
         if not isinstance(record, list) or record[:-1] != current:
             return None

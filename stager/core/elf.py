@@ -97,8 +97,6 @@ def parsed(read: Read) -> Elf | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
-    """A program header."""
-
     kind: int
     offset: int
     address: int
@@ -106,8 +104,6 @@ class _Segment:
 
 
 class _File:
-    """A file, as its program headers describe it."""
-
     def __init__(self, read: Read) -> None:
         self._read = read
         machine, start, size, count = _HEADER.unpack(read(0, _HEADER.size))
@@ -173,22 +169,14 @@ class _File:
             place += following
 
     def _offset(self, address: int) -> int:
-        """Return where in the file an address lies.
-
-        Raises:
-            ValueError: nowhere.
-        """
+        """Return the file offset of an address; ValueError if no segment contains it."""
         for segment in self._segments:
             if segment.kind == _LOAD and 0 <= address - segment.address < segment.size:
                 return segment.offset + address - segment.address
         raise ValueError(address)
 
     def _text(self, at: int) -> str:
-        """Return one of the strings.
-
-        Raises:
-            ValueError: it has no end.
-        """
+        """Return the string at an offset in the string table; ValueError if it has no end."""
         data, place = b"", self._strings + at
         while b"\0" not in data and len(data) < _TEXT:
             more = self._read(place + len(data), _FEW)

@@ -42,11 +42,7 @@ def in_one_line(text: str) -> str:
 
 
 def json_object(result: object) -> str:
-    """Return a command's result as JSON for scripts; its escapes keep a terminal safe.
-
-    Args:
-        result: a dataclass.
-    """
+    """Return a command's result as JSON for scripts; its escapes keep a terminal safe."""
     text = json.dumps({"schema": 1, **encode(result)}, indent=2, ensure_ascii=True)
     return text.replace("\x7f", "\\u007f") + "\n"
 

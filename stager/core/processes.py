@@ -60,13 +60,6 @@ def run(
 ) -> CompletedCommand:
     """Run one command to its end and return its output.
 
-    Args:
-        argv: the program and its arguments.
-        timeout: seconds after which the command is killed.
-        env: variables to add to this process's environment; None adds nothing.
-        cwd: the directory to run in; None for this one.
-        check: true if an exit status other than 0 raises.
-
     Raises:
         CommandError: the command failed (with ``check``), or took longer than ``timeout``.
         StagerError: the program does not exist or cannot be started.
@@ -80,12 +73,6 @@ def feed(
 ) -> CompletedCommand:
     """Run one command that reads a text from its standard input.
 
-    Args:
-        argv: the program and its arguments.
-        text: the text.
-        environment: all its variables.
-        timeout: seconds after which the command is killed.
-
     Raises:
         CommandError: the command failed, or took longer than ``timeout``.
         StagerError: the program does not exist or cannot be started.
@@ -96,8 +83,6 @@ def feed(
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """The surroundings of a command when it starts."""
-
     environment: Mapping[str, str] | None = None
     cwd: Path | None = None
     text: str | None = None
@@ -148,11 +133,6 @@ def inform(argv: Sequence[str], text: str, *, timeout: float) -> None:
     """Run one command that reads a text from its standard input, and writes to standard error.
 
     What it starts in the background does not keep this process waiting.
-
-    Args:
-        argv: the program and its arguments.
-        text: the text; the command need not read it.
-        timeout: seconds after which it is killed.
 
     Raises:
         CommandError: the command failed, or took longer than ``timeout``.
@@ -256,17 +236,6 @@ def stream(
 def _start_piped(
     argv: Sequence[str], environment: Mapping[str, str] | None, *, talks: bool, alone: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a command whose output is read.
-
-    Args:
-        argv: the program and its arguments.
-        environment: all its variables; None for this process's own.
-        talks: True to read its standard error, too.
-        alone: True to give it a session of its own.
-
-    Raises:
-        StagerError: it cannot be started.
-    """
     log.debug("stream: %s", shlex.join(masked(argv)))
     try:
         return subprocess.Popen(
@@ -322,7 +291,6 @@ def _user_signals_call(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def _interrupting_signals() -> list[signal.Signals]:
-    """Return the signals that raise KeyboardInterrupt in this thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [
@@ -347,13 +315,11 @@ class _Lines:
         self.close()
 
     def add(self, pipe: IO[bytes] | None, on_line: Callable[[str], None] | None) -> None:
-        """Add a pipe; None is ignored."""
         if pipe is not None and on_line is not None:
             self._pipes.append(pipe)
             self._selector.register(pipe, selectors.EVENT_READ, (on_line, Lines()))
 
     def pass_on(self) -> None:
-        """Pass each line on, until all pipes have ended."""
         while True:
             while self._ready:
                 on_line, line = self._ready.popleft()
@@ -364,7 +330,6 @@ class _Lines:
                 self._read(key)
 
     def _read(self, key: selectors.SelectorKey) -> None:
-        """Read from one pipe; at its end, take a last line without a line end."""
         on_line, lines = key.data
         chunk = os.read(key.fd, _CHUNK)
         self._ready.extend((on_line, line) for line in lines.feed(chunk))

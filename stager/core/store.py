@@ -52,7 +52,6 @@ class Store:
     """One offline root. Creating the object touches nothing; directories are made when needed."""
 
     def __init__(self, root: Path) -> None:
-        """Name the directory; ``root`` may be missing, its parent's mount must have room."""
         self.root = root
 
     @property
@@ -131,9 +130,6 @@ class Store:
         The kernel drops the lock when its holder ends, however it ends, so a killed build never
         leaves the store locked. Left-over temporary files are removed once the lock is held.
 
-        Args:
-            waiting: called once if another build holds the store.
-
         Raises:
             StagerError: the root cannot be written, or its file system has no locks.
         """
@@ -152,10 +148,7 @@ class Store:
             yield
 
     def _sweep(self) -> None:
-        """Remove what builds that were killed have left under ``tmp/``, and nothing else there.
-
-        The root may be a directory that had a ``tmp`` of the user's own before.
-        """
+        """Remove what killed builds left in ``tmp/``, and no file that the user has there."""
         folder = self.root / "tmp"
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in list(folder.iterdir()):
@@ -335,18 +328,7 @@ def _try_lock(handle: int, operation: int) -> bool:
 
 
 def keep_out_of_projects(folder: Path, mode: LogMode = LogMode.PRIVATE) -> bool:
-    """Make git, and a project that happens to contain this directory, ignore it as a whole.
-
-    Only an empty directory is marked, one that was made just now.
-
-    Args:
-        folder: the directory.
-        mode: the mark's readers, whatever the
-            umask is.
-
-    Returns:
-        True if it was marked.
-    """
+    """Write a ``.gitignore`` of ``*`` into an empty directory; return whether it was written."""
     with contextlib.suppress(OSError):
         if not any(folder.iterdir()):
             mark = folder / ".gitignore"

@@ -102,7 +102,7 @@ def listed(data: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _refuse_twice(text: str, source: Path, place: str, message: str) -> None:
-    """Refuse a table that is written twice, as the parser's message says."""
+    """Raise a clear error if the parser's message is about a table that is defined twice."""
     twice = _TWICE.match(message)
     if twice is None:
         return
@@ -157,7 +157,6 @@ def _write_table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> N
 
 
 def _needs_header(table: Mapping[str, Any]) -> bool:
-    """Return whether a table has a line of its own; one of nothing but tables has none."""
     if not table:
         return True
     return any(not isinstance(value, Mapping) for value in table.values())

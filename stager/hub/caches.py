@@ -108,10 +108,7 @@ class HubFiles:
 
 
 def _is_listed(path: Path, entry: HubEntry) -> bool:
-    """Return whether a small file is what the hub lists, by git's digest of it where that is known.
-
-    SHA-1 does not keep an attacker out, who would have to own the hub; it finds damage.
-    """
+    """Compare a file with the hub's size and, if known, git SHA-1: it finds damage, not attacks."""
     try:
         data = path.read_bytes() if path.stat().st_size == entry.size else None
     except OSError:

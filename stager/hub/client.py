@@ -132,11 +132,6 @@ class HubClient:
 
 
 def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
-    """Import ``huggingface_hub``.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
     # Its telemetry is nobody's business here; the variable counts when it is imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -152,13 +147,13 @@ def _library() -> Any:  # noqa: ANN401 - a module that need not be installed
 
 
 def _endpoint() -> str | None:
-    """Return the hub's address if a variable names one; the library reads it only as it starts."""
+    """Return the address in HF_ENDPOINT, which the library reads only once, at its import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 @contextlib.contextmanager
 def _bars() -> Iterator[None]:
-    """Keep the library's progress bars off what is not a terminal."""
+    """Disable the library's progress bars where standard error is not a terminal."""
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
     quiet = not sys.stderr.isatty()
@@ -173,7 +168,7 @@ def _bars() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(request: HubRequest) -> Iterator[None]:
-    """Turn every error of the library into one of ours, which names the repository."""
+    """Convert every error of the library into a StagerError that names the repository."""
     try:
         yield
     except StagerError:
@@ -222,7 +217,7 @@ def _fault(request: HubRequest, exc: Exception) -> StagerError:
 
 
 def _status(exc: BaseException | None) -> int | None:
-    """Return the status of the hub's answer, of which the library's error may be a consequence."""
+    """Return the status of the HTTP response that caused an error; None if none did."""
     while exc is not None:
         status = getattr(getattr(exc, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -232,7 +227,7 @@ def _status(exc: BaseException | None) -> int | None:
 
 
 def _reasons(exc: BaseException) -> list[str]:
-    """Return the first lines of the library's message, without a token."""
+    """Return the first lines of the library's message, with tokens masked."""
     text = f"{type(exc).__name__}: {exc}"
     return [re.sub(r"\bhf_\w{8,}", "hf_***", line) for line in text.splitlines() if line.strip()][
         :_WHY_LINES
@@ -257,7 +252,7 @@ def _licence(card: Mapping[str, object]) -> str:
 
 
 def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
-    """Check what the hub says about one file; what is wrong matters only if the file is taken."""
+    """Check the hub's answer about one file; a problem matters only if the file is selected."""
     path, size, lfs = str(sibling.rfilename), sibling.size, sibling.lfs
     digest, problem = None, ""
     if not is_safe(path):

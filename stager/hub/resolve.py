@@ -20,11 +20,6 @@ def resolve(
 ) -> tuple[LockedRepository, ...]:
     """Resolve requests, each at most once: what is known stays as it is.
 
-    Args:
-        requests: what the user asks for.
-        known: what an earlier lock has.
-        files: where small files, for which the hub has no digest, come from.
-
     Raises:
         StagerError: repositories that cannot be resolved; all of them.
     """

@@ -38,11 +38,6 @@ def selected(
 ) -> list[str]:
     """Return the files to take, sorted.
 
-    Args:
-        request: the request.
-        paths: all files of the repository.
-        configs: ``configs`` of a data set's card.
-
     Raises:
         StagerError: the repository has no such files, configuration or split.
     """
@@ -84,10 +79,7 @@ def _is_weights(path: str) -> bool:
 
 
 def _is_replaced(path: str, there: Collection[str]) -> bool:
-    """Return True for pickled weights that the same folder has as safetensors, by their name.
-
-    Those of another name, such as an adapter's, do not stand for them.
-    """
+    """Find pickled weights that their folder also has as safetensors; an adapter's do not count."""
     folder, _, name = path.rpartition("/")
     match = _PICKLED.fullmatch(name)
     if match is None:
@@ -105,7 +97,6 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 def _data_files(
     request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
 ) -> list[str]:
-    """Return the files of one configuration or split, with the card."""
     card = [path for path in paths if path in _ALWAYS]
     data: list[str] = []
     for config in _configs(request, configs):
@@ -118,11 +109,7 @@ def _data_files(
 def _configs(
     request: HubRequest, configs: Sequence[Mapping[str, object]]
 ) -> Sequence[Mapping[str, object]]:
-    """Return the configurations that are asked for; an empty one where a card lists none.
-
-    Raises:
-        StagerError: the card lists no such configuration.
-    """
+    """Return the requested configurations; an empty one where a card lists none."""
     if not configs and request.config in ("", "default"):
         return [{}]
     wanted = [c for c in configs if request.config in ("", c.get("config_name", "default"))]

@@ -63,11 +63,6 @@ def bundled(
 ) -> BundledInterpreter:
     """Return the layer's source of a Python, and what it needs of a node.
 
-    Args:
-        installation: the Python.
-        target: the platform that it must be for.
-        prune: kinds of files left out of the environment.
-
     Raises:
         ConfigError: it cannot be moved, or is for another C library.
         StagerError: files that cannot be shipped.
@@ -134,11 +129,7 @@ def _refuse_other_libc(installation: Installation, target: Target) -> None:
 
 
 def _files(prefix: Path, top: str) -> Iterator[str]:
-    """Yield the paths of the files below a directory that are shipped, in any order.
-
-    Raises:
-        OSError: a directory cannot be read; without its files the Python would not be whole.
-    """
+    """Yield the paths of the shipped files; raise OSError rather than miss a directory."""
     config = re.compile(r"config-\d.*")
     for folder, names, files in os.walk(prefix / top, onerror=_raise, followlinks=False):
         names[:] = [name for name in names if name not in _LEFT_OUT and not config.fullmatch(name)]
@@ -154,7 +145,6 @@ def _raise(error: OSError) -> None:
 
 
 def _digest(tree: Tree, interpreter: Interpreter) -> Digest:
-    """Return the digest of the files as they are shipped."""
     digests = []
     for file in tree.files:
         if file.path in interpreter.run_paths:
@@ -165,5 +155,4 @@ def _digest(tree: Tree, interpreter: Interpreter) -> Digest:
 
 
 def _module(file: str) -> str:
-    """Return the name of a module from that of its file."""
     return file.partition(".")[0] if ".cpython" in file else file

@@ -52,12 +52,6 @@ def find(
 ) -> Installation:
     """Return the Python that a bundle is to bring.
 
-    Args:
-        setting: ``environment.interpreter``: ``bundled``, or the path of a Python or of its folder.
-        target: the version and platform that it must be for.
-        env: the variables of this process.
-        run: starts ``uv``.
-
     Raises:
         ConfigError: there is none that fits.
     """
@@ -78,11 +72,7 @@ def find(
 
 
 def _found(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
-    """Return the first Python of the target's version that can be moved.
-
-    Raises:
-        ConfigError: there is none; each that was looked at is in the context.
-    """
+    """Return the first Python of the target's version that can be moved."""
     refused: dict[str, str] = {}
     for path in candidates(target, env, run):
         try:
@@ -135,7 +125,6 @@ def _patch(program: Path) -> tuple[int, int, str]:
 
 
 def _uv_folder(run: Runner) -> Path | None:
-    """Return the folder in which uv keeps Pythons; None where there is no uv."""
     command = uv.command()
     if command is None:
         return None
@@ -146,11 +135,7 @@ def _uv_folder(run: Runner) -> Path | None:
 
 
 def _program_in(path: Path, target: Target) -> Path:
-    """Return the program that a path means: itself, or in the folder of an installation.
-
-    Raises:
-        _UnusableError: there is none.
-    """
+    """Return the program that a path means: itself, or in the folder of an installation."""
     program = f"python{target.python}"
     if path.is_dir():
         for found in (path / "bin" / program, path / program):
@@ -167,11 +152,7 @@ def _program_in(path: Path, target: Target) -> Path:
 
 
 def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Installation:
-    """Return the installation that a program belongs to; a virtual environment's is its base.
-
-    Raises:
-        _UnusableError: it cannot be the one of a bundle.
-    """
+    """Return the installation of a program; a virtual environment's is its base."""
     _refuse_other_machine(path, target)
     try:
         facts = interpreter.ask(str(path), env)
@@ -197,11 +178,7 @@ def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Install
 
 
 def _refuse_other_machine(path: Path, target: Target) -> None:
-    """Refuse a program that this machine could not start, or only by emulating another.
-
-    Raises:
-        _UnusableError: it is for another processor, or cannot be read.
-    """
+    """Refuse a program for another processor, even if this machine could emulate that."""
     try:
         header = elf.read(path)
     except OSError as exc:

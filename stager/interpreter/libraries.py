@@ -36,8 +36,6 @@ class Libraries:
 
 @dataclass(kw_only=True)
 class _Walk:
-    """The findings so far."""
-
     prefix: Path
     own: dict[str, str] = field(default_factory=dict)
     """Paths of the libraries in the folder, by their names."""
@@ -50,11 +48,6 @@ class _Walk:
 
 def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
     """Return the shared libraries that a Python and its extension modules need.
-
-    Args:
-        prefix: its folder, without links.
-        program: its program, which loads libraries before any module does.
-        modules: its extension modules.
 
     Raises:
         ConfigError: it finds its own libraries only in this place; all such files are named.
@@ -119,7 +112,6 @@ def _by_path(prefix: Path, path: str, header: elf.Elf, needed: str) -> str:
 
 
 def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:
-    """Return the path in the folder at which the loader finds a library; empty for elsewhere."""
     for _, folder in _folders(prefix, path, header):
         if (folder / name).is_file():
             inside = folder.is_relative_to(prefix)
@@ -128,19 +120,18 @@ def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:
 
 
 def _folders(prefix: Path, path: str, header: elf.Elf) -> Iterator[tuple[str, Path]]:
-    """Yield each entry of a run path, with the directory it means."""
     for entry in filter(None, header.run_path.split(":")):
         yield entry, Path(os.path.realpath(_meant(prefix, path, entry)))
 
 
 def _meant(prefix: Path, path: str, entry: str) -> str:
-    """Return what an entry means, which may begin with the directory of the file it stands in."""
+    """Replace ``$ORIGIN`` in an entry of a run path."""
     origin = str((prefix / path).parent)
     return _ORIGIN.sub(lambda _: origin, entry)
 
 
 def _make_relative(walk: _Walk, path: str, header: elf.Elf) -> None:
-    """Note a run path that leads to the folder from wherever it is, or that there is none."""
+    """Note a run path made relative to ``$ORIGIN``, or a fault if there is no room for it."""
     entries = []
     parent = (walk.prefix / path).parent
     for entry, folder in _folders(walk.prefix, path, header):

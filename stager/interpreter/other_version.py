@@ -32,12 +32,6 @@ def compiler_for(
 
     Bytecode is the same on all processors, so the platform does not matter. None, too, for the
     version that runs this, which needs no other process.
-
-    Args:
-        target: the version.
-        own: the Python that goes into the bundle; else those of uv, of pyenv and on PATH are tried.
-        env: the variables of this process.
-        run: starts ``uv``, and the interpreter.
     """
     if target.is_host_python:
         return None

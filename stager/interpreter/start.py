@@ -42,13 +42,7 @@ print(json.dumps({
 
 
 def faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()) -> list[str]:
-    """Start a bundle's Python with no variables at all; return what it takes from elsewhere.
-
-    Args:
-        env_dir: the environment, at another place than the Python was taken from.
-        python: its version, ``major.minor``.
-        denied: a command that takes the network away from the one behind it.
-    """
+    """Start a bundle's Python behind ``denied`` (no network); return what it takes from outside."""
     top = (env_dir / OWN_PYTHON).resolve()
     program = own_python(str(env_dir), python)
     argv = [*denied, program, "-s", "-B", "-c", _PROGRAM]

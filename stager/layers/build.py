@@ -52,13 +52,6 @@ def make_layers(
 ) -> MadeLayers:
     """Make every layer that is not in the store yet. The store's lock must be held.
 
-    Args:
-        sources: the sources of the layers.
-        store: the offline root, which keeps layers.
-        target: the interpreter and platform they are for.
-        jobs: number of processes at a time.
-        progress: called for each finished layer.
-
     Raises:
         WheelError: one or more wheels are unsound; all of them are reported.
         SpaceError: there is not enough room in the store.
@@ -81,7 +74,7 @@ def make_layers(
 
 
 def _require_files(processes: int) -> None:
-    """Refuse a limit of open files with which the server that forks processes would crash."""
+    """Refuse a limit of open files at which the fork server of multiprocessing would crash."""
     needed, limit = 24 + 3 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < needed:
         raise StagerError(
@@ -92,7 +85,7 @@ def _require_files(processes: int) -> None:
 
 
 def _spooled(source: LayerSource) -> int:
-    """Return the bytes that a source takes while its layer is made: unpacked, with bytecode."""
+    """Return the bytes that a layer's spool needs: unpacked, with bytecode."""
     if source.wheel is None:
         return source.size
     try:
@@ -107,12 +100,10 @@ def _spooled(source: LayerSource) -> int:
 
 
 def _is_compiled(sources: Sequence[LayerSource], target: Target) -> bool:
-    """Return whether modules get bytecode."""
     return target.is_host_python or any(source.compiler is not None for source in sources)
 
 
 def _no_bytecode(target: Target) -> str:
-    """Return a note on a bundle without bytecode, which only its own version can compile."""
     return (
         f"no bytecode is included: there is no Python {target.python} here to compile it, and "
         f"{Target.of_host().python}, which runs this, cannot; the first imports on each node take "
@@ -177,11 +168,7 @@ def _build_all(
     jobs: int,
     progress: Progress,
 ) -> None:
-    """Build each layer in a process of its own, the largest first.
-
-    Raises:
-        StagerError: layers that cannot be built; all of them.
-    """
+    """Build each layer in a process of its own, the largest first."""
     queue = sorted(missing.values(), key=lambda source: source.size)
     faults: list[StagerError] = []
     done = 0
@@ -207,7 +194,7 @@ def _build_all(
 
 
 def _joined(faults: list[StagerError]) -> StagerError:
-    """Return one error for all; one that is no wheel's fault goes first: it stopped the rest."""
+    """Return one error for all; a fault that is no wheel's comes first: it stopped the rest."""
     faults = sorted(faults, key=lambda fault: isinstance(fault, WheelError))
     if len(faults) == 1:
         return faults[0]

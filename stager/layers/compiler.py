@@ -70,8 +70,6 @@ class Modules(Protocol):
 
 
 class _Module(NamedTuple):
-    """A module that was compiled."""
-
     digest: bytes
     bytecode: Path
 
@@ -107,12 +105,6 @@ def compiled_by(
 ) -> Iterator[CompiledByOther]:
     """Compile modules; yield their bytecode, which is removed at the end of the block.
 
-    Args:
-        compiler: the interpreter.
-        what: the wheel or project, for messages.
-        sources: paths of modules, which tracebacks show until they are imported, and their sources.
-        scratch: a directory on the store's own disk for temporary files.
-
     Raises:
         StagerError: the interpreter fails.
     """
@@ -133,11 +125,6 @@ def compile_files(program: Path, modules: Sequence[tuple[Path, str]], folder: Pa
     """Let an interpreter compile modules into the files ``0``, ``1``, ... of a folder.
 
     There is none for a module that does not compile.
-
-    Args:
-        program: the interpreter, of any version.
-        modules: the file of each module, and the path that its bytecode names.
-        folder: an existing directory.
 
     Raises:
         StagerError: the interpreter fails.

@@ -52,10 +52,6 @@ def stored(piece: bytes | bytearray) -> bytes:
 def content_of(frame: bytes, size: int) -> bytes:
     """Return the content of a frame, whatever length it claims to have.
 
-    Args:
-        frame: the frame; its digest has been checked.
-        size: the length that the content must have.
-
     Raises:
         LayerError: it cannot be decompressed, or has another length.
     """

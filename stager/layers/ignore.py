@@ -42,8 +42,6 @@ _CLASSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Pattern:
-    """One line of a ``.gitignore`` that can match something."""
-
     source: bytes
     """The regular expression that must match all of the name, or all of the path."""
     by_name: bool
@@ -58,13 +56,7 @@ class Ignore:
     """The patterns of one ``.gitignore``, or of a setting with the same syntax."""
 
     def __init__(self, lines: Iterable[str | bytes], *, base: str = "") -> None:
-        """Read patterns; lines that are empty, comments, or can never match are dropped.
-
-        Args:
-            lines: one pattern each, without line ends.
-            base: the directory they are relative to, as a path like those to be decided; empty for
-                their common root.
-        """
+        """Read pattern lines, without those that can never match; ``base`` is their directory."""
         self._base = os.fsencode(base) + b"/" if base else b""
         self._patterns: list[tuple[_Pattern, re.Pattern[bytes]]] = []
         names: list[bytes] = []
@@ -112,13 +104,7 @@ class Ignore:
 
 
 def excluded(rules: Sequence[Ignore], path: str, *, is_dir: bool) -> bool:
-    """Return whether a path is left out; the last of several rules that match it decides.
-
-    Args:
-        rules: those of the outermost directory first.
-        path: as for :meth:`Ignore.decide`; the directories above it must not be excluded.
-        is_dir: true for a directory.
-    """
+    """Return whether the last matching rule excludes a path; its parents must not be excluded."""
     for rule in reversed(rules):
         decision = rule.decide(path, is_dir=is_dir)
         if decision is not None:
@@ -135,7 +121,6 @@ def anchored(path: str) -> str:
 
 
 def _parse(line: bytes) -> _Pattern | None:
-    """Return the pattern of one line; None if it can match nothing."""
     if line.startswith(b"#"):
         return None
     text = _without_trailing_spaces(line.partition(b"\0")[0])
@@ -177,12 +162,7 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 def _translate(text: bytes, *, across: bool) -> bytes | None:
-    """Make a regular expression of a pattern, or return None if it can never match.
-
-    Args:
-        text: the pattern.
-        across: true if wildcards match slashes too; they may for a bare name, which has none.
-    """
+    """Translate a pattern; None if it can never match. ``across``: wildcards match slashes too."""
     parts: list[bytes] = []
     at = 0
     while at < len(text):
@@ -194,7 +174,6 @@ def _translate(text: bytes, *, across: bool) -> bytes | None:
 
 
 def _next_part(text: bytes, at: int, *, across: bool) -> tuple[bytes | None, int]:
-    """Return the expression for the element at a position, and the position after it."""
     char = text[at : at + 1]
     if char == b"*":
         return _stars(text, at, across=across)
@@ -210,10 +189,7 @@ def _next_part(text: bytes, at: int, *, across: bool) -> tuple[bytes | None, int
 
 
 def _stars(text: bytes, start: int, *, across: bool) -> tuple[bytes, int]:
-    """Return the expression for one or more stars, and the position after them.
-
-    Two or more span directories only as a whole component; elsewhere they mean the same as one.
-    """
+    """Translate stars: two or more span directories only as a whole component, else act as one."""
     end = start + 1
     while text[end : end + 1] == b"*":
         end += 1
@@ -242,8 +218,6 @@ def _bracket(text: bytes, at: int, *, across: bool) -> tuple[bytes | None, int]:
 
 
 class _BracketReader:
-    """Reads the bytes that ``[...]`` stands for."""
-
     def __init__(self, text: bytes, at: int) -> None:
         self.text = text
         self.at = at
@@ -267,7 +241,6 @@ class _BracketReader:
         return frozenset(self.members)
 
     def _read_item(self) -> bool:
-        """Read a range, a class or a byte; return false if the bracket is not valid."""
         char, following = self._char(), self._char(1)
         if char == b"-" and self.low and following not in (b"", b"]"):
             self.at += 1
@@ -289,7 +262,6 @@ class _BracketReader:
         return True
 
     def _read_class(self, close: int) -> bool:
-        """Read ``[:name:]``, whose last bracket is at ``close``."""
         members = _CLASSES.get(self.text[self.at + 2 : close - 1])
         if members is None:
             return False
@@ -307,7 +279,6 @@ class _BracketReader:
         return True
 
     def _take_byte(self) -> int | None:
-        """Take one byte, which a backslash may protect; None at the end of the pattern."""
         if self._char() == b"\\":
             self.at += 1
         char = self._char()
@@ -322,6 +293,5 @@ class _BracketReader:
 
 
 def _union(sources: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Return an expression that matches what any of some others match; nothing for none."""
     joined = b"|".join(b"(?:%s)" % source for source in sources)
     return re.compile(joined or b"(?!)", re.DOTALL)

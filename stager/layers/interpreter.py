@@ -83,7 +83,6 @@ def add_interpreter(
 
 
 def _compile(tree: Tree, interpreter: Interpreter, scratch: Path) -> dict[str, Path]:
-    """Let a Python compile its modules; return where the bytecode of each is, if it compiles."""
     modules = [file for file in tree.files if file.path.endswith(".py")]
     files = [(module.source, module.path) for module in modules]
     compile_files(interpreter.program, files, scratch)

@@ -88,7 +88,6 @@ def _stored(file: BinaryIO, size: int, length: int) -> Iterator[bytes]:
 
 
 def _inflated(file: BinaryIO, size: int, length: int) -> Iterator[bytearray]:
-    """Yield what deflated bytes hold, in pieces of the given length."""
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     chunk = bytearray()
     while not inflate.eof:

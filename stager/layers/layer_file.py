@@ -51,11 +51,7 @@ COPY = 1 << 20
 
 
 def compression(*, sampled: bool = False) -> str:
-    """Return the settings that decide the compressed bytes: part of every layer's id.
-
-    Args:
-        sampled: true for a layer whose frames may be stored, see :mod:`.frame`.
-    """
+    """Return the settings that decide the compressed bytes: part of every layer's id."""
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
     levels = f"level{LEVEL}-huge{HUGE}level{HUGE_LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
     settings = f"zstd-{version}-{levels}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
@@ -108,8 +104,6 @@ _Chunk = tuple["bytes | bytearray", int]
 
 
 class _File(NamedTuple):
-    """A file of the layer."""
-
     size: int
     mode: int
     sha256: str
@@ -118,7 +112,6 @@ class _File(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The zstd level that suits it."""
         if not isinstance(self.content, int) and self.content.dense:
             return DENSE_LEVEL
         return HUGE_LEVEL if self.size >= HUGE else LEVEL
@@ -132,14 +125,7 @@ class LayerWriter:
     """
 
     def __init__(self, scratch: Path, threads: int = 1, *, sampled: bool = False) -> None:
-        """Begin an empty layer.
-
-        Args:
-            scratch: a directory for the spool on the store's own disk (``/tmp`` may be small).
-            threads: number of frames compressed at a time, and held in memory; the bytes do not
-                depend on it.
-            sampled: true to store frames that hardly compress, see :mod:`.frame`.
-        """
+        """Spool to ``scratch`` (``/tmp`` may be small); the bytes do not depend on ``threads``."""
         self._threads = threads
         self._sampled = sampled
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
@@ -157,11 +143,6 @@ class LayerWriter:
     def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> Added:
         """Add one file, reading ``stream`` to its end.
 
-        Args:
-            path: relative to the environment, for example ``lib/python3.11/site-packages/a.py``.
-            stream: the content.
-            executable: true for mode 0755 instead of 0644.
-
         Raises:
             WheelError: the path is unsafe, or was added before with other content.
         """
@@ -178,11 +159,6 @@ class LayerWriter:
 
     def add_unread(self, path: str, content: Unread, *, executable: bool = False) -> None:
         """Add one file that is read only when the layer is written.
-
-        Args:
-            path: as for ``add``.
-            content: its content.
-            executable: as for ``add``.
 
         Raises:
             WheelError: as for ``add``.
@@ -218,10 +194,6 @@ class LayerWriter:
         The frames are compressed to a temporary file first, because the head that comes before
         them holds their digests.
 
-        Args:
-            target: the file.
-            origin: the origin of the layer.
-
         Raises:
             WheelError: a path is both a file and a directory; all such paths are listed.
         """
@@ -242,7 +214,6 @@ class LayerWriter:
                 shutil.copyfileobj(body, out, COPY)
 
     def _refuse_clashes(self, what: str) -> None:
-        """Refuse paths that no file system could hold, and a reader of the index would refuse."""
         paths = self._files.keys() | self._links.keys()
         clashes = [path for path in sorted(folders_of(paths)) if path in paths]
         clashes += sorted(self._files.keys() & self._links.keys())
@@ -254,7 +225,7 @@ class LayerWriter:
             )
 
     def _tar(self, entries: list[Entry]) -> Iterator[_Chunk]:
-        """Yield the plain tar, piece by piece; add each file's place to ``entries``."""
+        """Yield the plain tar in pieces, with levels; add each file's place to ``entries``."""
         position = 0
         names = sorted([*self._files, *self._links])
         for name in names:
@@ -284,7 +255,7 @@ class LayerWriter:
             yield chunk
 
     def _compressed(self, pieces: Iterator[tuple[bytearray, int]]) -> Iterator[tuple[bytes, Frame]]:
-        """Compress each piece into a frame of its own; zstd lets other threads run during that."""
+        """Compress each piece into a frame of its own, in threads: zstd releases the GIL."""
         own = threading.local()
 
         def compress(piece: bytearray, level: int) -> tuple[bytes, Frame]:
@@ -305,7 +276,6 @@ class LayerWriter:
 
 
 def _compressor(own: threading.local, level: int) -> zstandard.ZstdCompressor:
-    """Return the compressor of a thread for a level."""
     if not hasattr(own, "compressors"):
         own.compressors = {}
     compressors: dict[int, zstandard.ZstdCompressor] = own.compressors
@@ -336,11 +306,7 @@ def _tar_header(name: str, file: _File | None, target: str | None) -> bytes:
 
 
 def _pieces(stream: Iterator[_Chunk]) -> Iterator[tuple[bytearray, int]]:
-    """Join small chunks and split large ones into pieces of about ``FRAME_TARGET`` bytes.
-
-    Yields:
-        Each piece and the level that suits most of it.
-    """
+    """Yield pieces of about ``FRAME_TARGET`` bytes, with the level of most of their content."""
     pending, shares = bytearray(), Counter[int]()
     for chunk, level in stream:
         pending += chunk

@@ -71,7 +71,6 @@ class LayerProcesses:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Kill the processes that still run."""
         for process, _ in self.running.values():
             process.kill()
             process.join()
@@ -136,7 +135,6 @@ def _find_folder_for_socket() -> str | None:
 def _outcome(
     connection: Connection, process: BaseProcess, source: LayerSource
 ) -> StagerError | None:
-    """Return what a finished process reports: None, or the error that stopped it."""
     try:
         fault = connection.recv()
     except EOFError:
@@ -153,7 +151,6 @@ def _outcome(
 
 
 def _build_one(source: LayerSource, work: LayerWork, report: Connection) -> None:
-    """Build one layer in a child process; report None or the error that stopped it."""
     end_with_parent()  # which is the server
     final = work.store.layer(layer_id(source, work.target))
     fault: StagerError | None = None
@@ -190,7 +187,7 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
 
 @contextmanager
 def _compiled(source: LayerSource, wheel: Path, work: LayerWork) -> Iterator[Modules | None]:
-    """Yield the bytecode of a wheel that is not left to the process that unpacks it."""
+    """Yield a wheel's bytecode from other processes; None if the unpacking process makes it."""
     if source.compiler is None:
         with compiling(wheel, work.target, work.scratch, work.jobs, source.prune) as modules:
             yield modules
@@ -211,7 +208,6 @@ def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
 
 
 def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
-    """Refuse files that have changed since the layer's id was made."""
     tree = source.tree or Tree(files=(), links=(), skipped=())
     if digest_of(tree, digests) != source.digest:
         files = ", ".join(map(shown, changed_files(tree)))
@@ -219,11 +215,7 @@ def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
 
 
 def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:
-    """Add the files of a project or asset; a project's modules with their bytecode.
-
-    Returns:
-        The digest of each file.
-    """
+    """Add files, with the bytecode of a project's modules; return each file's digest."""
     tree = source.tree or Tree(files=(), links=(), skipped=())
     digests = []
     with _bytecode_of(source, tree, work) as bytecode_of:

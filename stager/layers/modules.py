@@ -16,10 +16,6 @@ def top_modules(name: str, index: Index) -> tuple[str, ...]:
 
     The module named like the distribution, if there is one (``torch``, not ``functorch`` and
     ``torchgen``); else every public top-level module (``yaml`` of ``pyyaml``).
-
-    Args:
-        name: the distribution's normalized name.
-        index: the index of its layer.
     """
     modules = set()
     for entry in index.files:

@@ -35,8 +35,6 @@ class UnreadError(Exception):
 
 
 class _Place(NamedTuple):
-    """Place of a module's bytecode in the temporary files."""
-
     slice: int
     offset: int
     size: int
@@ -95,10 +93,6 @@ class CompiledModules:
 
     def take(self, path: str, digest: bytes) -> bytes | None:
         """Return the bytecode of a module, None if it does not compile; wait for all of them.
-
-        Args:
-            path: the module, which must be ``in`` this.
-            digest: :func:`importlib.util.source_hash` of its source.
 
         Raises:
             StagerError: it was made from another source, since the wheel has changed since;
@@ -180,14 +174,12 @@ def modules_of(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
 
 
 def _is_compiled(name: str) -> bool:
-    """Return whether a member is a module that is installed under its name in the archive."""
     if not name.endswith(".py") or not worth_compiling(name):
         return False
     return not name.partition("/")[0].endswith(".data")
 
 
 def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
-    """Return slices of about equal work: each module, largest first, goes to the smallest slice."""
     slices: list[list[str]] = [[] for _ in range(count)]
     loads = [0] * count
     for name in sorted(modules, key=lambda name: (-modules[name], name)):
@@ -198,7 +190,6 @@ def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
 
 
 def _compile(wheel: Path, names: Sequence[str], file: IO[bytes], report: Connection) -> None:
-    """Compile modules in a child process; report the place of each one's bytecode in ``file``."""
     end_with_parent()
     places: dict[str, tuple[int, int] | None] = {}
     fault = ""

@@ -49,8 +49,6 @@ NEARBY = 5
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
-    """The patterns that apply in one directory of the project."""
-
     never: Ignore
     """``NEVER_SHIPPED``."""
     forced: Ignore
@@ -71,8 +69,6 @@ class _Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asset:
-    """A file or directory that ``assets.paths`` names."""
-
     path: str
     """Its path in the tree."""
     source: str
@@ -90,10 +86,6 @@ def project_files(root: Path, exclude: Sequence[str]) -> Tree:
     project and of the git repository around it name, and Python environments. Git itself is not
     called, so a file that it tracks although a pattern names it is left out; ``"!/that/file"``
     in ``exclude`` takes it back, within the limits that git sets to taking back.
-
-    Args:
-        root: the project's directory.
-        exclude: patterns as in a ``.gitignore`` in ``root``, which win over all others.
 
     Raises:
         ConfigError: ``root`` is not a directory.
@@ -122,10 +114,6 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
     same asset stays a link, any other is replaced by its target, such as the blobs that the
     snapshots of a Hugging Face cache link to.
 
-    Args:
-        root: the project's directory, from which relative paths start.
-        patterns: files, directories and glob patterns; ``~`` is the home directory.
-
     Raises:
         ConfigError: entries that name nothing, or that go by the name of another; all of them.
         StagerError: broken links, unreadable files, names that cannot be shipped; all of them.
@@ -149,7 +137,6 @@ def asset_files(root: Path, patterns: Sequence[str]) -> Tree:
 
 
 def _bad_assets(problems: Sequence[str], root: Path) -> ConfigError:
-    """Return one error for all problems in ``assets.paths``."""
     hint = f"correct assets.paths; relative paths start from {root}"
     if len(problems) == 1:
         return ConfigError(problems[0], hint=hint)
@@ -173,18 +160,12 @@ def asset_place(root: Path, patterns: Sequence[str], path: Path) -> str:
 
 
 def asset_excludes(paths: Sequence[str], root: Path) -> tuple[str, ...]:
-    """Return patterns with which :func:`project_files` leaves out the assets in the project.
-
-    Args:
-        paths: the entries of ``assets.paths``; entries that name nothing are ignored.
-        root: the project's directory.
-    """
+    """Return patterns with which :func:`project_files` leaves out the assets in the project."""
     assets, _ = _named(root, paths)
     return tuple(sorted({anchored(asset.path) for asset in assets if asset.inside}))
 
 
 def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -> None:
-    """Collect a directory of the project."""
     entries = collector.entries(folder, path)
     names = {entry.name for entry in entries}
     environment = _environment_kind(names)
@@ -208,7 +189,6 @@ def _walk_project(collector: Collector, folder: str, path: str, rules: _Rules) -
 
 
 def _environment_kind(names: Collection[str]) -> str:
-    """Return the kind of Python environment that a directory holds; empty for none."""
     for mark, kind in ENVIRONMENT_MARKS.items():
         if mark in names:
             return kind
@@ -218,7 +198,6 @@ def _environment_kind(names: Collection[str]) -> str:
 def _rules_in(
     collector: Collector, folder: str, path: str, names: Collection[str], rules: _Rules
 ) -> _Rules:
-    """Return the rules in a directory, from those of the directory above."""
     gitignores = rules.gitignores
     if path and ".git" in names:
         gitignores = ()  # a repository in the repository has rules of its own only, as for git
@@ -228,11 +207,7 @@ def _rules_in(
 
 
 def _rules_above(collector: Collector, root: Path) -> tuple[str, tuple[Ignore, ...]]:
-    """Return the project's path in the repository around it, and the patterns above the project.
-
-    A project that the repository ignores as a whole (a home directory under git, a scratch folder)
-    is not governed by it.
-    """
+    """Return the path in the repository, and the patterns above; none if it ignores the project."""
     top = repository_of(root)
     rules: tuple[Ignore, ...] = ()
     path = ""
@@ -255,7 +230,6 @@ def repository_of(root: Path) -> Path:
 
 
 def _gitignore(collector: Collector, folder: str, base: str) -> tuple[Ignore, ...]:
-    """Return the patterns of one directory: one element, or none without a ``.gitignore``."""
     file = Path(folder, ".gitignore")
     try:
         # Git reads no .gitignore through a link either (since 2.32).
@@ -314,7 +288,6 @@ def _follow(
 
 
 def _named(root: Path, patterns: Sequence[str]) -> tuple[list[_Asset], list[str]]:
-    """Return the assets that the entries of ``assets.paths`` name, and the problems with them."""
     base = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
     assets: dict[str, tuple[str, _Asset]] = {}
     problems: list[str] = []
@@ -348,7 +321,6 @@ def _matches(base: Path, pattern: str) -> list[str]:
 
 
 def _asset(base: Path, match: str) -> _Asset | str:
-    """Return the asset at an existing path, or a description of what is wrong with it."""
     try:
         mode = Path(match).stat().st_mode
         real = os.path.realpath(match, strict=True)
@@ -372,12 +344,10 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _existing(base: Path, pattern: str) -> str:
-    """Describe the files near the place that an entry of ``assets.paths`` names."""
     return _nearby(Path(os.path.normpath(base / os.path.expanduser(pattern))))  # noqa: PTH111
 
 
 def _nearby(path: Path) -> str:
-    """Describe the content of the nearest existing directory above ``path``."""
     while not os.path.isdir(path.parent):  # noqa: PTH112
         path = path.parent
     folder = path.parent

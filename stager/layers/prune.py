@@ -80,8 +80,6 @@ class Pruned:
 
 @dataclass(frozen=True)
 class _Member:
-    """One file of a wheel."""
-
     name: str
     """Its name in the archive."""
     path: str
@@ -103,10 +101,6 @@ def concerned(wheel: Path, words: Sequence[str]) -> tuple[str, ...]:
 
 def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[str]:
     """Return notes on patterns of the setting that leave nothing out.
-
-    Args:
-        wheels: all wheels of the environment; of those that are not here nothing is said.
-        entries: the setting.
 
     Raises:
         ConfigError: see :func:`stager.layers.prune_patterns.check`.
@@ -133,7 +127,6 @@ def _members_of(wheel: Path, *, metadata: bool = False) -> list[_Member]:
 
 
 def _applies(word: str, members: Sequence[_Member]) -> bool:
-    """Return whether a word or pattern may leave out some of these members."""
     if is_pattern(word):
         return bool(_matching(word, members))
     if word == HEADERS:
@@ -142,12 +135,7 @@ def _applies(word: str, members: Sequence[_Member]) -> bool:
 
 
 def left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
-    """Return the names of the members of a wheel that are not to be installed.
-
-    Args:
-        archive: the wheel.
-        words: what to leave out, see the top of this module.
-    """
+    """Return the names of the members of a wheel that are not to be installed."""
     if not words:
         return frozenset()
     members = list(_members(archive))
@@ -188,7 +176,6 @@ def noted(bundle: BundleFile) -> Pruned:
 
 
 def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
-    """Yield the notes in a layer."""
     head = bundle.head(layer)
     with bundle.refusing(LayerError):
         # Most layers have no note, and parsing their index is not worth the time.
@@ -202,7 +189,6 @@ def _notes(bundle: BundleFile, layer: Layer) -> Iterator[Pruned]:
 
 
 def _content(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> bytes:
-    """Return the bytes of one file of a layer, from the frames it lies in."""
     offset, start, content = bundle.frames_start(layer), 0, b""
     for frame in index.frames:
         end = start + frame.unpacked_size
@@ -215,7 +201,6 @@ def _content(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> by
 
 
 def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_Member]:
-    """Yield the files of a wheel with their places, by default without its metadata."""
     for name in archive.namelist():
         first, _, rest = name.partition("/")
         if name.endswith("/") or (is_metadata(name) and not metadata):
@@ -230,19 +215,16 @@ def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_M
 
 
 def _matching(pattern: str, members: Sequence[_Member]) -> set[str]:
-    """Return the names of the members in ``site-packages`` that a pattern leaves out."""
     paths = {member.path: member.name for member in members if member.scheme == "site"}
     return {paths[path] for path in matching(pattern, paths)}
 
 
 def _headers(members: Sequence[_Member]) -> set[str]:
-    """Return the names of the files that only compilers read."""
     trees = _header_trees(members)
     return {member.name for member in members if _is_header(member, trees)}
 
 
 def _is_header(member: _Member, trees: frozenset[str]) -> bool:
-    """Return whether only compilers read a member; ``trees`` hold nothing else."""
     if member.scheme == "headers":
         return True
     if member.scheme not in ("site", "data"):
@@ -263,7 +245,6 @@ def _header_trees(members: Sequence[_Member]) -> frozenset[str]:
 
 
 def _test_programs(members: Sequence[_Member]) -> set[str]:
-    """Return the names of compiled test programs beside the programs of a package."""
     names = set()
     for member in members:
         if member.scheme == "site" and _TEST_PROGRAM.fullmatch(member.path):
@@ -302,7 +283,7 @@ def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> f
 
 
 class _References:
-    """The names of test directories in the modules of a wheel, each module read at most once."""
+    """The test directories that modules name; each module is read at most once."""
 
     def __init__(self, archive: zipfile.ZipFile, parents: set[str]) -> None:
         self._archive = archive
@@ -310,7 +291,6 @@ class _References:
         self._names: dict[str, set[str]] = {}
 
     def of(self, module: _Member) -> set[str]:
-        """Return the dotted names in one module that lead to test directories."""
         names = self._names.get(module.name)
         if names is None:
             names = self._read(module)
@@ -325,7 +305,6 @@ class _References:
 
 
 def _reached(names: Iterable[str], folders: frozenset[str]) -> set[str]:
-    """Return the directories that dotted names lead to."""
     reached: set[str] = set()
     for name in names:
         path = name.replace(".", "/") + "/"
@@ -334,7 +313,6 @@ def _reached(names: Iterable[str], folders: frozenset[str]) -> set[str]:
 
 
 def _above(path: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the directories above a file whose names are among these."""
     parts = path.split("/")[:-1]
     for count, part in enumerate(parts, start=1):
         if part in names:
@@ -342,6 +320,5 @@ def _above(path: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _within(path: str, folders: frozenset[str]) -> bool:
-    """Return whether a file lies in one of some directories."""
     parts = path.split("/")[:-1]
     return any("/".join(parts[:count]) in folders for count in range(1, len(parts) + 1))

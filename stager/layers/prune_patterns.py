@@ -29,25 +29,17 @@ def of_package(entries: Iterable[str], package: str) -> tuple[str, ...]:
 
 
 def matching(entry: str, paths: Iterable[str]) -> set[str]:
-    """Return the files that a pattern leaves out: those it matches, and those below directories.
-
-    Args:
-        entry: the pattern with its package.
-        paths: the package's files, relative to ``site-packages``.
-    """
+    """Return the files that a pattern leaves out: those it matches, and those below directories."""
     folders = _Folders(Ignore([entry.partition(":")[2]]))
     return {path for path in paths if folders.leave_out(path)}
 
 
 class _Folders:
-    """The decisions of a pattern; each directory is looked at once."""
-
     def __init__(self, ignore: Ignore) -> None:
         self._ignore = ignore
         self._known = {"": False}
 
     def leave_out(self, path: str) -> bool:
-        """Return whether a file is left out."""
         if self._is_out(path.rpartition("/")[0]):
             return True
         return self._ignore.decide(path, is_dir=False) is True
@@ -63,11 +55,6 @@ class _Folders:
 
 def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list[str]:
     """Return notes on patterns without an effect.
-
-    Args:
-        entries: the setting; words in it are passed over.
-        packages: the files of each package that a pattern names, metadata included; packages
-            without a pattern may have none.
 
     Raises:
         ConfigError: patterns that would leave out what a package cannot be used without; all of
@@ -95,7 +82,6 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
 
 
 def _fault(name: str, left_out: Collection[str]) -> str:
-    """Return why a package could not be used without some of its files; empty if it could."""
     tops = sorted(filter(is_top, left_out))
     if tops:
         return f"leaves out {tops[0]}: {name} could not be imported"
@@ -120,7 +106,6 @@ def _quoted(entry: str) -> str:
 
 
 def _unknown(name: str, packages: Iterable[str]) -> str:
-    """Return the words for a package that is not there, with the one probably meant."""
     near = difflib.get_close_matches(name, list(packages), n=1)
     there = f"; did you mean {near[0]}?" if near else ""
     return f"the lock has no package {name}{there}"

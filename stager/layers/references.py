@@ -26,13 +26,7 @@ _ENTRY_POINTS = re.compile(r"[^/]+\.dist-info/entry_points\.txt")
 
 
 def mentions(source: bytes, path: str, parents: Iterable[str]) -> bool:
-    """Return whether a module may name a test directory, without parsing it.
-
-    Args:
-        source: the module.
-        path: its installed path.
-        parents: the directories that test directories lie in.
-    """
+    """Return whether a module may name a test directory, without parsing it."""
     if b"test" not in source:
         return False
     for parent in parents:
@@ -57,7 +51,6 @@ def names_used(source: bytes, path: str) -> set[str]:
 
 
 def _names_in(node: ast.AST, package: str) -> Iterator[str]:
-    """Yield the modules that one node of a syntax tree names."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.name
@@ -72,7 +65,6 @@ def _names_in(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _absolute(package: str, level: int, module: str) -> str:
-    """Return the module that ``from <level dots><module>`` names in a package."""
     if not level:
         return module
     parts = package.split(".")

@@ -194,7 +194,6 @@ def project_sources(
 
 
 def _advise_on_size(tree: Tree) -> str:
-    """Return how to keep the largest file or folder of a project out of its layer."""
     sizes: dict[str, list[int]] = {}
     for file in tree.files:
         folder, slash, _ = file.path.partition("/")
@@ -208,10 +207,7 @@ def _advise_on_size(tree: Tree) -> str:
 
 
 def _variables(config: Config, assets: Sequence[str]) -> LayerSource:
-    """Return the source of the links that say of which assets variables are the places.
-
-    It has a version, as what the settings name and an imported project is not written with.
-    """
+    """Return the links of ``assets.env``; as they have a version, an import does not write them."""
     links = []
     for name, path in sorted(config.assets.env):
         place = asset_place(config.root, assets, path)
@@ -226,13 +222,7 @@ def _brought_back(output: str) -> list[str]:
 
 
 def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
-    """Return the patterns of files to leave out of the project.
-
-    Assets are layers of their own, and a run's outputs must not make the bundle stale.
-
-    Raises:
-        ConfigError: the project's folder is stager's own as well.
-    """
+    """Return what the project leaves out: assets are layers, outputs would make it stale."""
     assets = [str(path) for path in config.assets.paths]
     patterns = [*config.project.exclude, *asset_excludes(assets, folder)]
     for output in config.project.outputs:

@@ -19,13 +19,6 @@ class StoredTar:
     """Random access to what the frames of a layer hold, by decompressing the few that are asked."""
 
     def __init__(self, layer: BinaryIO, head_size: int, index: Index) -> None:
-        """Name the layer.
-
-        Args:
-            layer: the file.
-            head_size: the length of its head.
-            index: what the head says.
-        """
         self._layer = layer
         self._frames = index.frames
         self._places = list(accumulate((frame.size for frame in index.frames), initial=head_size))

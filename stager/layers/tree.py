@@ -71,12 +71,11 @@ class Tree:
 
 
 def _in_utf8(path: str) -> str:
-    """Return a path as it reads where names are UTF-8, whatever the locale."""
+    """Decode a path as UTF-8, whatever the locale."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
 def _output_files() -> set[tuple[int, int]]:
-    """Return device and inode of the regular files that standard output and error go to."""
     found = set()
     for descriptor in (1, 2):
         with suppress(OSError):
@@ -157,10 +156,6 @@ class Collector:
 
     def tree(self, *, what: str, hint: str) -> Tree:
         """Return the tree of all files and links.
-
-        Args:
-            what: the name of the tree, for the message.
-            hint: advice about entries that are refused.
 
         Raises:
             StagerError: something was refused; all of it is in the context.
@@ -312,7 +307,6 @@ def _sound_links(
 
 
 def _faults(files: Collection[str], links: Mapping[str, str]) -> dict[str, str]:
-    """Return the links that lead nowhere among these files and links, and why."""
     folders = folders_of([*files, *links])
     faults = {}
     for path, target in links.items():

@@ -81,13 +81,6 @@ def add_wheel(
 ) -> None:
     """Add everything a wheel installs, with compiled bytecode, to a layer.
 
-    Args:
-        writer: the layer being made.
-        wheel: the wheel file; its own digest has been checked before.
-        target: the target whose directory names to use.
-        prune: the kinds of files to leave out, see :mod:`stager.layers.prune`.
-        modules: bytecode that other processes are making already.
-
     Raises:
         WheelError: the file is not a sound wheel; every fault is in the context.
     """
@@ -109,11 +102,7 @@ def add_wheel(
 
 @contextlib.contextmanager
 def _reported(wheel: Path) -> Iterator[None]:
-    """Turn errors of reading a wheel into one that names it and says what to do.
-
-    Raises:
-        WheelError: for any of them.
-    """
+    """Convert errors of reading a wheel into a WheelError that names it, with advice."""
     try:
         yield
     except WheelError as exc:
@@ -150,11 +139,6 @@ class _CheckedWheel(WheelFile):
         """Members that are not to be installed."""
 
     def check_names(self) -> None:
-        """Compare the names in RECORD with those in the archive.
-
-        Raises:
-            WheelError: there is no RECORD, or the two lists differ.
-        """
         if "RECORD" not in self.dist_info_filenames:
             raise WheelError("there is no RECORD in the wheel")
         lines = self.read_dist_info("RECORD").splitlines()
@@ -172,11 +156,7 @@ class _CheckedWheel(WheelFile):
             )
 
     def find_shadowed_scripts(self) -> frozenset[str]:
-        """Return the scripts whose names entry points have, too: these win, as with pip and uv.
-
-        Raises:
-            WheelError: an entry point names no function.
-        """
+        """Return the scripts that an entry point of the same name replaces, as with pip and uv."""
         if "entry_points.txt" not in self.dist_info_filenames:
             return frozenset()
         names = read_entry_point_names(self.read_dist_info("entry_points.txt"))
@@ -193,7 +173,6 @@ class _CheckedWheel(WheelFile):
         self.record = self.large = None
 
     def _large(self, record: RecordEntry | None) -> LargeMember | None:
-        """Return a member whose content and digest RECORD gives, if it is large."""
         if record is None or wheel_record.algorithm(record) != "sha256":
             return None
         info, digest = self._zipfile.getinfo(record.path), wheel_record.digest(record)
@@ -210,8 +189,6 @@ class _CheckedWheel(WheelFile):
 
 
 class _LayerDestination(WheelDestination):
-    """The destination of ``installer``: a layer, with the directory names of the target."""
-
     def __init__(
         self,
         writer: LayerWriter,
@@ -237,11 +214,6 @@ class _LayerDestination(WheelDestination):
         self._faults: list[str] = []
 
     def refuse_faults(self) -> None:
-        """Raise one error for all faults of the files that were written.
-
-        Raises:
-            WheelError: contents that differ from RECORD, or places no wheel may write to.
-        """
         hint = _WRITE_RECORD if all(map(wheel_record.is_mismatch, self._faults)) else ""
         if len(self._faults) == 1:
             raise WheelError(self._faults[0], hint=hint)
@@ -261,7 +233,6 @@ class _LayerDestination(WheelDestination):
     def write_file(
         self, scheme: Scheme, path: str | os.PathLike[str], stream: BinaryIO, is_executable: bool
     ) -> RecordEntry:
-        """Write one member, compare it with RECORD, and compile it if it is a module."""
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
         algorithm = wheel_record.algorithm(record)
@@ -286,7 +257,6 @@ class _LayerDestination(WheelDestination):
     def _write_whole(
         self, scheme: Scheme, path: str, data: bytes, *, executable: bool
     ) -> RecordEntry:
-        """Write a file that was compared with RECORD; compile it if it is a module."""
         entry = self._add(scheme, path, io.BytesIO(data), executable=executable)
         is_module = path.endswith(".py") and scheme in ("purelib", "platlib")
         if is_module and entry.hash_ is not None:
@@ -372,7 +342,6 @@ class _LayerDestination(WheelDestination):
         return full
 
     def _add_script(self, path: str, data: bytes) -> RecordEntry:
-        """Add a script; one of Python's is started with the Python of its environment."""
         elsewhere = posixpath.join(_SCRIPTS, path)
         program, is_elsewhere = relocate_script(self._python, data, elsewhere)
         if is_elsewhere:

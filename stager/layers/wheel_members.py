@@ -33,11 +33,6 @@ _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def beginning_of(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     """Return the first bytes of a member; no more is unpacked, whatever it claims to be.
 
-    Args:
-        archive: the wheel.
-        name: the member.
-        limit: the largest number of bytes.
-
     Raises:
         ValueError: it is compressed as wheels are not; or any other of ``UNREADABLE``.
     """
@@ -49,11 +44,6 @@ def beginning_of(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
 
 def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None:
     """Look at every member before any is read, and report all faults at once.
-
-    Args:
-        wheel: the file, for the message.
-        archive: the same, open.
-        data_dir: the directory in it whose members go elsewhere.
 
     Raises:
         WheelError: there are members that no wheel may have.
@@ -77,7 +67,6 @@ def refuse_members(wheel: Path, archive: zipfile.ZipFile, data_dir: str) -> None
 
 
 def _name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
-    """Return the faults in a member's name."""
     faults = []
     name = member.filename
     if member.is_dir():
@@ -96,7 +85,6 @@ def _name_faults(member: zipfile.ZipInfo, data_dir: str) -> list[str]:
 
 
 def _kind_faults(member: zipfile.ZipInfo) -> list[str]:
-    """Return the faults of a member that is not a plain file or directory."""
     faults = []
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind == stat.S_IFLNK:

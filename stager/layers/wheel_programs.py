@@ -40,13 +40,7 @@ _NO_FUNCTION = re.compile(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")
 
 
 def write_entry_point(python: str, module: str, attr: str) -> bytes:
-    """Return the program of an entry point.
-
-    Args:
-        python: the name of the environment's Python, ``python3.11``.
-        module: the module to import.
-        attr: the function in it, with dots.
-    """
+    """Return the program of an entry point."""
     code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
     return (_LAUNCHER.format(python=python) + code).encode()
 
@@ -57,11 +51,6 @@ def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bo
     Below the lines for a shell, a docstring is none, a ``from __future__`` behind it is an error,
     and a line that names an encoding comes too late. Such a script needs a place of its own, where
     it stays as it is, and the program starts it there.
-
-    Args:
-        python: the name of the environment's Python.
-        data: the script as it is in the wheel.
-        elsewhere: the place of the second file, in the environment.
     """
     first, _, rest = data.partition(b"\n")
     if not first.startswith(b"#!python"):  # ``#!pythonw`` too

@@ -64,10 +64,6 @@ class SourceBuilder:
     ) -> tuple[str, ...]:
         """Build the sources that the user has named; return requirements that install the wheels.
 
-        Args:
-            named: the sources.
-            pins: earlier commits of branches, which are kept.
-
         Raises:
             ResolveError: sources that cannot be built; the end of each build in the context.
         """
@@ -103,11 +99,6 @@ class SourceBuilder:
         self, package: Package, selected: PackageVcs | PackageDirectory, base: Path
     ) -> ResolvedFile:
         """Return the wheel of a package.
-
-        Args:
-            package: the package.
-            selected: where its source is.
-            base: the folder that relative paths start from.
 
         Raises:
             ResolveError: it cannot be built.

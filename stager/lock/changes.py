@@ -90,7 +90,6 @@ def _files(lock: Lock) -> list[PackageFile]:
 def _listed(
     names: Iterable[str], old: Mapping[str, PackageFile], new: Mapping[str, PackageFile]
 ) -> tuple[PackageChange, ...]:
-    """Describe the change of each package, by name."""
     pairs = [(name, old.get(name), new.get(name)) for name in sorted(names)]
     return tuple(
         PackageChange(

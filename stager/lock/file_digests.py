@@ -31,12 +31,6 @@ def measure(
 ) -> tuple[LockedFile, ...]:
     """Turn a resolver's answer into locked files, sorted by name.
 
-    Args:
-        resolved: one file for each package.
-        store: the offline root, which may hold files already and takes those downloaded here.
-        pip: downloads files whose digest or size cannot be learned otherwise.
-        size_of: returns the length in bytes of the file at a URL, None if the server gives none.
-
     Raises:
         ResolveError: a file whose digest cannot be learned.
     """
@@ -51,7 +45,6 @@ def measure(
 
 
 def _with_remote_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
-    """Fill in missing sizes of files on servers, several requests at a time."""
     urls = [file.url for file in files if file.url and file.size is None]
     with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
         sizes: dict[str | None, int | None] = dict(zip(urls, pool.map(size_of, urls), strict=True))
@@ -79,11 +72,6 @@ def index_answers(url: str) -> bool:
 
 
 def _head(url: str, seconds: float) -> Mapping[str, str]:
-    """Return the headers of a response.
-
-    Raises:
-        OSError, ValueError: there is no response.
-    """
     import urllib.request  # here: a tenth of a second that most commands do not need
 
     if not url.startswith(("http://", "https://")):
@@ -94,7 +82,6 @@ def _head(url: str, seconds: float) -> Mapping[str, str]:
 
 
 def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> ResolvedFile:
-    """Fill in size and digest of a file that is on this machine."""
     if file.path:
         try:
             size = file.path.stat().st_size

@@ -180,7 +180,7 @@ def pip_settings(run: Runner = run) -> PipSettings:
 
 
 def _pip_values(run: Runner) -> dict[str, str]:
-    """Return pip's settings by name; pip is not started, for 0.4 s, where it would read no file."""
+    """Return pip's settings; do not start it, which takes 0.4 s, where it would read no file."""
     if os.environ.get("PIP_CONFIG_FILE") == os.devnull:
         variables = (one for one in os.environ.items() if one[0].startswith("PIP_"))
         return {name[4:].lower().replace("_", "-"): value for name, value in variables}
@@ -215,14 +215,13 @@ def restore_credentials(url: str, known: Iterable[str]) -> str:
 
 
 def _identify_file(url: str) -> str:
-    """Return what a URL leads to, without credentials, and without the revision of a repository."""
+    """Return what a URL identifies, without credentials and without a git revision."""
     place = strip_credentials(url)
     path, at, _ = place.rpartition("@")
     return path if at and place.startswith("git+") else place
 
 
 def _folder(place: str) -> Path | None:
-    """Return the folder that a place names; None for one on another machine."""
     if place.startswith("file://"):
         return Path(unquote(urlsplit(place).path))
     path = Path(place).expanduser()
@@ -230,7 +229,7 @@ def _folder(place: str) -> Path | None:
 
 
 def _link(place: str) -> str:
-    """Return a place for ``--find-links``; white space would end the option: paths become URLs."""
+    """Return a place for ``--find-links``: paths become URLs, as white space ends the option."""
     path = Path(place).expanduser()
     if "://" not in place and path.is_absolute():
         return path.as_uri()
@@ -253,7 +252,6 @@ def _parse_config(listing: str) -> dict[str, str]:
 
 
 def _uv_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of uv that stand for settings of pip, unless they are set already."""
     variables = {
         "SSL_CERT_FILE": values.get("cert", ""),
         "SSL_CLIENT_CERT": values.get("client-cert", ""),

@@ -68,13 +68,6 @@ class SourceReader:
     """Sorts requirements with a place into wheels to install and sources to build."""
 
     def __init__(self, taken: RequirementReader, *, skipped: Iterable[Path], run: Runner) -> None:
-        """Start empty.
-
-        Args:
-            taken: takes problems, and projects with settings that only uv honours.
-            skipped: files and folders that never count as part of a source.
-            run: starts ``git``.
-        """
         self.taken = taken
         self.root = taken.root
         self.problems = taken.problems
@@ -129,10 +122,7 @@ class SourceReader:
         self.sources.append(source)
 
     def _read_settings(self, requirement: Requirement, file: Path) -> None:
-        """Refuse settings of a local project that a build of it would ignore.
-
-        Where only uv honours them, the project's dependencies are uv's to read.
-        """
+        """Report settings that a build ignores; leave a project with uv-only settings to uv."""
         try:
             data = toml.read(file)
         except ConfigError as exc:
@@ -188,7 +178,6 @@ class SourceReader:
     def _wheel(
         self, requirement: Requirement, line: RequirementLine, url: str, file_name: str
     ) -> str | None:
-        """Return the requirement that takes a package's wheel from a URL."""
         try:
             name = parse_wheel_filename(file_name)[0]
         except ValueError as exc:
@@ -234,7 +223,6 @@ def first_line(exc: Exception) -> str:
 
 
 def _unusable(path: Path, place: str) -> str:
-    """Return why a path cannot be built into a wheel; empty if it can."""
     if not path.exists():
         built_by_conda = _CONDA.search(place)
         return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
@@ -254,7 +242,6 @@ def _unusable(path: Path, place: str) -> str:
 
 
 def _compare_hashes(path: Path, place: str, hashes: Collection[str]) -> str:
-    """Return why a path is not what its hashes allow; empty if it is, or if there are none."""
     if not hashes:
         return ""
     if path.is_dir():
@@ -266,7 +253,7 @@ def _compare_hashes(path: Path, place: str, hashes: Collection[str]) -> str:
 
 
 def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
-    """Return the parts of a source's fragment that a build of it needs, to be kept in a lock."""
+    """Return the fragment that a lock keeps: the subdirectory, and the sha256 if it is one."""
     kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
     if len(hashes) == 1:
         kept.append(f"sha256={hashes[0]}")

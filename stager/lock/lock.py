@@ -92,7 +92,7 @@ def make_lock(
 
 
 def _earlier(path: Path, spec: Spec, store: Store, settings: PipSettings | None) -> Lock | None:
-    """Return the lock that a resolver goes by, with its wheels from a mirror in place of builds."""
+    """Return the lock to start from; a mirror's wheels replace builds of its git sources."""
     earlier = earlier_lock(path, spec.target) if settings is not None else None
     if earlier is not None and settings is not None:
         take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
@@ -100,7 +100,6 @@ def _earlier(path: Path, spec: Spec, store: Store, settings: PipSettings | None)
 
 
 def _require_hashes(spec: Spec, settings: PipSettings | None) -> Spec:
-    """Return a spec that requires hashes where pip's configuration does."""
     if settings is None or not settings.require_hashes or spec.require_hashes:
         return spec
     return replace(spec, require_hashes="pip's configuration")
@@ -117,7 +116,7 @@ def _refuse_other_name(path: Path) -> None:
 def _answer(
     request: ResolveRequest, options: ResolveOptions, reachable: Callable[[str], bool]
 ) -> tuple[ResolveRequest, list[ResolvedFile]]:
-    """Resolve, with PyTorch's own index where that answers; return the request as it was, too."""
+    """Resolve, with PyTorch's own index if it is reachable; return the completed request, too."""
     backend = None if request.offline else request.spec.torch_backend
     silent = None
     if backend and reachable(f"{TORCH_INDEX}{backend}/"):
@@ -132,7 +131,6 @@ def _answer(
 def _resolve_request(
     spec: Spec, store: Store, scratch: Path, options: ResolveOptions, run: Runner
 ) -> ResolveRequest:
-    """Return the request to the resolver, without the sources."""
     indexes = _offline_indexes(spec, store) if options.offline else spec.indexes
     of_uv = spec.uv_project.requirements if spec.uv_project else ()
     return ResolveRequest(
@@ -147,7 +145,6 @@ def _resolve_request(
 
 
 def _offline_indexes(spec: Spec, store: Store) -> Indexes:
-    """Return places on this machine only: the store, and folders that the requirements name."""
     built = sorted(str(folder) for folder in store.built.iterdir() if any(folder.glob("*.whl")))
     named = [place for place in spec.indexes.find_links if Path(place).is_dir()]
     return replace(
@@ -160,7 +157,7 @@ def _offline_indexes(spec: Spec, store: Store) -> Indexes:
 
 
 def _with_reason(error: ResolveError, request: ResolveRequest, silent: str | None) -> ResolveError:
-    """Return the same error, with the index that was left out, and a build that can be had."""
+    """Add to an error that PyTorch's own index did not answer, and a build that can be pinned."""
     if silent is None:
         return error
     line = f"{silent}, which environment.torch-backend adds, did not answer and was left out"
@@ -174,7 +171,6 @@ def _with_reason(error: ResolveError, request: ResolveRequest, silent: str | Non
 
 
 def _local_builds(request: ResolveRequest, backend: str) -> str:
-    """Return the builds of torch for a backend that folders on this machine have, in words."""
     configured = request.settings.indexes if request.settings else Indexes()
     tag = f"cp{request.spec.target.python.replace('.', '')}"
     found = [
@@ -189,13 +185,7 @@ def _local_builds(request: ResolveRequest, backend: str) -> str:
 def _resolve(
     request: ResolveRequest, options: ResolveOptions, silent: str | None
 ) -> list[ResolvedFile]:
-    """Return one file for each package, from the user's lock or from the resolver.
-
-    Args:
-        request: the request.
-        options: the resolver to use.
-        silent: PyTorch's own index, if it does not answer; else None.
-    """
+    """Return one file for each package; ``silent`` is PyTorch's index if it did not answer."""
     spec = request.spec
     try:
         if spec.pylock:
@@ -218,14 +208,7 @@ def _resolve(
 def _select(
     data: Mapping[str, Any], path: Path, request: ResolveRequest, base: Path
 ) -> list[ResolvedFile]:
-    """Return the files of a lock that the user supplied; what a lock of uv has elsewhere is built.
-
-    Args:
-        data: the lock in the standard's form (PEP 751).
-        path: its name in messages.
-        request: the request.
-        base: the folder that relative paths in it start from.
-    """
+    """Return the files of the user's own lock; build the sources in a lock of uv."""
     build = request.build if request.spec.uv_lock else None
     target = request.spec.target
     files, unavailable = select(data, target, base=base, source=str(path), build=build)
@@ -235,7 +218,7 @@ def _select(
 
 
 def _beside(label: str, root: Path, lock: Path) -> str:
-    """Return a source's path from the lock's folder; URLs and absolute paths stay as they are."""
+    """Make a source's path relative to the lock's folder; keep URLs and absolute paths."""
     if "://" in label or Path(label).is_absolute():
         return label
     return os.path.relpath(root / label, lock.parent.absolute())

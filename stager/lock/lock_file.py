@@ -94,7 +94,6 @@ def read_lock(path: Path, target: Target) -> Lock:
 
 
 def _git_pins(metadata: Mapping[str, Any]) -> tuple[GitPin, ...]:
-    """Return the commits that a lock was made with; what is not complete pins nothing."""
     known = {field.name for field in fields(GitPin)}
     entries = [one for one in toml.listed(metadata, "git") if isinstance(one, dict)]
     return tuple(
@@ -118,7 +117,6 @@ def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
 
 
 def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``[tool.stager]`` of a lock that stager wrote; an empty table for any other lock."""
     return toml.table(data, "tool", "stager") if data.get("created-by") == CREATED_BY else {}
 
 
@@ -170,7 +168,6 @@ def render(lock: Lock) -> str:
 
 
 def _package(file: LockedFile, base: Path) -> Package:
-    """Return a package's entry; a file below the lock's folder gets a relative path."""
     place: dict[str, Any] = {"size": file.size, "hashes": {"sha256": str(file.sha256)}}
     if file.path is None:
         place["url"] = file.url

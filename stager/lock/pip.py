@@ -175,12 +175,6 @@ class Pip:
 
         The same source gives the same bytes with every build backend that honours
         SOURCE_DATE_EPOCH; pip's cache is left out, since what it holds was built without.
-
-        Args:
-            line: the requirement.
-            folder: takes the wheel.
-            packages: a folder of installed packages that the build imports, in place of an isolated
-                environment; None for that.
         """
         options = ["--no-deps", "--no-cache-dir", "-q", "-w", str(folder)]
         env = {"SOURCE_DATE_EPOCH": EPOCH, **self.builds.variables}
@@ -198,10 +192,7 @@ class Pip:
     def _build_isolated(
         self, options: Sequence[str], line: str, env: Mapping[str, str]
     ) -> CompletedCommand:
-        """Build with the target's Python, if this machine has it; else with the running one.
-
-        A wheel that this one builds for the target has to be for any Python.
-        """
+        """Build with the target's Python, else with the running one: that wheel must fit any."""
         if self.target.is_host_python:
             return self.call("wheel", options, [line], env=env)
         try:
@@ -213,11 +204,7 @@ class Pip:
     def _build_on_node(
         self, line: str, options: Sequence[str], env: Mapping[str, str], packages: Path | None
     ) -> CompletedCommand:
-        """Build on a node, which need not have a network: what it needs is fetched here before.
-
-        Raises:
-            NoNodeError: Slurm gave none.
-        """
+        """Build on a node, perhaps without a network: fetch here first what the build needs."""
         here = dict(env) if packages is None else {**env, **beside(packages)}
         source, fetched = _local_source(line), self.scratch / "source"
         if source is None or source.is_file():  # the node need not see its folder; pip compares it
@@ -277,24 +264,18 @@ def _chosen(report: Path) -> list[ChosenFile]:
 
 
 def _refuse_without_node(output: str) -> None:
-    """Refuse a build that has not begun: nothing but ``srun`` has spoken, and of no task.
-
-    Raises:
-        NoNodeError: it has not.
-    """
+    """Raise NoNodeError if only ``srun`` has printed anything, and nothing about a task."""
     lines = [line for line in output.splitlines() if line.strip()]
     if lines and all(line.startswith("srun: ") and ": task " not in line for line in lines):
         raise NoNodeError("Slurm gave no node for the build", context=lines)
 
 
 def _local_source(line: str) -> Path | None:
-    """Return the path of a requirement line that names one; None for any other."""
     place = line.partition(" --hash=")[0].rpartition(" ")[2]
     return Path(unquote(urlsplit(place).path)) if place.startswith("file://") else None
 
 
 def _unmatched(output: str, pins: Sequence[str]) -> list[str]:
-    """Return the pins for which pip reports that no file fits."""
     match = re.search(r"No matching distribution found for (\S+)", output)
     if match is None:
         return []

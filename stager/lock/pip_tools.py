@@ -83,7 +83,6 @@ class PipTools:
         raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
 
     def _pins(self, request: ResolveRequest) -> dict[str, set[str]]:
-        """Return the pins; without the earlier ones where these have no solution any more."""
         try:
             return self._compile(request)
         except (NoSolution, ResolveError):  # an index may have lost a version, for example
@@ -121,7 +120,6 @@ class PipTools:
 
 
 def _refuse_old(output: str) -> None:
-    """Refuse pip-tools or pip from before they knew when files were uploaded."""
     if re.search("No such option.*uploaded-prior-to|requires pip", output):
         raise ResolveError(
             "this version of pip-tools, or of pip, does not know --exclude-newer",
@@ -130,14 +128,12 @@ def _refuse_old(output: str) -> None:
 
 
 def _conflict(explanation: str, request: ResolveRequest) -> NoSolution:
-    """Return the failure for requirements that contradict each other."""
     parts = [line.strip() for line in explanation.splitlines() if line.strip()]
     blamed = names_in(" ".join(parts), request.names)
     return NoSolution("conflict: " + "; ".join(parts), blamed=blamed, absent=[])
 
 
 def _nothing_satisfies(requirement: str, parent: str | None, request: ResolveRequest) -> NoSolution:
-    """Return the failure for a requirement that no file of any index satisfies."""
     parent = parent or ""
     blamed = names_in(requirement, request.names) or names_in(parent, request.names)
     if parent.startswith("-r "):  # required by the user, in our requirement file
@@ -159,7 +155,6 @@ def _resolved_file(file: ChosenFile) -> ResolvedFile:
 
 
 def _limits(request: ResolveRequest) -> list[str]:
-    """Return the options that limit versions."""
     places = list(request.settings.constraints) if request.settings else []
     if request.constraints:
         places.append(write_lines(request.scratch / "constraints.txt", request.constraints))
@@ -169,7 +164,6 @@ def _limits(request: ResolveRequest) -> list[str]:
 
 
 def _refuse_uv_settings(request: ResolveRequest) -> None:
-    """Refuse settings that only uv honours."""
     keys = list(request.spec.uv_project.keys) if request.spec.uv_project else []
     if request.spec.index_strategy not in (None, "unsafe-best-match"):  # which is what pip does
         keys.append(f'environment.index-strategy: "{request.spec.index_strategy}"')
@@ -183,7 +177,6 @@ def _refuse_uv_settings(request: ResolveRequest) -> None:
 
 
 def _require_host(target: Target) -> None:
-    """Refuse a target other than this machine and this Python."""
     host = Target.of_host()
     if target.python != host.python or target.machine != host.machine:
         raise ResolveError(
@@ -194,7 +187,6 @@ def _require_host(target: Target) -> None:
 
 
 def _parse_pins(text: str) -> dict[str, set[str]]:
-    """Return the requirement lines of a compiled file with their sha256 digests."""
     pins: dict[str, set[str]] = {}
     for line in text.replace("\\\n", " ").splitlines():
         pin = re.split(r"\s+--hash=", line.strip())[0].strip()
@@ -204,7 +196,6 @@ def _parse_pins(text: str) -> dict[str, set[str]]:
 
 
 def _require_pinned(files: list[ResolvedFile], allowed: set[str]) -> None:
-    """Refuse files that pip-tools did not see; an index may change in between."""
     if not allowed:
         return
     changed = [file.filename for file in files if file.sha256 and file.sha256 not in allowed]

@@ -78,11 +78,7 @@ class Lock:
         return spec.pylock is not None and spec.pylock.absolute() == self.path.absolute()
 
     def pins(self, upgraded: Collection[str] = ()) -> tuple[str, ...]:
-        """Return ``name==version`` of every package that came from an index.
-
-        Args:
-            upgraded: packages to leave out, normalised.
-        """
+        """Return ``name==version`` of packages from an index, without ``upgraded`` (normalized)."""
         built = {wheel for wheel, _ in self.sources}
         return tuple(
             f"{file.name}=={file.version}"
@@ -100,14 +96,6 @@ def select(
     build: BuildSource | None = None,
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
     """Return the best file of each package the target needs, and the packages that have none.
-
-    Args:
-        data: the lock, as parsed from TOML.
-        target: the interpreter and platform to choose for.
-        base: the folder that relative paths in the lock start from.
-        source: the name of the lock in messages.
-        build: builds the wheel of a package that comes from a folder or from version control;
-            None refuses such packages.
 
     Raises:
         ResolveError: it is not a valid lock, or holds what is not a file and cannot be built.
@@ -161,11 +149,7 @@ def _is_among(file: Mapping[str, Any], hashes: Collection[str]) -> bool:
 
 
 def _order_wheels(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a package's entry with the wheel of the highest build tag first.
-
-    ``Pylock.select`` takes the first of several wheels with equal tags; the build tag is the
-    tie-breaker (binary distribution format, "File name convention").
-    """
+    """Put the highest build tag first: ``Pylock.select`` takes the first of equal wheels."""
     try:
         wheels = sorted(entry["wheels"], key=_build_tag, reverse=True)
     except (AttributeError, KeyError, TypeError):  # refused where the entry is parsed
@@ -187,7 +171,6 @@ def _wheel_name(wheel: Mapping[str, Any]) -> str:
 def _chosen(
     single: Pylock, environment: Environment, tags: Sequence[Tag], source: str
 ) -> list[tuple[Package, SelectedFile]]:
-    """Return the package of a lock with its best file, if the target needs it."""
     try:
         return list(single.select(environment=environment, tags=tags))
     except (UndefinedComparison, UndefinedEnvironmentName) as exc:
@@ -217,7 +200,6 @@ def _parse(data: Mapping[str, Any], source: str) -> Pylock:
 def _resolved_file(
     package: Package, selected: SelectedFile, base: Path, source: str
 ) -> ResolvedFile:
-    """Describe the file that was selected for a package."""
     if isinstance(selected, PackageDirectory | PackageVcs):
         kind = "a folder" if isinstance(selected, PackageDirectory) else "version control"
         raise ResolveError(
@@ -245,7 +227,6 @@ def _resolved_file(
 
 
 def _place(url: str | None, path: str | None, base: Path) -> tuple[str | None, Path | None]:
-    """Return URL and absolute path of a file; a ``file://`` URL becomes a path."""
     if url and url.startswith("file://"):
         return None, Path(unquote(urlsplit(url).path))
     return url, Path(os.path.normpath(base / path)) if path else None
@@ -293,7 +274,6 @@ def _locked_file(file: ResolvedFile, source: str) -> LockedFile:
 
 
 def _require_one_each(files: list[ResolvedFile], source: str) -> None:
-    """Refuse a lock in which two entries of one package hold for the same target."""
     try:
         counts = Counter(file.identity[0] for file in files)
     except ValueError as exc:
@@ -308,7 +288,6 @@ def _require_one_each(files: list[ResolvedFile], source: str) -> None:
 
 
 def _unavailable(entry: Mapping[str, Any]) -> UnavailablePackage:
-    """Describe a package of a lock without a file that fits, with the wheels it lists."""
     version = f"=={entry['version']}" if "version" in entry else ""
     files = tuple(map(_wheel_name, entry.get("wheels") or []))
     return UnavailablePackage(requirement=f"{entry['name']}{version}", files=files)

@@ -24,23 +24,13 @@ class PyprojectReader:
     """Reads the requirements of one ``pyproject.toml`` or script."""
 
     def __init__(self, project: UvProject, taken: RequirementReader) -> None:
-        """Start empty.
-
-        Args:
-            project: the file, and the extras and groups of it that are asked for.
-            taken: takes lines and problems.
-        """
         self.project = project
         self.shown = relative(project.file, taken.root)
         self.taken = taken
         self.problems = taken.problems
 
     def read(self, *, origin: str) -> None:
-        """Read the dependencies and the extras, or only the groups (PEP 735) where any are named.
-
-        Args:
-            origin: where the file was named, for the message that it cannot be read.
-        """
+        """Read the dependencies and extras, or only the groups (PEP 735) where any are named."""
         if self.project.is_script:
             dependencies = self.project.document["project"]["dependencies"]
             self._finish(self._list_lines(dependencies, "dependencies"))
@@ -67,7 +57,7 @@ class PyprojectReader:
         self._finish(lines)
 
     def _finish(self, lines: Sequence[RequirementLine]) -> None:
-        """Check what holds for the whole file, and leave it to uv if only uv honours all of it."""
+        """Check what concerns the whole file; leave a file with uv-only settings to uv."""
         root = self.taken.root
         self.problems += tool_settings.list_faults(self.project, self.taken.python, root)
         texts = tuple(line.text for line in lines)
@@ -77,7 +67,6 @@ class PyprojectReader:
             self.taken.leave_to_uv(replace(self.project, keys=keys, requirements=texts))
 
     def _read_project(self, data: Mapping[str, Any]) -> list[RequirementLine]:
-        """Read ``[project] dependencies`` and the named extras."""
         problem = tool_settings.no_dependencies(data, self.project.file, shown=self.shown)
         if not problem and not isinstance(data["project"], dict):
             problem = f"{self.shown}: project is not a table"
@@ -165,7 +154,6 @@ class PyprojectReader:
 
 
 def _limit(line: RequirementLine, marker: str) -> RequirementLine:
-    """Return a line that holds only where a marker does as well."""
     if not marker:
         return line
     try:
@@ -186,7 +174,6 @@ def _list_known(names: Iterable[str]) -> str:
 
 
 def _messages(exc: BaseException) -> str:
-    """Return the message of an exception, or those of all members of a group."""
     members = getattr(exc, "exceptions", ())
     if not members:
         return str(exc)

@@ -17,12 +17,7 @@ _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
 def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> None:
-    """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need.
-
-    Args:
-        files: the resolver's answer.
-        requested: the packages that the user has named.
-    """
+    """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
     versions = dict(file.identity for file in files)
     packages = []
     for name, version in sorted(versions.items()):
@@ -62,13 +57,7 @@ def refuse_other_build(
 
 
 def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collection[str]) -> None:
-    """Refuse files that the hashes of the requirements do not allow, or have none for.
-
-    Args:
-        files: the files of the lock.
-        spec: the requirements.
-        built: names of wheels that were built here, from sources that were checked before.
-    """
+    """Refuse files with other hashes, or without required ones unless built of checked sources."""
     others = [
         f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
         for file in files
@@ -92,10 +81,7 @@ def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collectio
 
 
 def _is_allowed(file: LockedFile, spec: Spec) -> bool:
-    """Return whether the hashes of the requirements allow a file.
-
-    Another build of PyTorch is what ``torch-backend`` asks for, whatever the hashes were made from.
-    """
+    """Apply the hashes; unless they are required, pass the build that torch-backend asks for."""
     if file.name not in spec.hashes or file.sha256 in spec.hashes[file.name]:
         return True
     if spec.require_hashes:

@@ -82,12 +82,6 @@ class RequirementReader:
     """Collects the contents of a set of requirement files; collects problems, too."""
 
     def __init__(self, root: Path, python: str) -> None:
-        """Start empty.
-
-        Args:
-            root: the folder that file names in messages are relative to.
-            python: the environment's Python, ``major.minor``.
-        """
         self.root = root
         self.python = python
         self.lines: list[RequirementLine] = []
@@ -100,13 +94,7 @@ class RequirementReader:
         self._seen: set[tuple[Path, bool]] = set()
 
     def read_file(self, path: Path, *, origin: str, constraint: bool = False) -> None:
-        """Read one requirement file and all it includes.
-
-        Args:
-            path: the file.
-            origin: where it was named, for the message that it is missing.
-            constraint: true if its lines limit versions only.
-        """
+        """Read one requirement file and all it includes."""
         path = Path(os.path.normpath(path))
         if (path, constraint) in self._seen:
             return  # so a circle of includes ends
@@ -132,7 +120,6 @@ class RequirementReader:
         self.uv_projects[project.file] = earlier.plus(project) if earlier else project
 
     def _text(self, path: Path, origin: str) -> str | None:
-        """Return the text of a file; None, with a problem, if it cannot be used."""
         shown = relative(path, self.root)
         remedy = foreign_files.known(path.name)
         if remedy:
@@ -216,12 +203,7 @@ class RequirementReader:
 
 
 def _decode(data: bytes) -> str:
-    """Return a requirement file's text, decoded as pip does it: by its mark, or its first lines.
-
-    Raises:
-        UnicodeError: it is not in that encoding.
-        LookupError: nobody knows that encoding.
-    """
+    """Decode a requirement file as pip does: by its byte order mark, or its first lines."""
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if data.startswith(mark):
             return data[len(mark) if encoding == "utf-8" else 0 :].decode(encoding)
@@ -252,7 +234,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _next_option(words: list[str]) -> tuple[str, str | None]:
-    """Take one option off the front of a line; its value is None if it is missing."""
+    """Remove the first option of a line; its value is None if missing, "" if it takes none."""
     word = words.pop(0)
     name, equals, value = word.partition("=")
     if _SHORT_WITH_VALUE.match(word) and not word.startswith("--"):
@@ -273,7 +255,6 @@ def _with_variables(text: str) -> str:
 
 
 def _near(path: Path) -> str:
-    """Return the question whether another file was meant; empty where none has a name like it."""
     try:
         names = [] if path.exists() else [file.name for file in path.parent.iterdir()]
     except OSError:

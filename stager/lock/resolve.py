@@ -93,7 +93,6 @@ def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> Resol
 
 
 def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
-    """Return what to do about requirements without a solution."""
     if request.offline:
         return "only the offline root was searched; lock once without --offline"
     build = _BUILD_OF_TORCH.search("\n".join(request.requirements))

@@ -200,7 +200,6 @@ def describe_unavailable(package: UnavailablePackage, target: Target) -> str:
 
 
 def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
-    """Return the files of a package by version, without those of other packages."""
     name = canonicalize_name(Requirement(package.requirement).name)
     files: dict[Version, list[str]] = {}
     for filename in package.files:
@@ -214,7 +213,6 @@ def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
 
 
 def _wheel_tags(filenames: Sequence[str]) -> str:
-    """List the tags of the wheels among some files, a few of them by name."""
     stems = [name.removesuffix(".whl") for name in filenames if name.endswith(".whl")]
     tags = {"-".join(stem.split("-")[-3:]) for stem in stems}
     if not tags:

@@ -68,13 +68,7 @@ class BuildSettings:
     """The command that runs another one on a node; empty to build on this machine."""
 
     def key(self, name: NormalizedName, source: Digest, against: Sequence[str]) -> str:
-        """Return the name of the folder in which a built wheel is kept.
-
-        Args:
-            name: the package.
-            source: digest of its source.
-            against: the files of the environment that it may be built against.
-        """
+        """Return the name of a built wheel's folder: its source's digest, and how it was built."""
         used = list(against) if name in self.in_environment else []
         if not self.variables and not used:
             return source
@@ -200,7 +194,6 @@ def build_requires(source: Path) -> list[str]:
 def _files_in(
     places: Sequence[str],
 ) -> tuple[set[NormalizedName], dict[NormalizedName, list[Path]]]:
-    """Return the packages with wheels, and the sdists of packages, in places that are folders."""
     wheels: set[NormalizedName] = set()
     sources: dict[NormalizedName, list[Path]] = {}
     for folder in (Path(place) for place in places if is_folder(place)):
@@ -216,12 +209,10 @@ def _files_in(
 
 
 def _names_cuda(path: Path) -> bool:
-    """Tell whether the ``setup.py`` of a source tree or sdist names CUDA's compiler."""
     return bool(_CUDA_SETUP.search(_member(path, "setup.py")))
 
 
 def _member(path: Path, name: str) -> bytes:
-    """Return the beginning of a file of a source tree or sdist; empty if it has none."""
     try:
         if path.is_dir():
             return (path / name).read_bytes()[:_LARGEST]

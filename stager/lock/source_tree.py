@@ -39,13 +39,7 @@ _NAMES_AT_ONCE = 1000
 
 
 def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
-    """Return the files of a project, relative to its folder, sorted.
-
-    Args:
-        root: the project's folder.
-        skip: files and folders, absolute, that do not count.
-        run: starts ``git``, which knows what is ignored; without it the folder is walked.
-    """
+    """Return the files of a project, relative to its folder, sorted."""
     skipped = tuple(skip)
     counted = []
     for relative in _from_git(root, run) or _walk(root):
@@ -69,7 +63,6 @@ def digest(root: Path, names: Sequence[Path]) -> Digest:
 
 
 def _description(path: Path) -> str:
-    """Describe the content of a file, or the target of a link."""
     if path.is_symlink():
         return f"link {path.readlink()}"
     executable = "x" if os.access(path, os.X_OK) else "-"
@@ -107,7 +100,6 @@ def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
 
 
 def _is_versioned_by_git(root: Path) -> bool:
-    """Return whether a project's build asks git for its version."""
     for name in ("pyproject.toml", "setup.py", "setup.cfg"):
         try:
             if _FROM_GIT.search((root / name).read_bytes()):
@@ -139,7 +131,6 @@ def _add_history(top: Path, copied: Path, scratch: Path, run: Runner) -> None:
 
 
 def _is_left_behind(name: str) -> bool:
-    """Return whether builds or tools leave files of this name behind."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in _LEFT_BEHIND)
 
 

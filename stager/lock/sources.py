@@ -57,11 +57,7 @@ def pin_source(
 
 
 def _find_commit(url: str, pin: GitPin, pins: Sequence[GitPin], pip: Pip) -> str:
-    """Return the commit of a revision: the earlier one, or the present one.
-
-    It is empty offline, and for a revision that the repository does not list, such as the beginning
-    of a commit, which pip finds.
-    """
+    """Return a revision's commit, the pinned one if any; empty offline, or if git lists none."""
     if _COMMIT.fullmatch(pin.revision):
         return pin.revision
     for earlier in pins:
@@ -118,13 +114,6 @@ def build(source: SourceRequirement, store: Store, pip: Pip) -> Path:
 
 def build_line(line: str, keep: Path, store: Store, pip: Pip, packages: Path | None = None) -> Path:
     """Build the source that a requirement line names; keep the wheel in a folder of the store.
-
-    Args:
-        line: the requirement.
-        keep: the folder.
-        store: the offline root.
-        pip: builds it.
-        packages: see :meth:`stager.lock.pip.Pip.build`.
 
     Raises:
         ResolveError: pip fails, or the wheel is for another Python or platform than the target.

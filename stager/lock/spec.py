@@ -109,10 +109,6 @@ class Spec:
 def read_spec(config: Config, *, run: Runner = run) -> Spec:
     """Read every requirement a project names.
 
-    Args:
-        config: the project's settings.
-        run: starts ``git``, to learn which files of a local project count.
-
     Raises:
         ConfigError: files that are missing, requirements that are malformed or refused; one
             context line for each, with file and line.
@@ -158,7 +154,6 @@ def _builds(environment: EnvironmentConfig) -> BuildSettings:
 
 
 def _target(python: str | None, platform: str | None) -> Target:
-    """Return the target that the settings name, completed from this machine."""
     if python and platform:
         return Target(python=python, platform=platform)
     host = Target.of_host()
@@ -166,7 +161,6 @@ def _target(python: str | None, platform: str | None) -> Target:
 
 
 def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Digest:
-    """Return the digest of all that determines a lock."""
     indexes = reader.indexes.as_dict()
     content: dict[str, object] = {
         "format": 1,

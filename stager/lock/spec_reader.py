@@ -140,7 +140,6 @@ class SpecReader:
         return path
 
     def _read_entry(self, entry: str, key: str, *, constraint: bool) -> None:
-        """Read one entry of ``environment.requirements`` or ``environment.constraints``."""
         path = self.root / expand_user(entry)
         project = None if constraint else parse_entry(entry, self.root)
         block = None if constraint else self._read_block(entry, path)
@@ -167,7 +166,7 @@ class SpecReader:
             return {}
 
     def _read_script(self, script: Path, block: Mapping[str, Any]) -> None:
-        """Read a script, or its lock where the script is all that is asked for."""
+        """Read a script, or its lock if the script is the only entry in the settings."""
         lock = uv_lock.read_script_lock(script, block)
         environment = self.config.environment
         if lock and len(environment.requirements) == 1 and not environment.constraints:
@@ -181,7 +180,7 @@ class SpecReader:
         PyprojectReader(script_project(script, block), self.lines).read(origin=_INLINE)
 
     def _read_settings_around(self) -> None:
-        """Take the settings of uv in the project's folder, which hold for requirement files."""
+        """Apply uv's settings in the project's folder, which hold for requirement files."""
         asked = (line for line in self.lines.lines if not line.constraint and not line.metadata)
         if all(line.origin == _INLINE for line in asked):
             return
@@ -201,7 +200,7 @@ class SpecReader:
         return self.lines.require_hashes
 
     def _refuse_empty(self, entries: tuple[str, ...]) -> None:
-        """Refuse files without any requirement, as a tool that failed leaves them."""
+        """Report files without any requirement, as a failed export leaves them."""
         if self.problems or not all(line.constraint for line in self.lines.lines):
             return
         empty = "requirements = [] in place of it, for an environment without packages"
@@ -221,7 +220,6 @@ class SpecReader:
             )
 
     def _add_line(self, line: RequirementLine) -> None:
-        """Sort one line, with the hashes that stand in it."""
         try:
             line = replace(line, hashes=read_hashes(line))
         except ValueError as exc:
@@ -243,7 +241,6 @@ class SpecReader:
             )
 
     def _parse(self, line: RequirementLine) -> Requirement | None:
-        """Return what a line asks for; None, with a problem, for neither a package nor a place."""
         problem = ""
         if not line.metadata and (line.constraint or not located.is_archive(line.text)):
             problem = foreign_files.misread(line.text, (line.base, self.root))
@@ -260,7 +257,6 @@ class SpecReader:
 
 
 def _is_file_with_spaces(path: Path) -> bool:
-    """Return whether a path is that of a requirement file that has spaces in its name."""
     return path.suffix in (".txt", ".in") and " " in path.name and path.is_file()
 
 

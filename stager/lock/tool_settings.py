@@ -29,13 +29,7 @@ _LATEST_PATCH = 99
 
 
 def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
-    """Yield one message for each setting of a project that would be ignored, or rules it out.
-
-    Args:
-        project: the project, with the extras and groups that are asked for.
-        python: the environment's Python, ``major.minor``.
-        root: the folder that file names in messages are relative to.
-    """
+    """Yield one message for each setting of a project that would be ignored, or rules it out."""
     data, shown = project.document, relative(project.file, root)
     yield from uv_settings.refuse(project.tables, root)
     if toml.table(data, "tool", "poetry").get("source"):
@@ -53,7 +47,6 @@ def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
 
 
 def _pdm_keys(pdm: Mapping[str, Any]) -> list[str]:
-    """Return the settings of PDM that change what is installed."""
     resolution = toml.table(pdm, "resolution")
     keys = [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
     return ["tool.pdm.source", *keys] if pdm.get("source") else keys
@@ -84,10 +77,7 @@ def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
 
 
 def _wrong_python(data: Mapping[str, Any], python: str) -> str:
-    """Describe a ``project.requires-python`` that excludes the environment's Python.
-
-    The patch release of the nodes is not known, so a version fits if any patch release of it does.
-    """
+    """Describe a requires-python that excludes every patch release; the nodes' is not known."""
     required = toml.table(data, "project").get("requires-python")
     if required is None:
         return ""
@@ -126,7 +116,6 @@ def list_node_markers(python: str) -> dict[str, str]:
 
 
 def _conflicting(data: Mapping[str, Any], extras: Collection[str], groups: Collection[str]) -> str:
-    """Describe extras or groups that ``tool.uv.conflicts`` does not allow together; else empty."""
     for members in toml.listed(toml.table(data, "tool", "uv"), "conflicts"):
         chosen = [
             str(member.get("extra") or member.get("group"))

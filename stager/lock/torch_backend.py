@@ -39,14 +39,7 @@ FindDriver = Callable[[], KnownDriver]
 def settled(
     spec: Spec, lock: Path, find: FindDriver | None, note: Callable[[str], None] | None
 ) -> Spec:
-    """Return a spec whose PyTorch index is chosen: as asked, as in the lock, else by the drivers.
-
-    Args:
-        spec: the requirements.
-        lock: the lock's file, which may not exist.
-        find: finds the drivers; None where nobody can.
-        note: takes a line about the choice.
-    """
+    """Return a spec whose PyTorch index is chosen: as asked, as locked, else by the drivers."""
     if spec.torch_backend != AUTO:
         return spec
     if spec.pylock is not None:
@@ -108,7 +101,6 @@ def refuse_newer_cuda(files: Sequence[ResolvedFile], backend: str | None) -> Non
 
 
 def _reason(backend: str, driver: KnownDriver, lock: Path) -> str:
-    """Return what was chosen, why, and how it can be chosen again."""
     if not driver.version:
         why = f"no NVIDIA driver on {driver.where}"
     elif backend == CPU:

@@ -143,7 +143,6 @@ class Uv:
         )
 
     def _failure(self, request: ResolveRequest, done: CompletedCommand) -> Exception:
-        """Return the error for a failed run: no solution, or no answer from an index."""
         output = without_url_secrets(done.stderr)
         if "No solution found" not in output or unreachable(output):
             return _failed(output)
@@ -177,7 +176,6 @@ class Uv:
 
 
 def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
-    """Return the arguments of ``uv`` that do not depend on the target."""
     argv = ["pip", "compile", "--format", "pylock.toml", "--generate-hashes"]
     argv += ["--no-header", "--color", "never", "--quiet", "--no-progress", "--no-annotate"]
     argv += ["--python", sys.executable]
@@ -204,7 +202,6 @@ def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
 
 
 def _refuse_redirection() -> None:
-    """Refuse variables that make uv lock something else."""
     names = [name for name in _REDIRECTING if os.environ.get(name)]
     if names:
         raise ResolveError(
@@ -216,7 +213,6 @@ def _refuse_redirection() -> None:
 
 
 def _for_target(target: Target) -> list[str]:
-    """Return the arguments that make uv resolve for a target."""
     version = ["--python-version", target.environment()["python_full_version"]]
     libc, (_, minor) = target.libc
     if libc == "musl":
@@ -233,7 +229,6 @@ def _for_target(target: Target) -> list[str]:
 
 
 def _list_indexes(configured: Indexes, request: ResolveRequest) -> Indexes:
-    """Return the indexes of pip's configuration and of the request, as uv is to take them."""
     project = request.spec.uv_project
     if project and project.has_default_index:  # uv would take another one in place of that
         configured = replace(configured, index_url=None)
@@ -248,7 +243,7 @@ def _answer(request: ResolveRequest) -> dict[str, Any]:
 
 
 def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
-    """Return the earlier pins of branches that stand for another commit now."""
+    """Return the earlier pins of branches that have another commit now."""
     taken = [git_pin(package) for package in answer.get("packages", []) if "vcs" in package]
     moved = []
     for pin in pins:
@@ -258,7 +253,6 @@ def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
 
 
 def _overrides(request: ResolveRequest, pins: Sequence[GitPin]) -> list[str]:
-    """Return the arguments that make uv take earlier commits."""
     commits = [pin.requirement for pin in pins]
     return ["--overrides", write_lines(request.scratch / "commits.txt", commits)]
 
@@ -266,12 +260,7 @@ def _overrides(request: ResolveRequest, pins: Sequence[GitPin]) -> list[str]:
 def _files(
     request: ResolveRequest, kept: Sequence[GitPin] = ()
 ) -> tuple[list[ResolvedFile], list[UnavailablePackage]]:
-    """Return the file of each package, and the packages without one.
-
-    Args:
-        request: the request that uv has answered.
-        kept: earlier commits that were asked for in place of their branches.
-    """
+    """Return each package's file, and packages without one; restore the branches of ``kept``."""
     data = _answer(request)
     revisions = {pin.name: pin.revision for pin in kept}
     for package in data.get("packages", []):
@@ -287,7 +276,7 @@ def _files(
 
 
 def _write_pins(path: Path, pins: Sequence[str]) -> None:
-    """Write earlier pins where uv puts its answer: it prefers the versions that stand there."""
+    """Write earlier pins to uv's output file: it prefers the versions that it finds there."""
     packages = []
     for pin in pins:
         name, _, version = pin.partition("==")
@@ -297,13 +286,11 @@ def _write_pins(path: Path, pins: Sequence[str]) -> None:
 
 
 def _reason(output: str) -> str:
-    """Return uv's explanation in one paragraph, without hints."""
     body = output.partition("cause:")[2] or output
     return re.sub(r"\s+", " ", body.partition("\nhint:")[0]).strip()
 
 
 def _not_searched(output: str) -> list[str]:
-    """Return lines that name the index of each package that only another one may have."""
     lines = []
     for name, first, other in _FIRST_INDEX.findall(re.sub(r"\s+", " ", output)):
         lines.append(f"{name} was looked for only on {first}, the first index that has one")
@@ -312,7 +299,6 @@ def _not_searched(output: str) -> list[str]:
 
 
 def _failed(output: str) -> ResolveError:
-    """Return the error for a run that says nothing about the requirements."""
     if unreachable(output):
         return index_unreachable(output)
     gone = find_gone_address(output)

@@ -35,7 +35,7 @@ def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
 
 
 def _export(lock: UvLock, request: ResolveRequest, check: str) -> CompletedCommand:
-    """Start uv, which refuses a stale lock (``--locked``), or does not look (``--frozen``)."""
+    """Run uv; ``check`` is ``--locked``, which refuses a stale lock, or ``--frozen``."""
     answer = str(request.scratch / _ANSWER)
     return request.run(
         [*required_command(), *_arguments(lock, request), check, "-o", answer],
@@ -47,18 +47,12 @@ def _export(lock: UvLock, request: ResolveRequest, check: str) -> CompletedComma
 
 
 def _is_stale(output: str, request: ResolveRequest) -> bool:
-    """Return whether the lock does not fit its ``pyproject.toml``.
-
-    Offline, uv resolves anew only where the lock does not fit, and has nothing to do so with.
-    """
+    """Recognize a stale lock in uv's output: offline, uv resolves only then, and fails."""
     return "needs to be updated" in output or (request.offline and "No solution found" in output)
 
 
 def _may_be_unchecked(request: ResolveRequest) -> bool:
-    """Return whether uv may lack what it checks a lock with, which is then read as it is.
-
-    That is a Python that the project is for, or what a project's own build needs.
-    """
+    """Return whether uv may lack a Python or build requirements, without which it cannot check."""
     return request.offline or not request.spec.target.is_host_python
 
 

@@ -98,7 +98,6 @@ class UvLock:
         return any("virtual" in toml.table(entry, "source") for entry in entries)
 
     def _root(self) -> str:
-        """Return the name of the project."""
         name = toml.table(toml.read(self.project.file), "project").get("name", "")
         return str(canonicalize_name(str(name)))
 
@@ -116,12 +115,7 @@ class UvLock:
 
 
 def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
-    """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems.
-
-    Args:
-        entries: all entries; there is no lock if none of them names a ``uv.lock``.
-        root: the folder that relative paths start from.
-    """
+    """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems."""
     named = {entry: parse_entry(entry, root) for entry in entries}
     parts = {entry: part for entry, part in named.items() if part and part.file.name == NAME}
     if not parts:
@@ -148,7 +142,6 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
 
 
 def _list_faults(lock: UvLock) -> Iterator[str]:
-    """Yield why a lock cannot be used."""
     if not lock.file.is_file():
         yield f"environment.requirements: no such file: {lock.file}"
     elif lock.itself and lock.is_virtual():
@@ -172,7 +165,6 @@ def _find_project(file: Path, root: Path) -> Path:
 
 
 def _packages(file: Path) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the entries of a ``uv.lock`` by name; some names have several."""
     packages: dict[str, list[Mapping[str, Any]]] = {}
     for package in toml.listed(toml.read(file), "package"):
         if isinstance(package, Mapping):  # uv itself says what is wrong with any other

@@ -64,11 +64,7 @@ class UvProject:
         return replace(self, dependencies=self.dependencies or other.dependencies, **unique)
 
     def arguments(self, scratch: Path) -> list[str]:
-        """Return the arguments that make uv read the file.
-
-        Args:
-            scratch: a private folder, where a script's project is written.
-        """
+        """Return uv's arguments for the file; write a script's project into ``scratch`` first."""
         file = self.file
         if self.is_script:
             file = scratch / "script" / "pyproject.toml"
@@ -156,7 +152,6 @@ def script_project(script: Path, block: Mapping[str, Any]) -> UvProject:
 
 
 def _absolute(value: object, key: str, folder: Path) -> object:
-    """Return a setting with relative paths made absolute."""
     if isinstance(value, Mapping):
         return {name: _absolute(inner, name, folder) for name, inner in value.items()}
     if isinstance(value, list):
@@ -167,7 +162,6 @@ def _absolute(value: object, key: str, folder: Path) -> object:
 
 
 def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the folders and files that ``[tool.uv.sources]`` names, here or in the workspace."""
     root = uv_settings.find_workspace(file) or file
     for place in dict.fromkeys((file, root)):
         content = document if place == file else uv_settings.read(place)
@@ -182,7 +176,6 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _members_named(name: str, workspace: Path) -> Iterator[Path]:
-    """Yield the folder of a workspace whose project has this name."""
     for folder in sorted(uv_settings.list_members(workspace)):
         project = toml.table(uv_settings.read(folder / "pyproject.toml"), "project")
         if canonicalize_name(str(project.get("name", ""))) == name:

@@ -163,10 +163,6 @@ def describe_workspace(root: Path, project: Path) -> list[object]:
 
     uv itself decides when the lock is read (:mod:`stager.lock.uv_export`); here it is only noticed
     that it has to be asked.
-
-    Args:
-        root: the folder of the lock, which is that of the workspace.
-        project: the folder of the project that the lock is read for.
     """
     described = []
     for folder in sorted({root, project, *list_members(root)}):

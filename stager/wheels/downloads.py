@@ -34,13 +34,6 @@ class Downloads:
     """
 
     def __init__(self, pip: Pip, store: Store, progress: Progress) -> None:
-        """Download nothing yet.
-
-        Args:
-            pip: pip, with the indexes to be used.
-            store: the offline root.
-            progress: takes one line of progress at a time.
-        """
         self.problems: list[str] = []
         self._pip, self._store, self._progress = pip, store, progress
         self._folder = pip.scratch / "new"
@@ -62,7 +55,7 @@ class Downloads:
             self._fetch_batch(batch)
 
     def _fetch_batch(self, batch: Sequence[LockedFile]) -> None:
-        """Download wheels in one call; only if that fails, one by one, to report each failure."""
+        """Download wheels by URL in one call; if that fails, by name, to report each failure."""
         if not self._try([by_url(file) for file in batch]):
             self._fetch_by_name(batch)
         for file in batch:
@@ -72,7 +65,6 @@ class Downloads:
                     downloaded.replace(partial)
 
     def _fetch_by_name(self, batch: Sequence[LockedFile]) -> None:
-        """Download wheels from the indexes after a failure by URL, in one call or one by one."""
         said_by_url = self._output
         if self._try([by_name(file) for file in batch]):
             return
@@ -98,7 +90,6 @@ class Downloads:
         self.problems.append(f"{file.filename}: {reason}")
 
     def _try(self, lines: Sequence[str]) -> bool:
-        """Download what requirement lines name; return whether it worked."""
         done = self._pip.download(lines, self._folder)
         self._output = done.stderr or done.stdout
         return done.returncode == 0

@@ -52,14 +52,6 @@ def fetch(
 ) -> tuple[Wheel, ...]:
     """Bring every file of a lock into the store and return the wheels, sorted by package.
 
-    Args:
-        lock: the files to fetch; its digests decide, whatever an index or the disk holds.
-        store: the offline root; files in it with the right digest are not fetched again.
-        offline: true if nothing may be fetched.
-        run: starts pip.
-        progress: takes one line of progress at a time.
-        given: what the spec knows besides the lock; None for nothing.
-
     Raises:
         WheelError: files that are missing (offline), differ from the lock, or cannot be fetched or
             built; one context line for each.
@@ -90,8 +82,6 @@ def fetch(
 
 
 class _Fetcher:
-    """Brings the files of one lock into the store, and collects the problems on the way."""
-
     def __init__(
         self, lock: Lock, stored: StoredWheels, pip: Pip, progress: Progress, urls: Sequence[str]
     ) -> None:
@@ -105,11 +95,6 @@ class _Fetcher:
         self._build_output: list[str] = []
 
     def fetch(self) -> None:
-        """Bring every missing file into the store.
-
-        Raises:
-            WheelError: files that cannot be obtained as locked; all of them.
-        """
         self._refuse_without_nvcc()
         self.stored.read_ahead()
         later = [file for file in self.lock.files if self._is_built_last(file)]
@@ -124,14 +109,12 @@ class _Fetcher:
             raise self._error()
 
     def _refuse_without_nvcc(self) -> None:
-        """Refuse what has to be built with a compiler that is not here, before anything else."""
         sdists = [file for file in self.lock.files if not file.is_wheel]
         unbuilt = [file for file in sdists if self.stored.find(file) is None]
         names = [file.name for file in unbuilt if needs_nvcc(file.name, file.path)]
         refuse_without_nvcc(names, self.pip.builds)
 
     def _is_built_last(self, file: LockedFile) -> bool:
-        """Return whether a file has to be built once all others are here."""
         return (
             not file.is_wheel
             and file.name in self.pip.builds.in_environment
@@ -139,7 +122,6 @@ class _Fetcher:
         )
 
     def build_in_environment(self, files: Sequence[LockedFile]) -> None:
-        """Build the wheels of sdists with the environment's packages at hand."""
         known = [wheel for wheel in map(self.stored.find, self.lock.files) if wheel is not None]
         lines = [f"{wheel.name} @ {wheel.path.as_uri()}" for wheel in known]
         packages = install(lines, self.pip, self.pip.scratch / "environment")
@@ -148,11 +130,10 @@ class _Fetcher:
             self.build(file, packages)
 
     def is_here(self, file: LockedFile) -> bool:
-        """Return whether a file is in the store, or could be taken from its place here."""
+        """Return whether a file needs no fetch: it is in the store, or now taken from its place."""
         return self.stored.find(file) is not None or self.take_local(file)
 
     def fetch_from_network(self, files: Sequence[LockedFile]) -> None:
-        """Download wheels, and build those of sdists."""
         self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
         downloads = Downloads(self.pip, self.store, self.progress)
         downloads.fetch([self.locate(file) for file in files if file.is_wheel])
@@ -160,7 +141,6 @@ class _Fetcher:
         self.build_all([file for file in files if not file.is_wheel])
 
     def _error(self) -> WheelError:
-        """Return one error with all problems."""
         hint = "the lock is authoritative; if the files were meant to change, run `stager lock`"
         if self.pip.offline:
             hint = f"run once with a network, or put the files into {self.store.wheels}"
@@ -172,11 +152,6 @@ class _Fetcher:
         )
 
     def wheels(self) -> tuple[Wheel, ...]:
-        """Return the wheel of every file of the lock.
-
-        Raises:
-            WheelError: files are missing, though they were there a moment ago.
-        """
         wheels = []
         for file in self.lock.files:
             wheel = self.stored.find(file)
@@ -189,7 +164,6 @@ class _Fetcher:
         return tuple(wheels)
 
     def offline_problem(self, file: LockedFile) -> str:
-        """Describe why a file that may not be fetched cannot be used."""
         digest = self.stored.other_digest(file)
         if digest:
             return differs(file.filename, file.sha256, digest)
@@ -219,12 +193,10 @@ class _Fetcher:
         return True
 
     def _find_wheel(self, file: LockedFile) -> Path | None:
-        """Return the wheel of a lock that a mirror on this machine has; None if none has it."""
         known = self.lock.indexes.plus(self.pip.indexes).plus(pip_settings(self.pip.run).indexes)
         return known.find_wheel(file.filename, file.sha256)
 
     def _copy(self, file: LockedFile, path: Path) -> None:
-        """Copy a wheel into the store if it is the locked one."""
         digest = sha256_of(path)
         if digest != file.sha256:
             self.problems.append(differs(str(path), file.sha256, digest))
@@ -242,19 +214,17 @@ class _Fetcher:
         return sources.build(sources.describe_source(place, source), self.store, self.pip)
 
     def locate(self, file: LockedFile) -> LockedFile:
-        """Return a file with the credentials of its address, if it has any."""
+        """Add the credentials to a file's URL, if there are any."""
         if file.url is None:
             return file
         return replace(file, url=restore_credentials(file.url, self.urls))
 
     def build_all(self, files: Sequence[LockedFile]) -> None:
-        """Build the wheels of sdists."""
         for file in files:
             self.progress(f"building a wheel for {file.name} {file.version}")
             self.build(file)
 
     def build(self, file: LockedFile, packages: Path | None = None) -> None:
-        """Build an sdist's wheel and note its digest beside it."""
         keep = self.stored.folder_of(file)
         for line in dict.fromkeys((by_url(self.locate(file)), by_name(file))):
             try:

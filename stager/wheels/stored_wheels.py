@@ -33,14 +33,6 @@ class StoredWheels:
         builds: BuildSettings,
         elsewhere: FindElsewhere = lambda file: None,
     ) -> None:
-        """Look for nothing yet.
-
-        Args:
-            lock: the lock.
-            store: the offline root.
-            builds: what builds from source are given, which names their folders.
-            elsewhere: asked for wheels that are not here.
-        """
         self._lock, self.store, self._builds = lock, store, builds
         self._elsewhere = elsewhere
         self._cache = DigestCache(store)
@@ -81,7 +73,6 @@ class StoredWheels:
         return self.store.built / self._builds.key(file.name, file.sha256, self._against)
 
     def _built(self, file: LockedFile) -> Path | None:
-        """Return the wheel of an sdist that was built here; None if there is none."""
         return sources.fitting(self.folder_of(file), self._lock.target)
 
     def other_digest(self, file: LockedFile) -> Digest | None:
@@ -104,7 +95,6 @@ def differs(place: str, expected: str, actual: str) -> str:
 
 
 def _note(wheel: Path) -> Path:
-    """Return the file that holds the digest of a wheel that was built here."""
     return wheel.with_name(f"{wheel.name}.sha256")
 
 
