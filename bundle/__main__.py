@@ -267,6 +267,8 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
         manifest = bundle.manifest
     variables = environment_variables(_directories(environment), os.environ)
+    # Its own standard error is kept until it ends; this process's is read at once.
+    variables["STAGER_PROGRESS"] = f"/proc/{os.getpid()}/fd/2"
     facts = probe.environment_facts(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )

@@ -8,6 +8,7 @@ to its standard output, ``{"v": 1, "python", "prefix", "packages", "origins", "p
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -173,6 +174,12 @@ def _found(name: str, path: list[str] | None) -> ModuleSpec | None:
     return next((spec for spec in specs if spec is not None), None)
 
 
+def _report(line: str) -> None:
+    """Write a line of progress to the file that ``STAGER_PROGRESS`` names, if it does."""
+    with contextlib.suppress(KeyError, OSError), open(os.environ["STAGER_PROGRESS"], "a") as file:
+        file.write(line)
+
+
 def main() -> None:
     """Answer the request on standard input, and end the process."""
     # Imported modules may print, which must not mix with the answer.
@@ -185,7 +192,8 @@ def main() -> None:
     environment.check_libraries()
     for name in request["packages"]:
         environment.check_package(name)
-    for module in request["imports"]:
+    for number, module in enumerate(request["imports"], start=1):
+        _report(f"importing {module} {number} {len(request['imports'])}\n")
         environment.check_import(module, deep=request["deep"])
     environment.report_libraries()
     facts = {

@@ -345,7 +345,14 @@ def _wanted(spec: Spec, requested: Sequence[str], compiler: Compiler | None) -> 
 
 def _proved(packed: Packed, store: Store, spec: Spec, wanted: Wanted, listener: Listener) -> Proof:
     try:
-        proof = prove(packed.path, packed.manifest, store=store, target=spec.target, wanted=wanted)
+        proof = prove(
+            packed.path,
+            packed.manifest,
+            store=store,
+            target=spec.target,
+            wanted=wanted,
+            step=listener.step,
+        )
     except StagerError:
         if not packed.reused:  # a bundle that would fail on a node gets no name
             packed.path.unlink(missing_ok=True)

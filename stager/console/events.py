@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from bundle.checks.node_lines import few_names
-from bundle.protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
+from bundle.protocol.answers import Answer, PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
@@ -55,6 +55,9 @@ class Events(Reports):
     _dry_run = False
     _slurm = False
     _job_id = ""
+    _nodes = 1
+    _answered: frozenset[str] = frozenset()
+    """Nodes that have answered in this phase."""
 
     @property
     def _table(self) -> bool:
@@ -64,6 +67,7 @@ class Events(Reports):
 
     def job(self, job: Job, bundle: Path) -> None:
         """Show what is about to happen, before the first node is touched."""
+        self._nodes = len(job.nodes)
         self._action, self._restarts = job.action, job.launch.max_restarts
         self._moving = bool(self._restarts or job.launch.elastic)
         self._each = job.launch.nproc_per_node or 1
@@ -93,7 +97,13 @@ class Events(Reports):
 
     def event(self, record: Record) -> None:
         """Show one event of the far side."""
+        if isinstance(record.event, Answer):
+            self._count(self._answered | {record.event.node})
         self._show(record.event, record)
+
+    def _count(self, answered: frozenset[str]) -> None:
+        self._answered = answered
+        self.progress = f", {len(answered)} of {counted(self._nodes, 'node')}"
 
     @functools.singledispatchmethod
     def _show(self, event: object, record: Record) -> None:
@@ -101,6 +111,7 @@ class Events(Reports):
 
     @_show.register(JobBegins)
     def _show_job(self, event: JobBegins, record: Record) -> None:
+        self._nodes = len(event.nodes)
         if record.job_id != self._job_id and self._slurm:
             count = counted(len(event.nodes), "node")
             names = _names(event.nodes)
@@ -170,6 +181,7 @@ class Events(Reports):
     def _show_begin(self, event: PhaseBegins, record: Record) -> None:
         if event.phase is not PhaseName.PLACE:
             self.begin(event.phase)
+            self._count(frozenset())
         if event.phase is PhaseName.LAUNCH:
             self.say(f"  {self._output_shown()}", "dim")
 

@@ -70,6 +70,8 @@ class Output:
         """True if the last line of the terminal is the pulse's, without an end."""
         self.told = 0.0
         """The time of the last line of talk, by the monotonic clock."""
+        self.progress = ""
+        """What is done of the phase, after a comma."""
         self._has_result = False
         if isinstance(sys.stdout, io.TextIOWrapper):  # whatever a rank prints, or a file is named
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -183,6 +185,7 @@ class Output:
         """Print the beginning of a phase."""
         self.stop()
         self.say(PHASES.get(phase, phase), "bold")
+        self.progress = ""
         if not self.quiet and phase not in _OTHERS:
             from .pulse import Pulse
 

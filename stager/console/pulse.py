@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bundle.protocol.counts import sized
 
-SILENT_SECONDS = 5.0
+SILENT_SECONDS = 4.0
 """Time without a line after which there is one."""
 _LEAST = 1_000_000
 """Bytes from which on they are worth a word."""
@@ -23,6 +23,9 @@ class PulseReceiver(Protocol):
 
     told: float
     """The time of the last line, by the monotonic clock."""
+
+    progress: str
+    """What is done of how much, after a comma; empty if it is not known."""
 
     def show_pulse(self, line: str) -> None:
         """Show a line."""
@@ -36,7 +39,6 @@ class Pulse:
         self._talk = weakref.ref(talk)
         self._begun = time.monotonic()
         self._before = _written()
-        self._most: dict[int, int] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -47,29 +49,32 @@ class Pulse:
         self._thread.join()
 
     def _run(self) -> None:
+        new = 0
         while not self._over.wait(1.0):
-            for process, count in _written().items():  # what a process that ended wrote counts, too
-                self._most[process] = max(self._most.get(process, 0), count)
+            new = max(new, _written() - self._before)  # a process may end while they are counted
             talk = self._talk()
             if talk is None:
                 return
             if time.monotonic() - talk.told >= SILENT_SECONDS:
-                new = sum(self._most.values()) - sum(self._before.values())
                 size = f", {sized(new)} written" if new >= _LEAST else ""
                 with suppress(OSError, ValueError):  # the reader has gone
-                    talk.show_pulse(f"  {time.monotonic() - self._begun:.0f} s{size}")
+                    seconds = time.monotonic() - self._begun
+                    talk.show_pulse(f"  {seconds:.0f} s{talk.progress}{size}")
             del talk
 
 
-def _written() -> dict[int, int]:
-    """Return the bytes that this process and those below it have written, by process."""
-    counts: dict[int, int] = {}
+def _written() -> int:
+    """Return the bytes that this process and those below it have written.
+
+    The kernel adds those of a process that has ended to its parent's (``wait_task_zombie``).
+    """
+    written = 0
     pending = [os.getpid()]
     while pending:
         process = pending.pop()
         with suppress(OSError, ValueError, IndexError):  # it has ended
             folder = Path(f"/proc/{process}")
-            counts[process] = int((folder / "io").read_text().split("wchar: ")[1].split()[0])
+            written += int((folder / "io").read_text().split("wchar: ")[1].split()[0])
             for children in folder.glob("task/*/children"):
                 pending += map(int, children.read_text().split())
-    return counts
+    return written

@@ -8,25 +8,27 @@ the declared modules must import.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.manifest import PYTHON, Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE
+from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode
+from bundle.system.processes import CompletedCommand
 
 from ..core.errors import BundleError, SpaceError, StagerError
-from ..core.processes import CommandError, Runner, run
+from ..core.processes import CommandError, run, stream
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
 from ..interpreter.start import faults_elsewhere
 from .existing import ChosenBundle, node_program
 from .unmet import unmet, write_metadata
 
-PROBE_SECONDS = 1200.0
 _START_SECONDS = 60.0
 """Time that a program gets to start and end, also on a machine that is busy with other builds."""
 _OF_THE_STORE = (
@@ -87,7 +89,7 @@ def prove(
     store: Store,
     target: Target,
     wanted: Wanted,
-    run: Runner = run,
+    step: Callable[[str, int, int], None],
 ) -> Proof:
     """Unpack a bundle with the network denied, and check that it is complete.
 
@@ -97,7 +99,7 @@ def prove(
         store: the offline root, to unpack in and to keep proofs: the same layers are proved once.
         target: the target it was built for.
         wanted: what the environment has to meet.
-        run: starts processes.
+        step: told which module is imported, and the how manieth of how many it is.
 
     Raises:
         BundleError: requirements that are not met, or modules that do not import; all of them.
@@ -114,13 +116,15 @@ def prove(
     needed, inodes = room_for(manifest.layers, manifest)
     store.require_space(needed, "the proof that nothing is missing", inodes)
     with store.scratch("prove") as scratch:
-        denied, how = _deny_network(run)
+        denied, how = _deny_network()
         python = wanted.python or Path(getattr(sys, "_base_executable", sys.executable))
         if wanted.python and not manifest.requires.bundled_python:
             how += f", by {python}"
         chosen = ChosenBundle(path=bundle, id=manifest.id)
+        program = node_program(bundle, store, manifest.id)
+        step(f"unpacking {sized(manifest.unpacked_size)}", 0, 0)
         result = _probe(
-            node_program(bundle, store, manifest.id), chosen, scratch, denied, python, run
+            [*denied, sys.executable, "-I", "-S", str(program)], chosen, scratch, python, step
         )
         if manifest.requires.bundled_python:
             _require_relocatable(faults_elsewhere(result.path, target.python, denied))
@@ -186,7 +190,7 @@ def _key(manifest: Manifest, wanted: Wanted) -> str:
     return Digest.of(canonical_json(parts))
 
 
-def _deny_network(run: Runner) -> tuple[list[str], str]:
+def _deny_network() -> tuple[list[str], str]:
     """Return a command prefix that denies the network by a namespace, if the kernel allows it."""
     for options in (["-n"], ["-r", "-n"]):
         try:
@@ -198,26 +202,37 @@ def _deny_network(run: Runner) -> tuple[list[str], str]:
 
 
 def _probe(
-    program: Path,
+    program: Sequence[str],
     bundle: ChosenBundle,
     scratch: Path,
-    denied: list[str],
     python: Path,
-    run: Runner,
+    step: Callable[[str, int, int], None],
 ) -> ProbeResult:
-    """Let the far side unpack and import; it prints one JSON object."""
+    """Let the far side unpack and import; its last line is one JSON object."""
     names = ("http_proxy", "https_proxy", "all_proxy")
     proxies = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
-    env = {**proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
+    env = {**os.environ, **proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
     env[ROOT_VARIABLE] = str(scratch)
-    argv = [*denied, sys.executable, "-I", "-S", str(program), "probe", str(bundle.path)]
     # The build has just checked the digest of each file in its index.
-    argv += [str(scratch), "--id", bundle.id, "--trusted", "--json", "--python", str(python)]
-    done = run(argv, timeout=PROBE_SECONDS, env=env, check=False)
+    argv = [*program, "probe", str(bundle.path), str(scratch), "--id", bundle.id, "--trusted"]
+    argv += ["--json", "--python", str(python)]
+    answers, said = [""], list[str]()
+
+    def show(line: str) -> None:
+        match line.split(" "):
+            case ["importing", module, number, count]:
+                step(f"importing {module}", int(number), int(count))
+            case _:
+                said.append(line)
+
+    done = stream(argv, answers.append, on_talk=show, environment=env)
+    if done.interrupted:
+        raise KeyboardInterrupt
     try:
-        report = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise CommandError(done, reason="the node program gave no answer") from None
+        report = json.loads(answers[-1])
+    except ValueError:
+        completed = CompletedCommand(tuple(argv), done.returncode, answers[-1], "\n".join(said))
+        raise CommandError(completed, reason="the node program gave no answer") from None
     if "problem" in report:
         raise _probe_failed(Problem.from_json(report["problem"]))
     problems = [Problem.from_json(problem) for problem in report["problems"]]

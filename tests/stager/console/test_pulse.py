@@ -18,6 +18,8 @@ from stager.console.pulse import Pulse
 class Listener:
     """Has not been told anything for a minute, whatever the clock says."""
 
+    progress = ", 1 of 2 nodes"
+
     def __init__(self) -> None:
         self.lines: queue.Queue[str] = queue.Queue()
 
@@ -44,7 +46,7 @@ def test_seconds_and_bytes_are_told_while_nothing_else_is(tmp_path: Path) -> Non
             while "written" not in line:  # by a process below this one
                 line = told.get(timeout=60)
             process.communicate(b"\n")
-        assert re.fullmatch(r"  \d+ s, [3-9]\.\d MB written", line)
+        assert re.fullmatch(r"  \d+ s, 1 of 2 nodes, [3-9]\.\d MB written", line)
     finally:
         pulse.stop()
     while not told.empty():

@@ -54,6 +54,7 @@ def test_a_complete_environment_is_proved_once(project: Project, started: list[o
     assert built.proof.done
     assert any("namespace with no network" in note or "nowhere" in note for note in first.notes)
     assert started != []
+    assert first.steps[-1] == "importing alpha 1/1"
     started.clear()
     assert project.build(again, prove=True).proof == Proof(done=True, how=again.notes[-1])
     assert started == [], "neither the proof nor anything else needs a process"
@@ -181,8 +182,9 @@ def test_what_cannot_run_here_is_not_proved_and_says_why(
     newest = f"{target.libc[1][0]}.{target.libc[1][1]}"
     needs = Requires(target.python, target.machine, target.libc[0], newest)
     manifest = replace(packed.manifest, requires=needs)
+    wanted, step = Wanted(requirements=[]), Recorder().step
     proof = prove(
-        packed.path, manifest, store=project.store, target=target, wanted=Wanted(requirements=[])
+        packed.path, manifest, store=project.store, target=target, wanted=wanted, step=step
     )
     assert not proof.done
     assert proof.how.endswith(why)
@@ -199,7 +201,14 @@ def test_what_cannot_run_here_is_refused_by_the_metadata_of_its_packages(
     manifest = replace(packed.manifest, requires=needs)
     wanted = Wanted(requirements=["one", "three"])
     with pytest.raises(BundleError, match="the environment is not complete") as caught:
-        prove(packed.path, manifest, store=project.store, target=target, wanted=wanted)
+        prove(
+            packed.path,
+            manifest,
+            store=project.store,
+            target=target,
+            wanted=wanted,
+            step=Recorder().step,
+        )
     assert caught.value.context == (
         "gone is missing; one needs it",
         "three is missing; environment.requirements needs it",
