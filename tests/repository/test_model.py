@@ -19,7 +19,6 @@ from benchmarks.model import fit, measure, scale  # noqa: E402
 from benchmarks.model.events import Clock, Process, Processors, Queue  # noqa: E402
 from benchmarks.model.job import PHASES, JobCosts, PhaseCosts, job_seconds, phase_seconds  # noqa: E402
 from benchmarks.model.transfer import Site, StagingCosts, broadcast_block, relay, sbcast  # noqa: E402
-from tests.support.architecture import oversized, parse  # noqa: E402
 
 MB = 10**6
 FREE = StagingCosts(
@@ -207,9 +206,3 @@ def test_the_page_has_the_assumptions_of_the_code() -> None:
     page = (REPO / "docs" / "scale.md").read_text(encoding="utf-8")
     for value in (f"{scale.WORK.files:,}", f"{scale.SITE.cpus} CPUs", f"{scale.IMPORTS:g} s"):
         assert value in page
-
-
-@pytest.mark.parametrize("file", sorted((REPO / "benchmarks" / "model").glob("*.py")))
-def test_the_house_holds(file: Path) -> None:
-    name = f"benchmarks.model.{file.stem}"
-    assert oversized([parse(name, file.read_text(), path=file.relative_to(REPO).as_posix())]) == []
