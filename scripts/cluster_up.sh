@@ -25,6 +25,7 @@ need_programs() {
 
 need_namespaces() {
     local said
+    [ -e /etc/hosts ] || fail 'this machine has no /etc/hosts: make an empty one (touch /etc/hosts)'
     if ! said=$(unshare --net --mount --uts --ipc --pid --fork \
         mount -n -t tmpfs tmpfs /tmp 2>&1); then
         fail "this machine does not let root make namespaces and mounts: $said" \

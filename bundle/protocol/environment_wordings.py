@@ -85,14 +85,14 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         fix="free some space in {where} on that host, or set TMPDIR to another place",
         failure_class=FailureClass.DISK_FULL,
         meaning="the driver runs where `stager` asked for the nodes, or on the first node of a "
-        "batch job; no other node is to blame",
+        "batch job; no other node failed",
     ),
     ProblemCode.HOST_DISK_UNWRITABLE: Wording(
         "a disk of the host where the job is driven from cannot be used",
         fix="look at {where} on that host (full, read-only, failing?), or set TMPDIR to another "
         "place",
         meaning="the driver runs where `stager` asked for the nodes, or on the first node of a "
-        "batch job; no other node is to blame",
+        "batch job; no other node failed",
     ),
     ProblemCode.EXCERPT_UNWRITABLE: Wording(
         "the part of the bundle that is to be sent cannot be written",
@@ -137,7 +137,7 @@ ENVIRONMENT_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the process on {host} that sends the bundle hangs",
         "{why}",
         "look at the file system of {where} on that host: it may not answer at present",
-        meaning="the nodes waited for a minute; none of them is to blame",
+        meaning="the nodes waited for a minute; none of them failed",
     ),
     ProblemCode.BUNDLE_NOT_SENT: Wording(
         "the bundle could not be sent to the node",

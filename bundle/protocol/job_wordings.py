@@ -45,7 +45,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
         "the allocation has too few CPUs",
         "job {job} has {cpus} on a node, and {setting} = {asked} needs {asked}",
         "ask Slurm for more (--cpus-per-task={asked}), or make {setting} smaller in stager.toml",
-        meaning="`stager` runs in an allocation that was made for less. No node is at fault",
+        meaning="the allocation that `stager` runs in has less; no node failed",
     ),
     ProblemCode.NODE_LIST_UNREADABLE: Wording(
         "the node list cannot be read",
@@ -156,7 +156,7 @@ JOB_WORDINGS: Mapping[ProblemCode, Wording] = {
     ProblemCode.JOB_CANCELLED: Wording(
         "the job was cancelled from outside (scancel)",
         "",
-        "whoever cancelled it knows why: `sacct --jobs={job} --format=JobID,State%30` shows who",
+        "`sacct --jobs={job} --format=JobID,State%30` shows which user cancelled it",
         FailureClass.KILLED,
     ),
     ProblemCode.JOB_REQUEUED: Wording(

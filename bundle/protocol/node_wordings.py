@@ -63,8 +63,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "no Python 3.9 or newer was found",
         "tried {count} names, python3 on PATH among them",
         "install Python there, or leave the node out with --exclude={where}",
-        meaning="to begin, a node needs some Python 3.9 or newer under one of the usual names on "
-        "`PATH`",
+        meaning="the agent needs any Python 3.9 or newer under one of the usual names on `PATH`",
     ),
     ProblemCode.NO_CPYTHON: Wording(
         "there is no CPython {version}, which the bundle was built for",
@@ -76,14 +75,14 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NO_CONTAINER_PROGRAM: Wording(
         "it has neither apptainer nor singularity",
-        "--container-image names an image of theirs",
+        "--container-image needs one of them",
         "put one of them on PATH there (module load before the job), or leave the node out with "
         "--exclude={where}",
         meaning="a `.sif` or a directory of `--container-image` needs one of them on each node",
     ),
     ProblemCode.IMAGE_UNREADABLE: Wording(
         "the container image cannot be read",
-        "{image} is not there, or not for this user",
+        "{image} does not exist, or this user cannot read it",
         "put the image where every node sees it, such as a shared file system",
     ),
     ProblemCode.OTHER_MACHINE: Wording(
@@ -132,7 +131,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         _LINK_SETTING,
         FailureClass.INTERFACE,
         meaning="`launch.interface` names an interface that only other nodes have. The line lists "
-        "those of this node; with a table, each group of nodes can have its own",
+        "those of this node; with a table, each group of nodes can have another one",
     ),
     ProblemCode.INTERFACE_OF_NO_NODE: Wording(
         "no node of the job has the interface that the setting names",
@@ -140,7 +139,7 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         'name one of the nodes\' own in stager.toml, or with --interface; "auto" takes the route '
         "between them",
         FailureClass.INTERFACE,
-        meaning="the setting is wrong, and no node is at fault",
+        meaning="the setting is wrong; no node failed",
     ),
     ProblemCode.NO_INTERFACE_WITH_ADDRESS: Wording(
         "no interface has this address", "on {host} there are: {listed}", _LINK_SETTING
@@ -287,13 +286,13 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
     ),
     ProblemCode.NO_ANSWER_SILENT: Wording(
         _NO_ANSWER,
-        "nothing has come from it for {seconds} s, and it was waited for",
+        "no message from it for {seconds} s",
         "look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
         "stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
         "--exclude={where}",
         FailureClass.NODE_FAILURE,
-        meaning="the node's agent has not taken its part in the transfer of the bundle, or has "
-        "said nothing more when asked; the other nodes did not wait for it",
+        meaning="the node's agent did not take part in the transfer of the bundle, or stopped "
+        "answering; the other nodes did not wait for it",
     ),
     ProblemCode.NO_ANSWER_HANGS: Wording(
         _NO_ANSWER,
@@ -302,8 +301,8 @@ NODE_WORDINGS: Mapping[ProblemCode, Wording] = {
         "node out with --exclude={where}",
         FailureClass.NODE_FAILURE,
         meaning="while the node unpacked, none of its processes ran for a minute, and some were in "
-        "a state in which no signal reaches them (D), or stopped (T). What they wait in is the "
-        "kernel's name for it. A node that is merely slow is waited for",
+        "a state in which no signal reaches them (D), or stopped (T). The line has the kernel's "
+        "name of what they wait for. A slow node is given more time",
     ),
 }
 """By code."""

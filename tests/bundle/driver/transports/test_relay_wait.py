@@ -105,7 +105,7 @@ def test_an_agent_that_does_not_listen_keeps_nobody_waiting(
         assert run.answers.relayed.keys() == {"node01", "node03"}
         lost = {node: ended.problem for node, ended in run.watch.lost.items()}
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
-    said = "node02 is lost: nothing has come from it for 20 s, and it was waited for"
+    said = "node02 is lost: no message from it for 20 s"
     assert remarks(events) == [said]
 
 
