@@ -17,6 +17,7 @@ from stager import __version__
 from stager.cli.program import boundary
 from stager.console.output import Output
 from tests.support.building import HOST, Project
+from tests.support.golden import check_golden
 
 REPO = Path(__file__).resolve().parents[2]
 STAGER = str(Path(sys.executable).with_name("stager"))
@@ -26,6 +27,7 @@ COMMANDS = (
         "config",
         "lock",
         "build",
+        "sign",
         "inspect",
         "export",
         "import",
@@ -155,12 +157,15 @@ def test_help_names_every_command_and_fits_80_columns(tmp_path: Path) -> None:
     for command in COMMANDS:
         line = next(line for line in shown.splitlines() if line.split()[:1] == [command])
         assert not line.endswith("...")
+    texts = []
     for command in ("", *COMMANDS):
         argv = [command, "--help"] if command else ["--help"]
         done = stager(*argv, cwd=tmp_path, COLUMNS="80")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
         assert "\x1b" not in done.stdout
+        texts.append(f"$ stager {' '.join(argv)}\n{done.stdout}")
+    check_golden("help.txt", "\n".join(texts))
     assert stager("-h", cwd=tmp_path, COLUMNS="80").stdout == shown
 
 
@@ -371,16 +376,14 @@ def test_config_shows_the_values_in_force(project: Project) -> None:
     project.settings("alpha", more='[launch]\ninterface = { "node0[1-3]" = "ens1" }')
     home = {"OFFLINE_ROOT": "", "HOME": "/home/somebody"}
     default = f"/home/somebody/offline_repo_py{HOST.python.replace('.', '')}"
-    lines = project.stager("config", env=home).stdout.splitlines()
-    for line in (
-        f'environment.python = "{HOST.python}"  # default',
-        f'environment.platform = "{HOST.platform}"  # default',
-        f'environment.offline-root = "{default}"  # default',
-        "environment.build-env = {}  # default",
-    ):
-        assert line in lines
-    [interface] = [line for line in lines if line.startswith("launch.interface")]
-    assert interface.startswith('launch.interface = { "node0[1-3]" = "ens1" }  # project')
+    shown = project.stager("config", env=home).stdout
+    words = {str(project.root): "<project>", default: "<offline root>"}
+    words[os.environ["STAGER_NODE_ROOT"]] = "<node root>"
+    words |= {f'"{HOST.python}"': '"<python>"', f'"{HOST.platform}"': '"<platform>"'}
+    for text, word in words.items():
+        assert text in shown
+        shown = shown.replace(text, word)
+    check_golden("config.txt", shown)
     other = project.stager("config", env={**home, "STAGER_ENVIRONMENT_PYTHON": "3.99"}).stdout
     assert 'environment.offline-root = "/home/somebody/offline_repo_py399"  # default' in other
 

@@ -17,15 +17,17 @@ from typing import Any
 
 from stager.incidents.incident_files import keep
 from tests.support.building import HOST, Project
+from tests.support.events import event_keys
+from tests.support.golden import GOLDEN, check_golden
 from tests.support.incidents import FULL, ended_job
 from tests.support.signing import Key
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 JOB = ("--allocation", "local", "--nproc-per-node", "1", "--log-dir", "logs")
+TWO_RANKS = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "logs")
-VARYING = re.compile(r"bytes(_.*)?|.*_(bytes|files)|size|sent|cpus|files")
+VARYING = re.compile(r"bytes(_.*)?|.*_(bytes|files)|size|sent|cpus|files|freed|removed")
 """Keys whose numbers depend on the machine, or on the size of our own program."""
 SLURM = {
     "sbatch": "cat >/dev/null; echo 4711",
@@ -56,7 +58,7 @@ def normalized(value: object, words: Mapping[str, str], key: str = "") -> object
     for text, word in words.items():
         value = value.replace(text, word)
     value = re.sub(r"[0-9a-f]{64}", "<digest>", value)
-    value = re.sub(r"(?<=project-)[0-9a-f]{12}(?=\.pkgs)", "<id>", value)
+    value = re.sub(r"(?<=project-)[0-9a-f]{12}(?=\.p)", "<id>", value)
     return re.sub(r"\b\d+\.\d+ s\b", "<seconds>", value)
 
 
@@ -115,9 +117,13 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["inspect-sbom"] = printed(project, "inspect", "--sbom", "-o", "project.cdx.json")
     mirror = ("mirror", "--offline", str(tmp_path / "mirror"))
     reports["mirror"] = of_the_lock(printed(project, *mirror))
+    carried = str(tmp_path / "carried.pkgs.tar")
+    reports["export"] = printed(project, "export", "-o", carried)
+    other = {"OFFLINE_ROOT": str(tmp_path / "other")}
+    reports["import"] = printed(project, "import", carried, **other)
     reports["estimate"] = printed(project, "estimate", "--nodes", "1,8")
     reports["verify"] = printed(project, "verify", *JOB)
-    reports["run"] = printed(project, "run", *JOB, "--", "train.py")
+    reports["run"] = printed(project, "run", *JOB, *TWO_RANKS, "--", "train.py")
     failed = printed(project, "run", *JOB, "--", "broken.py", code=3)
     reports["run-failed"] = failed
     reports["logs"] = printed(project, "logs", *LOGS, failed["job_id"])
@@ -127,6 +133,8 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["support"] = printed(project, "support", *LOGS, failed["job_id"])
     reports["script"] = printed(project, "script", *LOGS, "--", "train.py")
     reports["clean"] = printed(project, "clean", "--dry-run", "--all", *LOGS)
+    old = ("clean-node", "--dry-run", "--days", "0", str(tmp_path / "nodes"))
+    reports["clean-node"] = printed(project, *old)
     reports["error"] = printed(project, "run", *JOB, "--", "nosuch.py", code=1)
 
     keep(project.store, ended_job({"n2": [FULL]}, ended=time() - 60), time())
@@ -148,6 +156,10 @@ def test_each_command_prints_the_json_that_scripts_know(
     project.settings("extra")
     traced = printed(project, "build", "--trace", "--", "train.py")
     reports["build-trace"] = {**traced, "trace": without_counts(traced["trace"])}
+
+    for name in ("verify", "run", "run-failed"):
+        events = project.root / "logs" / f"events.{reports[name]['job_id']}.jsonl"
+        check_golden(f"{name}.events.txt", event_keys(events))
 
     words = {
         failed["job_id"]: "<failed job>",

@@ -14,6 +14,8 @@ import pytest
 from benchmarks.output import RANK, choked, count
 from tests.support.building import Project
 from tests.support.cluster import Cluster, make_cluster, remove_cluster
+from tests.support.events import event_keys
+from tests.support.golden import check_golden
 from tests.support.needs import needs
 
 NODES, LINES, WIDTH = 8, 8000, 1500
@@ -75,10 +77,13 @@ def test_a_backlog_when_tasks_end_costs_nothing(large: Cluster, slurm_project: P
 
 
 def test_binary_output_is_kept_byte_by_byte(cluster: Cluster, slurm_project: Project) -> None:
+    """And the job's events are those of a golden file."""
     (slurm_project.root / "train.py").write_text(BINARY)
     logs = slurm_project.root / "logs"
-    code, report, said = run(slurm_project, logs, 2, "train.py", **cluster.env)
+    read = {"STAGER_CLUSTER_STAGE": "never"}  # whatever the speed of this machine's disk
+    code, report, said = run(slurm_project, logs, 2, "train.py", **cluster.env, **read)
     assert (code, report["logs_lost"]) == (0, []), said
+    check_golden("slurm.events.txt", event_keys(logs / f"events.{report['job_id']}.jsonl"))
     (log,) = logs.glob("*.node02.1.out")
     expected = bytes(range(256)) * 300 + b"\r\n\xff\x1e no end"
     assert log.read_bytes().endswith(expected)

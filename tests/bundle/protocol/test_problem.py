@@ -15,6 +15,7 @@ import pytest
 from bundle.protocol.enumerations import Ending
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.protocol.problem_table import ENDINGS, JOB_ENDINGS, TABLE, ending_problem
+from tests.support.golden import check_golden
 
 REPO = Path(__file__).resolve().parents[3]
 FULL = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 2 GB, 1 GB are free"})
@@ -41,6 +42,18 @@ def test_every_code_can_be_said_and_travels(code: ProblemCode) -> None:
     assert Problem.from_json(problem.to_json()) == problem
     assert len({problem, Problem(code, "n1", values)}) == 1
     assert code.value == code.name.lower().replace("_", "-")
+
+
+def test_the_words_of_all_codes() -> None:
+    """A golden file; the class and the longer explanation are in docs/troubleshooting.md too."""
+    lines = []
+    for code in sorted(ProblemCode):
+        words = TABLE[code]
+        problem = Problem(code, "<where>", {name: f"<{name}>" for name in words.names})
+        fields = [code, words.failure_class, problem.what, problem.why, problem.fix]
+        lines.append(" | ".join([*fields, *(["follows"] if words.follows else [])]))
+        assert str(problem) == f"<where>: {'; '.join(filter(None, fields[2:]))}"
+    check_golden("problems.txt", "".join(f"{line}\n" for line in lines))
 
 
 def test_a_missing_value_is_an_error() -> None:

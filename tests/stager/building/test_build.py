@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
+from bundle.format.manifest import Part
 from bundle.protocol.codec import encode
 from stager.building import project_size
 from stager.building.build import Built, build_result
@@ -21,9 +24,10 @@ from stager.core.values import Digest, Target
 from stager.pack.batch_marks import mark
 from stager.pack.existing import newest
 from tests.support.building import Project, Recorder, contents, digests, index_of
+from tests.support.golden import check_golden
 from tests.support.processes import until
 from tests.support.signing import ALICE, Key, allow
-from tests.support.wheelhouse import conflicting_pair, make_wheel
+from tests.support.wheelhouse import conflicting_pair, make_wheel, without_compression
 
 EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
 
@@ -74,6 +78,31 @@ def test_the_report_has_the_keys_that_scripts_rely_on(project: Project) -> None:
     assert (report["layers_built"], report["layers_reused"]) == (4, 0)
     assert list(report["seconds"]) == ["lock", "wheels", "layers", "bundle"]
     assert not report["proved"]
+
+
+def test_the_ids_of_two_bundles_and_of_their_layers(project: Project, wheelhouse: Path) -> None:
+    """A golden file, of bundles without our own code in them: the node program and the trainer.
+
+    They are for a Python that nobody has, so they hold no bytecode and no decompressor.
+    """
+    if zstandard.ZSTD_VERSION != (1, 5, 7):
+        pytest.skip("each id depends on the version of zstd, and these are of 1.5.7")
+    without_compression(wheelhouse)
+    target = 'python = "3.99"\nplatform = "manylinux_2_28_x86_64"\n'
+    (project.root / "data").mkdir()
+    (project.root / "data" / "table.csv").write_text("1,2\n" * 9)
+    more = f'{target}prune = ["cli-tool:*_tool.py"]\n[assets]\npaths = ["data"]\n'
+    lines = []
+    for built in (
+        project.settings("alpha", more=target).build(),
+        project.settings(*EVERYTHING, more=f'{more}env = {{ TABLE = "data" }}').build(),
+    ):
+        manifest = built.packed.manifest
+        layers = tuple(layer for layer in manifest.layers if layer.kind != "trainer")
+        node = Part("node.pyz", Digest.of(b""), 0)
+        lines.append(f"bundle {replace(manifest, layers=layers, node=node).id}")
+        lines += [f"{one.kind} {one.name} {one.version} {one.id} {one.head}" for one in layers]
+    check_golden("ids.txt", "\n".join(lines) + "\n")
 
 
 # --- again ---------------------------------------------------------------------------------------

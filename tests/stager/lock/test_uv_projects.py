@@ -11,7 +11,7 @@ import pytest
 from stager.building.project_lock import lock_project
 from stager.config import load
 from stager.core.errors import ConfigError, ResolveError
-from stager.core.store import Store
+from stager.core.store import Store, sha256_of
 from stager.lock.lock import make_lock
 from stager.lock.lock_file import read_lock
 from stager.lock.pylock import Lock
@@ -20,9 +20,10 @@ from stager.lock.spec import Spec
 from stager.lock.uv import required_command
 from stager.wheels.fetch import FetchSettings, fetch
 from tests.support.building import Recorder
+from tests.support.golden import check_golden
 from tests.support.index_server import Index, serve
 from tests.support.sources import git_commit, own_backend
-from tests.support.wheelhouse import make_wheel
+from tests.support.wheelhouse import make_wheel, without_compression
 
 Ask = Callable[..., Spec]
 
@@ -94,6 +95,10 @@ def write_project(folder: Path, dependencies: str, more: str = "", name: str = "
     (folder / "pyproject.toml").write_text(f"{text}dependencies = [{dependencies}]\n{more}")
 
 
+EXTRAS = """\
+Provides-Extra: table
+Requires-Dist: beta<2 ; extra == "table"
+"""
 NEEDED = '"special", "from-git", "from-folder", "alpha"'
 LOCKED = {
     "alpha": "1.0",
@@ -242,6 +247,57 @@ def test_uv_lock_is_read_with_all_that_uv_honours(
     with pytest.raises(ResolveError, match="out of date") as caught:
         lock("uv.lock")
     assert "uv lock" in caught.value.hint
+
+
+HASHED = """\
+alpha==1.0 --hash=sha256:{alpha}
+beta==1.1 ; python_version < "3.13" \\
+    --hash=sha256:{beta}
+cli-tool==1.0 ; sys_platform == "win32" --hash=sha256:{cli_tool}
+"""
+GROUPS = """\
+[project.optional-dependencies]
+more = ["my-odd-name"]
+[dependency-groups]
+train = ["ns-one"]
+"""
+
+
+SIX = {
+    "plain": ("alpha", "My.Odd_Name", "native", ""),
+    "hashed": ("hashed.txt", ""),
+    "extras": ("extras[table]", ""),
+    "group": ("pyproject.toml[more]", "pyproject.toml:train", ""),
+    "uv": ("uv.lock", ""),
+    "constrained": ("alpha", "beta<2"),
+}
+"""What projects require, and last what constrains it."""
+
+
+def test_the_bytes_of_six_locks(
+    lock: Callable[..., Lock], indexes: Indexes, root: Path, wheelhouse: Path
+) -> None:
+    """A golden file: the same answers of a resolver always give the same bytes."""
+    make_wheel(wheelhouse, "extras", metadata_extra=EXTRAS, requires=["ns-one"])
+    make_wheel(wheelhouse, "native", tag="cp312-cp312-manylinux_2_17_x86_64")
+    without_compression(wheelhouse)
+    names = {"alpha": "1.0", "beta": "1.1", "cli_tool": "1.0"}
+    wheels = {one: wheelhouse / f"{one}-{names[one]}-py3-none-any.whl" for one in names}
+    digests = {name: sha256_of(path) for name, path in wheels.items()}
+    (root / "hashed.txt").write_text(HASHED.format_map(digests))
+    write_project(root, '"alpha"', GROUPS)
+    subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
+    texts = []
+    for name, (*asked, constraint) in SIX.items():
+        limits = [constraint] if constraint else []
+        target = {"python": "3.12", "platform": "manylinux_2_28_x86_64"}
+        made = lock(*asked, constraints=limits, **target)
+        text = made.path.read_text().replace(indexes.usual.url.removesuffix("/simple"), "<index>")
+        if name == "uv":  # whose lock has the index's port
+            text = text.replace(str(made.spec_digest), "<digest>")
+        texts.append(f"# {name}\n{text}")
+        made.path.unlink()
+    check_golden("locks.txt", "\n".join(texts))
 
 
 WORKSPACE = """\

@@ -23,11 +23,11 @@ from bundle.protocol.job import parse
 from stager.core.errors import ConfigError
 from stager.slurm.script import batch_script, submit_argv, submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
+from tests.support.golden import check_golden
 from tests.support.jobs import LAUNCH
 from tests.support.namespaces import entering
 
 REPO = Path(__file__).resolve().parents[3]
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 SETTINGS = {
     "run": asking(FACTS, partition="torch", time="00:30:00", exclude="node[02,05]"),
@@ -60,14 +60,11 @@ START, END = "    base64 -d <<'END_OF_PROGRAM' | gzip -d\n", "END_OF_PROGRAM\n"
 @pytest.mark.parametrize("name", SETTINGS)
 def test_golden(name: str) -> None:
     """The whole script. After a wanted change run this file with WRITE_GOLDEN=1."""
-    golden = GOLDEN / f"{name}.sbatch"
     text = batch_script(SETTINGS[name])
     if SETTINGS[name].embed:  # its bytes depend on the zlib at hand
         before, _, rest = text.partition(START)
         text = f"{before}{START}@BASE64@\n{END}{rest.partition(END)[2]}"
-    if os.environ.get("WRITE_GOLDEN"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    check_golden(f"{name}.sbatch", text)
     assert max(len(line) for line in text.splitlines() if not line.startswith(("#", " "))) < 100
 
 
