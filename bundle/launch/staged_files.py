@@ -56,24 +56,28 @@ def in_order(tree: str) -> Iterator[None]:
 
 def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
     """Copy ``to_copy`` bytes of files, link the rest; always copy outputs: ranks write to them."""
-    entries = _MOST_ENTRIES
+    room = _MOST_ENTRIES
     pending = [""]
     while pending:
         folder = pending.pop()
-        for entry in _listed(os.path.join(source, folder)):
+        listed, path = _listed(os.path.join(source, folder)), os.path.join(tree, folder)
+        room -= len(listed)
+        if folder and not os.path.lexists(path):
+            if room < 0 and not _may_hold_outputs(folder, job):
+                os.symlink(os.path.join(source, folder), path)
+                continue
+            os.mkdir(path, 0o700)
+        if os.path.islink(path) or not os.path.isdir(path):
+            continue
+        for entry in listed:
             name = os.path.join(folder, entry.name)
             path = os.path.join(tree, name)
-            entries -= 1
             if entry.is_dir(follow_symlinks=False):
-                if entries > 0 or _may_hold_outputs(name, job):
-                    if not os.path.lexists(path):
-                        os.mkdir(path, 0o700)
-                    if os.path.isdir(path) and not os.path.islink(path):
-                        pending.append(name)
-                    continue
-            elif entry.is_file(follow_symlinks=False) and not os.path.lexists(path):
+                pending.append(name)
+                continue
+            if entry.is_file(follow_symlinks=False) and not os.path.lexists(path):
                 size = entry.stat().st_size
-                if size <= to_copy or _is_output(name, job):
+                if (size <= to_copy and room >= 0) or _is_output(name, job):
                     to_copy -= min(size, to_copy)
                     _copy(entry.path, path)
             if not os.path.lexists(path):
@@ -192,9 +196,10 @@ def has_outputs_besides(folder: str, outputs: Sequence[str], brought: Collection
     """Return whether a directory has files or links among the outputs, besides these."""
     known = frozenset(brought)
     for path, folders, files in os.walk(folder):
+        prefix = path[len(folder) + 1 :]
         links = [name for name in folders if os.path.islink(os.path.join(path, name))]
         for name in (*files, *links):
-            inner = os.path.relpath(os.path.join(path, name), folder)
+            inner = os.path.join(prefix, name)
             paths = (*patterns.above(inner), inner)
             if inner not in known and any(patterns.wanted(one, outputs) for one in paths):
                 return True

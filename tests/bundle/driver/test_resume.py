@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.enumerations import Allocation, PhaseName, Stage
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.results.receive import receive
+from bundle.results.stream import CHUNK
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for
@@ -173,15 +175,14 @@ def test_a_node_without_them_fails_the_job(
 class Watched(io.FileIO):
     """The file that results are written to, while another job goes on writing them."""
 
-    def __init__(self, path: str, grown: Path, most: int) -> None:
+    def __init__(self, path: str, most: int, change: Callable[[], object]) -> None:
         super().__init__(path, "w")
-        self._grown, self._most = grown, most
+        self._most, self._change = most, change
 
     def write(self, data: Any) -> int:
         if self._most:
             self._most -= 1
-            with self._grown.open("ab") as log:
-                log.write(b"more")
+            self._change()
         return super().write(data)
 
 
@@ -198,8 +199,12 @@ def test_what_changes_while_it_is_read_is_read_again(
     log.write_text("begin")
     files: list[IO[bytes]] = []
 
+    def grow() -> None:
+        with log.open("ab") as handle:
+            handle.write(b"more")
+
     def opened(path: str, mode: str) -> IO[bytes]:
-        files.append(Watched(path, log, 0 if files and not warned else writes))
+        files.append(Watched(path, 0 if files and not warned else writes, grow))
         return files[-1]
 
     monkeypatch.setattr(resume, "open", opened, raising=False)
@@ -209,3 +214,51 @@ def test_what_changes_while_it_is_read_is_read_again(
     copy = (tmp_path / "local1" / "out" / "log").read_bytes()
     assert log.read_bytes().startswith(copy)
     assert warned or os.stat(log).st_size == len(copy)
+
+
+def shortened(file: Path) -> None:
+    os.truncate(file, max(0, file.stat().st_size - CHUNK // 2))
+
+
+@pytest.mark.parametrize(
+    ("again", "change", "sent"),
+    [
+        (False, lambda file: file.unlink(missing_ok=True), ["model"]),
+        (False, shortened, ["half", "model"]),
+        (True, lambda file: file.unlink(missing_ok=True), []),
+        (True, shortened, []),
+    ],
+    ids=["vanishes", "shrinks", "vanishes twice", "shrinks twice"],
+)
+def test_a_checkpoint_that_is_half_written_does_not_keep_a_job_from_starting(
+    state: State,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    again: bool,
+    change: Callable[[Path], object],
+    sent: list[str],
+) -> None:
+    half = tmp_path / "run" / "out" / "half"
+    half.write_bytes(bytes(3 * CHUNK))
+    state.job = replace(state.job, resume_limit=10 * CHUNK)
+    files: list[IO[bytes]] = []
+
+    class Restoring(Watched):
+        """A file after whose writing the checkpoint is written anew."""
+
+        def close(self) -> None:
+            super().close()
+            if again:
+                half.write_bytes(bytes(3 * CHUNK))
+
+    def opened(path: str, mode: str) -> IO[bytes]:
+        files.append(Restoring(path, 100 if again or not files else 0, lambda: change(half)))
+        return files[-1]
+
+    monkeypatch.setattr(resume, "open", opened, raising=False)
+    send_earlier_results(state)
+    text = said(state, capfd)
+    where = tmp_path / "local1" / "out"
+    assert (sorted(os.listdir(where)) if where.exists() else []) == sent, text
+    assert ("out/half changed while it was read; a program that resumes" in text) == again, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bundle.launch.staged_files import (
     remove_sent_files,
     remove_staged_files,
 )
+from bundle.node.removal import sweep
 from bundle.protocol.job import Job
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
@@ -100,6 +102,45 @@ def test_large_projects_are_linked(
     assert (work / "conf").is_symlink(), "a folder behind the last entry is linked whole"
     remove_staged_files(work_tree(job, directories.root), directories.environment)
     assert os.listdir(work) == []
+
+
+def test_so_are_folders_of_which_each_is_small(
+    directories: JobDirectories, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Path(directories.environment, "project")
+    for number in range(900):
+        (project / f"folder{number % 30}").mkdir(exist_ok=True)
+        (project / f"folder{number % 30}" / f"{number}").touch()
+    monkeypatch.setattr(staged_files, "_MOST_ENTRIES", 200)
+    work = Path(make_work_dir(directories, job))
+    assert sum(len(files) for _, _, files in os.walk(work)) < 200
+    assert all((work / path.relative_to(project)).exists() for path in project.rglob("*"))
+
+
+def test_a_program_that_deletes_and_replaces_what_is_there_changes_nothing_staged(
+    directories: JobDirectories, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = Path(directories.environment)
+    (environment / "project" / "all").mkdir()
+    (environment / "project" / "all" / "file").touch()
+    monkeypatch.setattr(staged_files, "_COPIED_BYTES", 0)
+    monkeypatch.setattr(staged_files, "_MOST_ENTRIES", 5)
+    before = {str(path): path.lstat().st_mtime_ns for path in environment.rglob("*")}
+    work = Path(make_work_dir(directories, job))
+    assert (work / "all").is_symlink()
+    (work / "train.py").unlink()
+    (work / "train.py").mkdir()
+    (work / "latest").unlink()
+    (work / "latest").symlink_to(environment / "project")
+    (work / "all").unlink()
+    (work / "new").write_text("new")
+    (work / "new").rename(work / "data" / "x.bin")
+    shutil.rmtree(work / "conf")
+    (work / "conf").symlink_to(environment / "project" / "conf")
+    make_work_dir(directories, job)
+    remove_staged_files(work_tree(job, directories.root), directories.environment)
+    sweep(str(work))
+    assert {str(path): path.lstat().st_mtime_ns for path in environment.rglob("*")} == before
 
 
 def test_a_run_outside_of_the_project_starts_in_an_empty_directory(
