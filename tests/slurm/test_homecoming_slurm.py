@@ -168,6 +168,32 @@ def test_results_come_home(
     assert at_home.build().packed.path == before
 
 
+def test_sbcast_sends_a_bundle_that_refers_to_its_layers(veiled: Cluster, at_home: Project) -> None:
+    """As a whole to nodes without any layer, then only the layer that an edit has changed."""
+    (at_home.root / "asset").write_bytes(os.urandom(1 << 20))
+    bundle = at_home.build().packed.path
+    size = manifest_of(bundle).size
+    assert bundle.stat().st_size < size - (1 << 20)
+    done = at_home.stager("clean", "--nodes-only", "--all", "--nodes", "3")
+    assert done.returncode == 0, done.stderr
+    argv = ("--transfer", "sbcast", "--", "train.py")
+    code, report, said = run(at_home, "--bundle", str(bundle), *argv)
+    [group] = report["plan"]["groups"]
+    assert (code, group["how"], report["bytes_broadcast"]) == (0, "sbcast", size), said
+    for name in ("train.py", "asset"):
+        with (at_home.root / name).open("ab") as file:
+            file.write(b"# edited\n")
+    changed = at_home.build().packed.path
+    assert changed.stat().st_size < size - (1 << 20)
+    code, report, said = run(at_home, "--bundle", str(changed), *argv)
+    [group] = report["plan"]["groups"]
+    assert (code, group["how"], group["layers"]) == (0, "sbcast", ["project"]), said
+    assert 1 << 20 < report["bytes_broadcast"] < manifest_of(changed).size
+    assert set(rank_logs(at_home, report)) == {
+        f"node0{rank // 2 + 1}.{rank}.out" for rank in range(6)
+    }
+
+
 def test_ctrl_c_while_the_controller_is_away(veiled: Cluster, at_home: Project) -> None:
     """What is on the nodes still goes, should it come back; but nobody waits for minutes."""
     at_home.settings("alpha", more=SETTINGS.replace('["out"]', "[]"))
