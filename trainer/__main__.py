@@ -61,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: config.TrainerError, world: dist.World) -> None:
-    """Print an error: one that all ranks have on rank 0 alone, any other with its rank."""
     if error.everywhere and not world.is_first:
         return
     with_rank = world.size > 1 and not error.everywhere
@@ -71,14 +70,12 @@ def _report(error: config.TrainerError, world: dist.World) -> None:
 
 
 def _work_of(arguments: Sequence[str]) -> Work:
-    """Return what the command line asks for: a measurement, or a training run."""
     if arguments[:1] == [all_reduce.NAME]:
         return _measuring(arguments[1:])
     return _training(arguments)
 
 
 def _training(arguments: Sequence[str]) -> Work:
-    """Return the function that trains the workload on the command line."""
     options = config.parse(arguments)
 
     def work(world: dist.World) -> None:
@@ -93,7 +90,6 @@ def _training(arguments: Sequence[str]) -> Work:
 
 
 def _measuring(arguments: Sequence[str]) -> Work:
-    """Return the function that measures the network between the ranks."""
     options = all_reduce.parse(arguments)
     # Otherwise PyTorch prints a stack for each lost connection, above our message.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -117,7 +117,6 @@ def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _loop_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the workloads that our own loop trains."""
     add = parser.add_argument
     add(
         "--sync",
@@ -210,7 +209,6 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _meant(parser: argparse.ArgumentParser, word: str) -> str:
-    """The option that is most like a word; empty where none is."""
     known = re.findall(r"--[\w-]+", parser.format_help())
     near = difflib.get_close_matches(word.partition("=")[0], known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
@@ -279,7 +277,6 @@ def _shared_options(parser: argparse.ArgumentParser, workload: Workload) -> None
 
 
 def _staged() -> list[Path]:
-    """Return where a bundle brought files to this node: its project and its assets."""
     places = [os.environ.get(name) for name in ("STAGER_PROJECT", "STAGER_ASSETS")]
     return [Path(place) for place in places if place]
 

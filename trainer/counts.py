@@ -4,13 +4,7 @@ from __future__ import annotations
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
-    """Return a count with its noun: ``1 node``, ``3 nodes``.
-
-    Args:
-        number: the count.
-        noun: the singular, ``other layer``.
-        several: the plural, where it is not the singular with an s: ``entries``.
-    """
+    """Return a count with its noun: ``1 node``, ``3 nodes``; or with the plural ``several``."""
     if number == 1:
         return f"1 {noun}"
     plural = several or f"{noun}s"

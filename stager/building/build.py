@@ -206,7 +206,6 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
 
 
 def _remember(packed: Packed, store: Store, config: Config, made_of: Digest) -> None:
-    """Note that a bundle is the project's newest, and what it was made of."""
     newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
     existing.remember(store, config.source, newest)
 
@@ -231,7 +230,7 @@ def _made(
     options: BuildOptions,
     listener: Listener,
 ) -> MadeLayers:
-    """Make the layers that do not exist; what was fetched for them is of no use any more."""
+    """Make the missing layers, then forget the files that were fetched from a hub for them."""
     made = make_layers(
         [replace(source, compiler=compiler) for source in sources],
         store=store,
@@ -247,14 +246,11 @@ def _made(
 
 
 class _Phases:
-    """Announces phases and measures them."""
-
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.seconds: dict[str, float] = {}
 
     def fetched(self, line: str) -> None:
-        """Announce a file."""
         self._listener.step(line, 0, 0)
 
     @contextmanager
@@ -269,13 +265,6 @@ def make_again(
     config: Config, spec: Spec, before: Path, listener: Listener, why: str
 ) -> ChosenBundle:
     """Make the bundle of a project again, in place of its previous bundle.
-
-    Args:
-        config: the project's settings.
-        spec: its requirements.
-        before: its previous bundle.
-        listener: learns what is done.
-        why: the reason, in words.
 
     Raises:
         StagerError: the requirements have changed too, or it cannot be made.
@@ -295,19 +284,13 @@ def make_again(
 
 
 def _replaced(bundle: Path) -> str:
-    """Remove a bundle that nobody needs any more; return what became of it, in words."""
     if batch_marks.is_marked(bundle, time.time()):
         return "which stays: a batch script names it"
     return "which is removed" if existing.clear_away(bundle) else "which is in use, and stays"
 
 
 def build_result(built: Built, output: Path | None = None) -> BuildResult:
-    """Return the result of ``stager build``.
-
-    Args:
-        built: the build.
-        output: the copy at a place of the user's; None without one.
-    """
+    """Return the result of ``stager build``."""
     manifest = built.packed.manifest
     return BuildResult(
         bundle=built.packed.path,
@@ -328,7 +311,6 @@ def build_result(built: Built, output: Path | None = None) -> BuildResult:
 
 
 def _note_no_requirements(config: Config, listener: Listener) -> None:
-    """Say that a requirements file is not used, where a project asks for no packages."""
     name = unnamed_requirements(config.root)
     if name and not config.environment.requirements:
         listener.note(
@@ -338,7 +320,6 @@ def _note_no_requirements(config: Config, listener: Listener) -> None:
 
 
 def _wanted(spec: Spec, requested: Sequence[str], compiler: Compiler | None) -> Wanted:
-    """Return what the environment has to meet."""
     python = compiler.program if compiler else None
     return Wanted(requirements=requested, overridden=spec.overridden, python=python)
 

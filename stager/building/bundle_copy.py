@@ -21,11 +21,6 @@ def project_folder(config: Config) -> Path | None:
 def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_SUFFIX) -> None:
     """Refuse a place where a bundle's copy would become part of the project's next bundle.
 
-    Args:
-        output: the place.
-        project: the project's folder; None if there is none.
-        suffix: the ending of names that no project ships.
-
     Raises:
         ConfigError: it is such a place.
     """

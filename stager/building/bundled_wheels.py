@@ -49,15 +49,7 @@ class BundledWheels:
         compiler: Compiler | None,
         note: Callable[[str], None],
     ) -> None:
-        """Look at no bundle yet. The store's lock must be held.
-
-        Args:
-            config: the settings; where they require signatures, other bundles are passed over.
-            spec: the project's requirements: the target, and what is left out of wheels.
-            store: the offline root.
-            compiler: what compiles for another version of Python; None for this one's.
-            note: called with what was found damaged.
-        """
+        """Read no bundle yet. The store's lock must be held."""
         self._config, self._spec, self._store, self._note = config, spec, store, note
         self._compiler = compiler
         self._known: list[tuple[Path, Manifest]] | None = None
@@ -100,10 +92,7 @@ class BundledWheels:
                     self._take(path, manifest, layer)
 
     def _bundles(self) -> list[tuple[Path, Manifest]]:
-        """Return the bundles that may be used, with their manifests.
-
-        They were built here, or somebody vouches for them: an allowed signer, or who imported them.
-        """
+        """Return bundles built here, signed by an allowed signer, or approved at import."""
         if self._known is None:
             self._known = []
             for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
@@ -141,7 +130,7 @@ class BundledWheels:
     def _source_of(
         self, path: Path, manifest: Manifest, layer: Layer, file: LockedFile
     ) -> LayerSource | None:
-        """Return the source of a layer; None if it is not what this build would make."""
+        """Return the source of a layer; None if this build would make another layer."""
         made_from: Origin | None = None
         with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
             made_from = origin_of(bundle.head(layer))
@@ -163,7 +152,7 @@ class BundledWheels:
         return source if layer_id(source, self._spec.target) == layer.id else None
 
     def _take(self, path: Path, manifest: Manifest, layer: Layer) -> bool:
-        """Put a layer into the store, unless it has it; return False if the bundle is damaged."""
+        """Copy a layer into the store; return False if the bundle is damaged."""
         if is_stored(self._store, layer.id):
             return True
         self._store.require_space(layer.size, "the layers")
@@ -176,7 +165,6 @@ class BundledWheels:
 
     @contextlib.contextmanager
     def _noting_damage(self, path: Path) -> Iterator[None]:
-        """Pass over a bundle that is damaged."""
         try:
             yield
         except (BundleError, LayerError, MemberError, NodeError) as exc:
@@ -185,24 +173,20 @@ class BundledWheels:
 
 
 def _layer_of(file: LockedFile, manifest: Manifest) -> Layer | None:
-    """Return the layer of a package in the version of a locked file."""
     wanted = ("wheel", file.name, str(file.version))
     layers = manifest.layers
     return next((one for one in layers if (one.kind, one.name, one.version) == wanted), None)
 
 
 def _checked(bundle: BundleFile, layer: Layer) -> Iterator[bytes]:
-    """Yield the bytes of a layer, each piece once it is known to be right."""
+    """Yield the bytes of a layer, each piece after its check."""
     members = CheckedMembers(bundle.manifest, files=True)
     for name, _ in layer.members:
         yield from members.pieces(name, reader(bundle, name))
 
 
 def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> bool:
-    """Return True if a layer was made from a locked file: a wheel, or the wheel of an sdist.
-
-    Only the lock that came with the bundle knows which sdist that was.
-    """
+    """Compare a layer with a locked file; only the bundle's lock knows the sdist of a wheel."""
     if file.is_wheel:
         return made_from.content == file.sha256
     lock = existing.imported_lock(bundle)
@@ -211,7 +195,7 @@ def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> boo
 
 
 def _words(pruned: Mapping[str, object]) -> tuple[str, ...] | None:
-    """Return the patterns by which a layer was pruned; None if they make no sense."""
+    """Return the patterns by which a layer was pruned; None if they are malformed."""
     words = pruned.get("words")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return None
@@ -219,10 +203,7 @@ def _words(pruned: Mapping[str, object]) -> tuple[str, ...] | None:
 
 
 def _filename(file: LockedFile, manifest: Manifest) -> str:
-    """Return the name of a locked wheel, or one for that of an sdist.
-
-    That one's own tags are not known, but the bundle's C library is new enough for it.
-    """
+    """Return a wheel's name; for an sdist's, with the bundle's C library in place of its tags."""
     if file.is_wheel:
         return file.filename
     needs = manifest.requires

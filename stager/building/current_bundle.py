@@ -141,7 +141,7 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
 
 
 def _lacks_a_layer(bundle: Path) -> str:
-    """Return which of its layers a bundle cannot use, in words; empty for none."""
+    """Return which layer a bundle cannot use; empty for none, and for any other damage."""
     try:
         with BundleFile(str(bundle)):
             return ""
@@ -196,7 +196,6 @@ def sources_of_project(
 
 
 def _of_script(config: Config, listener: Listener) -> ChosenBundle:
-    """Make the bundle of a script that brings its own settings: to run it is all its user asks."""
     from .build import BuildOptions, build
 
     listener.note(f"{config.source.name} says itself what it needs: building its bundle")

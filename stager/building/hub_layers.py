@@ -49,19 +49,15 @@ _NOWHERE = Path("/nonexistent")
 
 @dataclass(kw_only=True)
 class _Content:
-    """The content of a layer that is still to be made."""
-
     files: dict[str, tuple[HubFile | bytes, int]] = field(default_factory=dict)
     """Files of the hub, or small ones of our own, and their sizes, by their paths."""
     links: dict[str, str] = field(default_factory=dict)
     """Targets of links by their paths."""
 
     def own(self, path: str, text: str) -> None:
-        """Add a small file of our own."""
         self.files[path] = (text.encode(), len(text.encode()))
 
     def link(self, path: str, goal: str) -> None:
-        """Add a link between two paths of the cache."""
         self.links[path] = os.path.relpath(goal, str(PurePosixPath(path).parent))
 
 
@@ -71,11 +67,6 @@ def hub_sources(
     """Return the sources of the layers of models and data sets.
 
     Files are only looked for, and fetched, where a layer does not exist yet.
-
-    Args:
-        repositories: the lock's, in the order of the settings.
-        files: where files come from.
-        target: the interpreter and platform, which decide other layers of the bundle.
 
     Raises:
         StagerError: a file cannot be had.
@@ -103,7 +94,7 @@ def forget_files(store: Store) -> None:
 
 
 def _content(repository: LockedRepository, blobs: dict[Digest, str]) -> _Content:
-    """Return the snapshot; note in ``blobs`` where each content is stored."""
+    """Return the files of a snapshot; ``blobs`` collects the first path of each content."""
     content = _Content()
     request = repository.request
     snapshot = f"{request.folder}/snapshots/{repository.commit}"
@@ -130,11 +121,7 @@ def _content(repository: LockedRepository, blobs: dict[Digest, str]) -> _Content
 
 
 def _refs(repository: LockedRepository) -> list[str]:
-    """Return the paths of the files that say which commit a name stands for.
-
-    What is asked for without a revision is ``main``; where only another revision is there, programs
-    find that one without naming it.
-    """
+    """Return the paths of refs; ``main`` is one even if only another revision is in the cache."""
     request = repository.request
     names = {"main", request.revision or "main"} - {repository.commit}
     return [f"{request.folder}/refs/{name}" for name in sorted(names)]
@@ -174,7 +161,6 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
 
 
 def _left_out(repository: LockedRepository) -> dict[str, object]:
-    """Return what the origin says about files that were left out: their number, and some names."""
     if not repository.left_out:
         return {}
     some = list(repository.left_out[:_LISTED])
@@ -184,7 +170,6 @@ def _left_out(repository: LockedRepository) -> dict[str, object]:
 def _with_files(
     source: LayerSource, repository: LockedRepository, content: _Content, files: HubFiles
 ) -> LayerSource:
-    """Return the source with the place of each file; fetch those that are missing."""
     tree = source.tree or Tree(files=(), links=(), skipped=())
     placed = []
     for file in tree.files:
@@ -198,7 +183,6 @@ def _with_files(
 
 
 def _written(store: Store, data: bytes) -> Path:
-    """Return a file of the offline root with this content."""
     path = store.hub / f"own-{Digest.of(data)[:16]}"
     path.write_bytes(data)
     return path

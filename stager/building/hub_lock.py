@@ -101,7 +101,6 @@ def with_assets(
 def _new_commits(
     earlier: Iterable[LockedRepository], resolved: Iterable[LockedRepository]
 ) -> Iterator[str]:
-    """Yield a line for each repository that was locked at another commit."""
     commits = {repository.request: repository.commit for repository in earlier}
     for repository in resolved:
         request, old = repository.request, commits.get(repository.request)

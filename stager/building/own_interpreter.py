@@ -16,11 +16,6 @@ def own_interpreter(
 ) -> BundledInterpreter | None:
     """Return the Python that goes into the bundle; None where the nodes' own is used.
 
-    Args:
-        config: the project's settings.
-        spec: its requirements, with the target.
-        note: called with what the nodes must have for it.
-
     Raises:
         StagerError: there is none that fits, or it cannot be shipped.
     """

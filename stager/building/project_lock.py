@@ -87,10 +87,6 @@ def lock_project(config: Config, options: ResolveOptions, listener: Listener) ->
 def buildable_spec(config: Config, launcher: tuple[str, ...] = ()) -> Spec:
     """Return the project's spec; what has to be compiled without the compiler is refused now.
 
-    Args:
-        config: the project's settings.
-        launcher: the command that runs builds from source on a node; empty for this machine.
-
     Raises:
         StagerError: see :func:`stager.lock.spec.read_spec`; or a package needs ``nvcc``.
     """
@@ -132,7 +128,6 @@ def current_lock(
 
 
 def _refuse_without_effect(spec: Spec, options: ResolveOptions) -> None:
-    """Refuse options for a resolution where a lock that the user supplied decides."""
     supplied = spec.uv_lock.file if spec.uv_lock else spec.pylock
     cutoff = options.exclude_newer not in (None, NONE)
     if supplied is None or not (options.upgrade or options.upgrade_packages or cutoff):
@@ -158,7 +153,6 @@ def _make_lock(
 
 
 def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listener) -> None:
-    """Say what a new lock was made without: an index that did not answer, files of a later date."""
     for remark in spec.remarks:
         listener.note(remark)
     index = _unanswering_index(spec, lock, options)
@@ -186,7 +180,7 @@ def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listen
 
 
 def _unanswering_index(spec: Spec, lock: Lock, options: ResolveOptions) -> str:
-    """Return PyTorch's own index if it was asked and is not in the lock; else nothing."""
+    """Return PyTorch's own index if it was queried and did not answer; else an empty string."""
     backend = lock.torch_backend or spec.torch_backend
     index = f"{TORCH_INDEX}{backend}"
     resolved = not options.offline and spec.pylock is None and spec.uv_lock is None

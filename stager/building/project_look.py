@@ -35,13 +35,6 @@ class ProjectLook:
     """The record of one project's last look."""
 
     def __init__(self, store: Store, config: Config, left_out: Sequence[str]) -> None:
-        """Name the record; nothing is read yet.
-
-        Args:
-            store: the offline root, which keeps it.
-            config: the project's settings.
-            left_out: what is left out of the project besides the patterns of the settings.
-        """
         project, assets = config.project, config.assets
         folder = project.path or config.root
         shaped_by = {
@@ -90,7 +83,7 @@ class ProjectLook:
 
 
 def _all_as_before(stamps: Mapping[str, Sequence[int | str]]) -> bool:
-    """Return whether each path has the stamp that it had; an empty one stands for no file."""
+    """Compare the stamps of paths with earlier ones; an empty stamp stands for a missing file."""
     for path, before in stamps.items():
         try:
             now = stamp(os.stat(path))  # noqa: PTH116 - a Path each would cost more than the call
@@ -104,7 +97,6 @@ def _all_as_before(stamps: Mapping[str, Sequence[int | str]]) -> bool:
 
 
 def _has_same_names(path: str, before: Sequence[int | str]) -> bool:
-    """Return whether a path is a directory with the names that it had."""
     if len(before) <= _STAMP:
         return False
     with os.scandir(path) as entries:

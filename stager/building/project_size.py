@@ -26,6 +26,5 @@ def project_is_large(layers: Sequence[Layer]) -> Iterator[str]:
 
 
 def _extent(layers: Sequence[Layer], kind: str) -> tuple[int, int]:
-    """Return how many files the layers of a kind have, and their bytes."""
     chosen = [layer for layer in layers if layer.kind == kind]
     return sum(layer.files for layer in chosen), sum(layer.unpacked_size for layer in chosen)

@@ -52,9 +52,6 @@ class WheelSource:
         The project's own indexes are asked first: where they are all there is, those of pip's
         configuration would be waited for in vain. The digest is pinned, whatever index has it.
 
-        Args:
-            bundled_python: True if the bundle brings its own Python.
-
         Raises:
             WheelError: it cannot be had.
             ResolveError: no index can be reached, or there is none for the target.

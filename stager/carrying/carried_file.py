@@ -127,11 +127,7 @@ class CarriedFile:
     """A carried file that is read from its beginning to its end."""
 
     def __init__(self, path: Path, handle: BinaryIO) -> None:
-        """Read and check what it says of itself, and that it is as long as it has to be.
-
-        Raises:
-            BundleError: it is none, was cut short, or is damaged.
-        """
+        """Read the label and the manifest; BundleError if the file is cut short or damaged."""
         self.path, self._handle = path, handle
         self.label = read_label(path, self._first())
         part = next((part for part in self.label.parts if part.name == MANIFEST_NAME), None)
@@ -259,7 +255,6 @@ class CarriedFile:
         return data
 
     def _read_up_to(self, size: int) -> bytes:
-        """Return the next bytes; fewer where the file ends before."""
         try:
             return self._handle.read(size)
         except OSError as exc:

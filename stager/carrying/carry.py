@@ -82,30 +82,18 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
 
 
 def _default_name(manifest: Manifest, base: Manifest | None) -> str:
-    """Return a name that no export of the same bundle with another base has."""
     since = "" if base is None else f"-since-{base.id[:12]}"
     return f"{manifest.name}-{manifest.id[:12]}{since}{CARRIED_SUFFIX}"
 
 
 def _own_lock(config: Config) -> Path:
-    """Return the path of the lock that the project's bundle is made from."""
     spec = read_spec(config)
     lock = lock_path(config, spec)
     return spec.pylock if spec.pylock is not None and not lock.exists() else lock
 
 
 def _lock(config: Config, chosen: existing.ChosenBundle, before: bytes | None) -> bytes:
-    """Return the lock that a bundle was made from. The store's lock must be held.
-
-    Args:
-        config: the project's settings.
-        chosen: the bundle.
-        before: the project's lock when the bundle was found to be current; None if it is named.
-
-    Raises:
-        BundleError: the bundle is named, and its lock is not here; or the project has been built
-            since then, and the lock is no longer that of the bundle.
-    """
+    """Return a bundle's lock; ``before`` is None for a named one. The store's lock must be held."""
     if before is None:
         return bytes_of(lock_of(chosen, locks_at_hand(chosen.path, config)))
     if bytes_of(_own_lock(config)) != before or newest_bundle(config).id != chosen.id:
@@ -133,12 +121,6 @@ def import_bundle(
     config: Config, path: Path, options: ImportOptions, listener: Listener
 ) -> ImportResult:
     """Add the bundle of a carried file to the offline root; write its project out, if asked to.
-
-    Args:
-        config: the settings that name the offline root.
-        path: the carried file.
-        options: its id, and what it is for.
-        listener: told the progress.
 
     Raises:
         StagerError: see :func:`stager.carrying.imports.import_file` and

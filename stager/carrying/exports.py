@@ -68,11 +68,6 @@ class Base:
 def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
     """Return the manifest of the bundle that the other side has; None if it has none.
 
-    Args:
-        store: the offline root, which remembers what was exported.
-        name: the project's name.
-        base: how the user names it.
-
     Raises:
         BundleError: it is not known here.
     """
@@ -95,7 +90,7 @@ def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
 
 
 def _exported(store: Store) -> list[tuple[float, Manifest]]:
-    """Return when which bundles were first exported, the oldest first."""
+    """Return the exported bundles with the times of their first exports, oldest first."""
     found = []
     for path in store.exports.glob("*.json"):
         try:
@@ -148,14 +143,6 @@ def export(
     tool: CarriedTool | None = None,
 ) -> ExportResult:
     """Write a bundle, or what the other side lacks of it, to a file.
-
-    Args:
-        chosen: the bundle.
-        output: the file; one that is there is replaced once the new one is whole.
-        store: the offline root, which remembers what was exported.
-        lock: the lock that the bundle was made from.
-        base: the bundle that the other side has; None carries all.
-        tool: stager itself, to come along; None leaves it out.
 
     Raises:
         BundleError: the bundle is damaged.
@@ -211,8 +198,6 @@ def _remember(store: Store, manifest: Manifest) -> None:
 
 
 class _Digesting:
-    """A file that is written, with the digest of what was."""
-
     def __init__(self, handle: BinaryIO) -> None:
         self._handle = handle
         self.digest, self.size = hashlib.sha256(), 0
@@ -250,11 +235,7 @@ def _label(
 def _write(
     out: _Digesting, bundle: BundleFile, label: Label, beside: Sequence[tuple[str, bytes]]
 ) -> None:
-    """Write the tar; what is damaged in the store must not get across the gap.
-
-    Raises:
-        BundleError: the bundle is damaged.
-    """
+    """Write the tar; refuse what is damaged in the store, so that it does not cross the gap."""
     manifest = bundle.manifest
     first = [(existing.LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
     for name, data in (*first, *beside):

@@ -95,12 +95,6 @@ def export_image(
 ) -> ImageResult:
     """Write the environment of a bundle to a squashfs image.
 
-    Args:
-        config: the project's settings.
-        output: the file; None for one in the current directory.
-        listener: told the progress.
-        chosen: the bundle; None for the project's, made current.
-
     Raises:
         BundleError: it has not the signature that the settings require.
         StagerError: mksquashfs is missing, there is no bundle, or the file cannot be written.
@@ -162,7 +156,7 @@ def _room(manifest: Manifest) -> tuple[int, str, int]:
 
 
 def _make_movable(tree: Path, manifest: Manifest, program: bytes) -> None:
-    """Take out of an unpacked environment what is for one place, and put in what starts it."""
+    """Replace what ties an unpacked environment to one path with what starts it from any."""
     for name in ("pyvenv.cfg", listing.PATH, "bin/python"):
         (tree / name).unlink()
     (tree / STATE / "node.pyz").write_bytes(program)
@@ -187,10 +181,7 @@ def _open_up(tree: Path) -> None:
 
 
 def _argv(tool: str, tree: Path, image: Path) -> list[str]:
-    """Return the command that makes an image.
-
-    Times come from ``SOURCE_DATE_EPOCH``, as mksquashfs refuses options for them where it is set.
-    """
+    """Return the command; mksquashfs refuses options for times if SOURCE_DATE_EPOCH is set."""
     return [
         *(tool, str(tree), str(image), "-noappend", "-no-progress", "-quiet"),
         *("-comp", "zstd", "-Xcompression-level", _LEVEL, "-all-root", "-no-xattrs"),
@@ -199,11 +190,7 @@ def _argv(tool: str, tree: Path, image: Path) -> list[str]:
 
 
 def _require_zstd(tool: str, scratch: Path) -> None:
-    """Try the tool on an empty directory: old ones have no zstd, or not these options.
-
-    Raises:
-        StagerError: it fails.
-    """
+    """Try the tool on an empty directory: old versions lack zstd or these options."""
     empty = scratch / "empty"
     empty.mkdir()
     with _failing_as(f"{tool} cannot make an image with zstd", _HINT_OLD):
@@ -212,11 +199,6 @@ def _require_zstd(tool: str, scratch: Path) -> None:
 
 @contextlib.contextmanager
 def _failing_as(message: str, hint: str) -> Iterator[None]:
-    """Say what the failure of a command means for the user.
-
-    Raises:
-        StagerError: the command failed.
-    """
     try:
         yield
     except CommandError as exc:

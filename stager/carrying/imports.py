@@ -62,12 +62,6 @@ class ImportResult:
 def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:
     """Add the bundle of a carried file to the offline root. The store's lock must be held.
 
-    Args:
-        path: the carried file.
-        config: the settings, which say whose signature the bundle must have.
-        store: the offline root.
-        asked: the id that the bundle must have, or its first digits.
-
     Raises:
         BundleError: the file is damaged, cut short or another one; or the base is not here; or the
             bundle has not the signature that the settings require.
@@ -86,7 +80,6 @@ def import_file(path: Path, config: Config, store: Store, *, asked: str = "") ->
 
 @contextlib.contextmanager
 def _removed_on_failure(path: Path) -> Iterator[None]:
-    """Remove a file if the block fails."""
     try:
         yield
     except BaseException:
@@ -95,8 +88,6 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
 
 
 class _Import:
-    """The import of one file."""
-
     def __init__(self, path: Path, handle: BinaryIO, store: Store, asked: str) -> None:
         self._store = store
         self._file = CarriedFile(path, handle)
@@ -110,7 +101,6 @@ class _Import:
             )
 
     def take(self, config: Config) -> ImportResult:
-        """Write the bundle, its lock and its signature."""
         manifest, store = self._manifest, self._store
         final = bundle_path(store, manifest)
         lock = existing.imported_lock(final)
@@ -150,22 +140,13 @@ class _Import:
         )
 
     def _refuse_unsigned(self, config: Config, signature: bytes | None) -> None:
-        """Refuse a bundle without the signature that the settings require.
-
-        Raises:
-            BundleError: it has none, or one that is not accepted.
-        """
         if config.trust.require:
             text = None if signature is None else signature.decode("ascii", "replace")
             what, place = f"the bundle in {self._file.path}", f"{SIGNATURE_NAME} in that file"
             decide(config, text, self._manifest.id, what=what, place=place)
 
     def _refuse_other_lock(self, chosen: ChosenBundle, lock: Path) -> None:
-        """Refuse a lock that names other wheels than the bundle has: the id does not cover it.
-
-        Raises:
-            BundleError: it does.
-        """
+        """Refuse a lock that names other wheels than the bundle has: the id does not cover it."""
         if not names_wheels(chosen, lock):
             raise BundleError(
                 f"{self._file.path}: the lock in it is not the one that its bundle was made from",
@@ -183,7 +164,6 @@ class _Import:
                 out.write(END)
 
     def _pieces(self, name: str, size: int, sources: Mapping[str, BundleFile]) -> Iterator[bytes]:
-        """Yield a member, from the carried file or from a bundle that is here."""
         if name == MANIFEST_NAME:
             return iter((self._manifest.to_bytes(),))
         if name not in sources:
@@ -202,11 +182,7 @@ class _Import:
             ) from exc
 
     def _sources(self, opened_bundles: contextlib.ExitStack) -> Mapping[str, BundleFile]:
-        """Open the bundles that have what the file leaves out; return which member is in which.
-
-        Raises:
-            BundleError: no bundle here has it.
-        """
+        """Open the bundles that have the members left out of the file; BundleError if none has."""
         left_out = set(self._file.label.left_out)
         wanted = {member for member in members_of(self._manifest) if member[0] in left_out}
         sources: dict[str, BundleFile] = {}

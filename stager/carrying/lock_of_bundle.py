@@ -40,10 +40,6 @@ def _wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:
 def lock_of(chosen: ChosenBundle, locks: Sequence[Path]) -> Path:
     """Return the first lock that names every wheel of a bundle.
 
-    Args:
-        chosen: the bundle.
-        locks: where locks may be.
-
     Raises:
         BundleError: there is none, or the bundle is damaged.
     """

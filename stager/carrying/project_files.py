@@ -60,8 +60,6 @@ def refuse_used(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Written:
-    """A project that was written out."""
-
     folder: Path
     """Its folder."""
     name: str
@@ -74,11 +72,6 @@ class _Written:
 
 def write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
     """Write the files of a project, its assets and its lock into a new folder.
-
-    Args:
-        imported: the bundle, whose every byte was checked, and its lock.
-        store: the offline root.
-        folder: the folder; there is none yet, or an empty one.
 
     Returns:
         What a person should know, to build it there.
@@ -109,7 +102,6 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
 
 
 def _unpack(bundle: BundleFile, place: Path) -> None:
-    """Write the files of the project and of its assets to ``place / "all"``."""
     final = place / _ALL
     final.mkdir()
     for name in _WRITTEN:
@@ -180,7 +172,7 @@ def _layers(bundle: BundleFile) -> Iterator[Fresh]:
 
 
 def _with_lock(written: _Written) -> list[str]:
-    """Put the lock where a build looks for it; return what a person should know of that build."""
+    """Write the lock where a build looks for it; return warnings about that build."""
     folder, name = written.folder, written.name
     settings = find(folder)
     if settings is not None and settings.parent == folder:

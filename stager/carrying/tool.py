@@ -73,7 +73,6 @@ def carried_tool(
 
 
 def _tool_spec(spec: Spec, config: Config, scratch: Path) -> Spec:
-    """Return the requirements of stager, and of pip, for the project's target and indexes."""
     environment = config.environment
     settings: dict[str, object] = {"requirements": [*_dependencies(), "pip"]}
     if environment.python is not None:
@@ -137,8 +136,6 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of an installed package, with their paths in a wheel."""
-
     def below(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda item: item.name):
             if item.name == "__pycache__":

@@ -138,12 +138,7 @@ def entry(name: str) -> CatalogueEntry:
 
 
 def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> CatalogueMatch | None:
-    """Return the entry that a line is a sample of, and its groups; causes come first.
-
-    Args:
-        line: one line of a log.
-        entries: those that it may be a sample of; None for all.
-    """
+    """Return the entry that a line is a sample of, and its groups; causes come first."""
     line = line[:LONGEST]
     if _WARNING.search(line):
         return None
@@ -154,12 +149,11 @@ def match(line: str, entries: Sequence[CatalogueEntry] | None = None) -> Catalog
 
 @functools.lru_cache(maxsize=1 << 12)
 def _with_needle(shape: str) -> tuple[CatalogueEntry, ...]:
-    """Return the entries whose needle, which has no digits, is in a line without its digits."""
+    """Find entries by their needles, which contain no digits, in a line without digits."""
     return tuple(candidate for candidate in catalogue() if candidate.needle in shape)
 
 
 def _matched(entry: CatalogueEntry, line: str) -> CatalogueMatch | None:
-    """Return the match of an entry with a line."""
     if entry.needle not in line:
         return None
     found = entry.pattern.search(line)
@@ -172,5 +166,5 @@ _WITHOUT_CAUSE = (LineTells.EXIT, LineTells.SYMPTOM)
 
 
 def _weight(known: CatalogueMatch) -> tuple[int, bool]:
-    """Return the rank of a match: a cause, then that something ended, then a consequence."""
+    """Rank causes first, then reports of an end, then consequences."""
     return _ROLES.index(known.entry.role), known.entry.tells in _WITHOUT_CAUSE

@@ -28,11 +28,7 @@ class Prefilter:
     """Finds which of some texts are in lines; remembers the words that have none of them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Begin without any known word.
-
-        Args:
-            texts: the texts to look for; without digits.
-        """
+        """Prepare to find texts, which contain no digits."""
         self._by_part: dict[bytes, list[bytes]] = {}
         for text in {text.encode() for text in texts}:
             # Whatever has the text in it has this, too, within one of its words.
@@ -42,11 +38,7 @@ class Prefilter:
         self._parts_of: dict[bytes, frozenset[bytes]] = {}
 
     def among(self, lines: Sequence[bytes]) -> PrefilterMatches:
-        """Find the texts that are in these lines.
-
-        Args:
-            lines: without digits.
-        """
+        """Find the texts in these lines, from which digits were removed."""
         unique = set(lines)
         joined = b"\n".join(unique)
         # Not "-=", which would go through all words that are remembered.
@@ -61,7 +53,6 @@ class Prefilter:
         return PrefilterMatches(texts=tuple(texts), at=at)
 
     def _present(self, words: Collection[bytes], joined: bytes) -> list[bytes]:
-        """Return the texts that are in the joined lines, whose words are given, in order."""
         parts: set[bytes] = set()
         for word in words:
             parts.update(self._parts_of.get(word, ()))
@@ -69,7 +60,6 @@ class Prefilter:
         return sorted(text for text in candidates if text in joined)
 
     def _learn(self, words: Collection[bytes]) -> None:
-        """Remember which parts of texts are in words, and the words that have none."""
         joined = b"\n".join(words)
         parts_of: dict[bytes, set[bytes]] = {}
         for part in self._by_part:

@@ -91,11 +91,6 @@ class StoreCleanup:
 def nodes_keep(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
     """Return the bundles whose environments stay on the nodes: each project's newest.
 
-    Args:
-        store: the offline root, which knows the projects that were built with it.
-        used: the bundle that the nodes are cleaned with.
-        everything: whether all are removed (``--all``), but for those in use.
-
     Raises:
         StagerError: what the offline root knows of a project cannot be read.
     """
@@ -111,11 +106,6 @@ def nodes_keep(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
 
 def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
     """Return what can be removed from the offline root; change nothing.
-
-    Args:
-        store: the offline root.
-        rules: what is to be removed.
-        now: seconds since the epoch.
 
     Raises:
         StagerError: a lock that decides on wheels, or a directory, cannot be read.
@@ -138,12 +128,6 @@ def apply(
     store: Store, rules: Rules, now: float, waiting: Callable[[], None] = lambda: None
 ) -> StoreCleanup:
     """Remove what can be removed, as a new plan says once no build is under way.
-
-    Args:
-        store: the offline root.
-        rules: what is to be removed.
-        now: seconds since the epoch.
-        waiting: called once if a build holds the store.
 
     Raises:
         StagerError: see :func:`plan`; or the store cannot be written.
@@ -168,8 +152,6 @@ def apply(
 
 @dataclass(frozen=True, kw_only=True)
 class _Note:
-    """A project's note in the store about its newest bundle."""
-
     path: Path
     """The note's file."""
     settings: Path
@@ -181,8 +163,6 @@ class _Note:
 
 
 class _Plan:
-    """One look at the store: what is needed, and then what is not."""
-
     def __init__(self, store: Store, rules: Rules, now: float) -> None:
         self.store, self.rules = store, rules
         owner = store.root.stat().st_uid if store.root.is_dir() else 0
@@ -230,7 +210,6 @@ class _Plan:
         yield from _partial(self.store.root)
 
     def _notes(self) -> Iterator[UnusedItem]:
-        """Yield the notes of projects that are gone."""
         for path in self.unreadable:
             yield _item("note", path, "it cannot be read")
         for note in self.abandoned:
@@ -286,7 +265,6 @@ class _Plan:
     def _layers(
         self, manifests: Sequence[Manifest], locked: Collection[str]
     ) -> Iterator[UnusedItem]:
-        """Yield the layers that no bundle and no lock needs."""
         needed = {member.file for manifest in manifests for member in manifest.stored}
         for path in self._unused("layers", _LAYER, ".whl"):
             key = path.name.removesuffix(_LAYER)
@@ -302,14 +280,12 @@ class _Plan:
                 yield _item("layer", path, "no bundle or lock needs it")
 
     def _programs(self, manifests: Sequence[Manifest]) -> Iterator[UnusedItem]:
-        """Yield the node programs that are in none of these bundles."""
         needed = {manifest.node.sha256 for manifest in manifests}
         for path in self._unused("programs", ".pyz"):
             if path.stem.partition(".")[0] not in needed:
                 yield _item("program", path, "no bundle holds it, and it has not been used")
 
     def _wheels(self, locked: Collection[str]) -> Iterator[UnusedItem]:
-        """Yield the wheels and sdists that no lock names, and the wheels built here from these."""
         cache = DigestCache(self.store)
         for path in self._files("wheels", *_DISTRIBUTIONS):
             if self._has_come_long_ago(path) and cache.digest(path) not in locked:
@@ -326,7 +302,6 @@ class _Plan:
         return path.lstat().st_mtime <= self.limit
 
     def _files(self, folder: str, *endings: str) -> list[Path]:
-        """Return the files of a directory of the store with one of these endings."""
         return files_in(self.store.root / folder, *endings)
 
     def _unused(self, folder: str, *endings: str) -> Iterator[Path]:
@@ -342,7 +317,6 @@ def _item(kind: str, path: Path, why: str) -> UnusedItem:
 
 
 def _read_note(path: Path) -> _Note | None:
-    """Return a project's note; None for one that makes no sense."""
     try:
         raw = json.loads(text_of(path))
         return _Note(
@@ -365,7 +339,6 @@ def _is_there(settings: Path) -> bool:
 
 
 def _digests_of_locks(folder: Path) -> set[str]:
-    """Return every digest and commit that the locks of a project name."""
     digests: set[str] = set()
     for path in folder.iterdir():
         if path.match(LOCKS):
@@ -402,7 +375,7 @@ def _partial(root: Path) -> list[UnusedItem]:
 
 
 def _remove(item: UnusedItem) -> str:
-    """Remove an item; return the reason where it is still there, else nothing."""
+    """Remove an item; return why it is still there, or an empty string."""
     if item.kind == "partial":
         return "it is in use" if item.path.exists() else ""
     if item.kind == "bundle":
@@ -417,7 +390,6 @@ def _remove(item: UnusedItem) -> str:
 
 
 def _unlink(item: UnusedItem) -> None:
-    """Remove a file; of a wheel that was built here, its digest and its folder, too."""
     item.path.unlink(missing_ok=True)
     if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
         item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)

@@ -73,7 +73,6 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def _content(folder: Path) -> list[Path]:
-    """Return what is in a directory, in order; nothing where it is missing."""
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:

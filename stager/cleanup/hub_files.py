@@ -23,14 +23,7 @@ _SNAPSHOTS, _BLOBS, _LOCKS = "snapshots", "blobs", ".locks"
 
 
 def unused(hub: Path, commits: Collection[str], limit: float) -> Iterator[tuple[Path, int, str]]:
-    """Yield what can be removed: path, bytes that become free, and the reason.
-
-    Args:
-        hub: the folder in the offline root; nothing in it is ours where the user's own programs
-            keep their files there.
-        commits: those that locks name.
-        limit: seconds since the epoch: what was read or written later stays.
-    """
+    """Yield path, bytes and reason of unused files; none if ``hub`` is the user's own cache."""
     if hub.is_symlink() or is_the_users(hub, os.environ):
         return
     for path in files_in(hub, ""):
@@ -77,7 +70,6 @@ def _only_in(snapshot: Path) -> list[Path]:
 
 
 def _blobs(snapshot: Path) -> set[Path]:
-    """Return the blobs of its repository that a snapshot links to."""
     folder = snapshot.parents[1] / _BLOBS
     found = set()
     for path in snapshot.rglob("*"):
@@ -88,7 +80,6 @@ def _blobs(snapshot: Path) -> set[Path]:
 
 
 def _last_use(path: Path) -> float:
-    """Return when a file, or the latest of a tree, was read or written, in seconds."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return max(status.st_mtime, status.st_atime)

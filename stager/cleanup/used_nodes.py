@@ -44,14 +44,7 @@ def used_nodes(log_dir: Path) -> list[str]:
 def choose_nodes(
     options: JobOptions, used: Sequence[str], listing: Collection[PartitionNode]
 ) -> tuple[JobOptions, list[str]]:
-    """Return the options that ask Slurm for the nodes with environments, and what to say of it.
-
-    Args:
-        options: the options of the command line.
-        used: the nodes with environments.
-        listing: all nodes of all partitions; of those that Slurm does not list, or has none of for
-            jobs at the moment, none is asked for.
-    """
+    """Return the options that ask Slurm for the nodes with environments, and what to say of it."""
     up = {node.name for node in listing if node.is_up}
     known = {node.name for node in listing}
     chosen = [node for node in used if node in up]

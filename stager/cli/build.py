@@ -130,7 +130,6 @@ def build(
 
 
 def _settings(words: Sequence[str], *, trace: bool) -> Config:
-    """Return the settings of this directory's project, or of a script that has its own."""
     if not trace:
         return settings_for(path_option(words[0]) if words else None)
     from ..jobs.prepare import project

@@ -91,7 +91,6 @@ def clean(
 
 
 def _settings(what: CleanFlags, place: PlaceFlags) -> Config:
-    """Return the settings of this directory's project; the offline root can do without."""
     from ..config.load import find
     from ..config.template import default
     from ..jobs.prepare import project

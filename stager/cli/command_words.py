@@ -16,13 +16,7 @@ _TALK = frozenset({"--quiet", "--verbose", "--json", "--help"})
 
 
 def warn_of_options_behind(context: typer.Context, command: Sequence[str], console: Output) -> None:
-    """Warn of options of ``stager`` behind a script, where no ``--`` says that they are its own.
-
-    Args:
-        context: the command that is run; it knows its options.
-        command: the words of the program.
-        console: the output.
-    """
+    """Warn of options of ``stager`` behind a script, where no ``--`` says that they are its own."""
     words = misplaced(command, [word for param in context.command.params for word in param.opts])
     marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
     if words and not marked:

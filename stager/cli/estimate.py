@@ -53,12 +53,7 @@ def estimate(
 
 
 def node_counts(texts: list[str] | None, most: int) -> tuple[int, ...]:
-    """Return numbers of nodes, each once, the fewest first; another value is a usage error.
-
-    Args:
-        texts: each one number, or several with commas between.
-        most: the largest that is allowed.
-    """
+    """Return numbers of nodes, each once, the fewest first; another value is a usage error."""
     words = [word.strip() for text in texts or () for word in text.split(",")]
     return tuple(sorted({_node_count(word, most) for word in words}))
 

@@ -46,7 +46,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _under(panel: str | None, annotation: type[Any]) -> object:
-    """Return an option's annotation with the heading of its group on the help page."""
     if panel is None:
         return annotation
     kind, option = get_args(annotation)[:2]

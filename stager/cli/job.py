@@ -32,13 +32,6 @@ def carry_out(
     """Do a job, show what became of it, start the command that hears of a failure, and exit.
 
     ``diagnose`` hears of a command that fails before its job begins.
-
-    Args:
-        console: the output.
-        action: the purpose of the job.
-        options: its options.
-        result_of: returns the result of a job as scripts get it.
-        render: shows it to a person, and returns the exit code.
     """
     from ..config.load import project_file
     from ..jobs.outcome import Outcome
@@ -79,12 +72,10 @@ def _verb(
 
 
 def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:
-    """Return the command that hears of a failure; empty for none."""
     return options.on_failure or config.launch.on_failure
 
 
 def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
-    """Let the command hear of a failure, if there is one."""
     from ..jobs.failure_hook import run_hook
 
     hook = _hook(config, options)
@@ -96,7 +87,6 @@ def _start_hook(console: Console, config: Config, options: JobOptions, result: o
 def _show_planned(
     console: Console, config: Config, options: JobOptions, ended: SubmittedJob | PlannedJob
 ) -> None:
-    """Show a job that is only planned or submitted."""
     from ..forecast.results import PlannedJob
 
     if console.as_json:

@@ -89,7 +89,6 @@ def mirror(
 
 
 def _settings(*, alone: bool) -> Config:
-    """Return the project's settings; the default ones if there is none, and none is needed."""
     from ..config.load import find, load
     from ..config.template import default
 

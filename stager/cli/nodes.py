@@ -53,7 +53,6 @@ def nodes(
 
 
 def _node_names(texts: list[str] | None) -> frozenset[str]:
-    """Return the nodes of lists in Slurm's notation; one that cannot be read is a usage error."""
     from bundle.protocol.problem import NodeError
     from bundle.system.hostlist import expand_hostlist
 

@@ -87,15 +87,11 @@ def _exit_code(argv: list[str]) -> int:
 
 
 def _drop_stdout() -> None:
-    """Let nothing more be written to standard output."""
     _drop(sys.stdout)
 
 
 def _drop_unwritable(stream: TextIO) -> None:
-    """Let nothing more be written to a stream that cannot be written: its file system is full.
-
-    Python flushes at exit, too, and would end with a status of its own.
-    """
+    """Drop output that cannot be written: Python flushes at exit, and sets its own status."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -108,7 +104,6 @@ def _drop(stream: TextIO) -> None:
 
 
 def _tell(*lines: str) -> None:
-    """Print lines on standard error, if that can be written."""
     with suppress(OSError):
         print("\n".join(lines), file=sys.stderr, flush=True)
 
@@ -237,7 +232,6 @@ def top(
 
 
 def _place(project: Path | None, config: Path | None) -> Path | None:
-    """Return the place of the settings; one that is not there is a usage error."""
     if project is not None and config is not None:
         raise typer.BadParameter("cannot be used with --config", param_hint="--project")
     # Not the methods of Path, which raise where it is too long, or may not be looked at.
@@ -276,7 +270,6 @@ def boundary(console: Output) -> Iterator[None]:
 
 
 def _limit_reached(exc: OSError | MemoryError) -> StagerError | None:
-    """Return the failure for a limit of this machine; None for any other error."""
     if isinstance(exc, MemoryError):
         return StagerError(
             "there is not enough memory",
@@ -312,7 +305,6 @@ class _Visible(logging.Formatter):
     """Formats log records for a terminal: a command's arguments may hold anything."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
         return visible(super().format(record))
 
 
@@ -333,7 +325,6 @@ def make_reports(*, quiet: bool = False, verbose: bool = False, as_json: bool = 
 
 
 def _show_log(*, verbose: bool) -> None:
-    """Let what is logged appear on standard error, if the command is verbose."""
     if verbose:
         shown = logging.StreamHandler(sys.stderr)
         shown.setFormatter(_Visible("%(message)s"))

@@ -82,7 +82,6 @@ def support(
 
 
 def _show_archive(console: Console, archive: Supported) -> None:
-    """Show the archive that was made, and what was taken out of it."""
     console.data(str(archive.archive))
     total = sum(archive.redacted.values())
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(archive.redacted.items()))
@@ -96,7 +95,6 @@ def _show_archive(console: Console, archive: Supported) -> None:
 
 
 def _show_listing(console: Console, listing: SupportListing, limit: int) -> None:
-    """Show what would go in."""
     if console.as_json:
         console.emit(listing)
         return
@@ -116,13 +114,11 @@ class _Progress:
         self._console, self._begun = console, time.monotonic()
 
     def step(self, name: str, done: int, total: int) -> None:
-        """Show that a file is read now."""
         if time.monotonic() - self._begun > _QUIET_SECONDS:
             self._console.step(name, done, total)
 
 
 def _in_words(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as ``stager diagnose`` words it."""
     from ..console.recorder import Recorder
 
     recorder = Recorder(quiet=True)

@@ -34,7 +34,6 @@ def build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
 
 
 def _changed(changes: PackageChanges) -> str:
-    """Return the changed packages in words."""
     updated = [f"{one.name} {one.old} -> {one.new}" for one in changes.changed]
     added = [f"{one.name} {one.new}" for one in changes.added]
     removed = [one.name for one in changes.removed]

@@ -133,7 +133,6 @@ class Events(Reports):
                 self.say(f"  {self._group(group)}")
 
     def _group(self, group: PlannedGroup) -> str:
-        """Return a line about nodes that are sent the same layers."""
         names = f": {', '.join(group.layers)}" if self.verbose and group.layers else ""
         sent = f"{sized(group.bytes)}, {counted(len(group.layers), 'layer')}"
         return f"{','.join(group.nodes)} {group.how} {sent}{names}"
@@ -186,7 +185,6 @@ class Events(Reports):
             self.say(f"  {self._output_shown()}", "dim")
 
     def _output_shown(self) -> str:
-        """Return a line about the ranks whose output is shown."""
         if self.verbose:
             whose = "every node's"
         elif self._moving:
@@ -243,16 +241,12 @@ class Events(Reports):
             self.note(f"{lines} not shown: the reader did not keep up; the logs have all of it")
 
     def _is_shown(self, event: OutputShown) -> bool:
-        """Return whether an output event comes from the first node, or else the first ranks.
-
-        Ranks that may be started again move: torchrun assigns them to nodes, a node's worth each.
-        """
+        """Return whether the first node wrote it, or the first ranks where torchrun moves ranks."""
         if event.rank is None or not self._moving:
             return event.head
         return event.rank < self._each
 
     def _without_launchers(self, lines: Sequence[str]) -> Sequence[str]:
-        """Return lines without those of torchrun's own; nearly all events have none."""
         if not self._launcher_reports and not any(
             line.startswith(_LAUNCHERS_BEGIN) for line in lines
         ):
@@ -274,5 +268,4 @@ class Events(Reports):
 
 
 def _names(nodes: Sequence[str]) -> str:
-    """Return the first names of nodes, and dots for the others."""
     return ",".join(nodes[:_MAX_NAMED]) + (",..." if len(nodes) > _MAX_NAMED else "")

@@ -24,7 +24,6 @@ def lines(result: NodesResult) -> list[str]:
 
 
 def _aligned(cells: tuple[str, ...]) -> str:
-    """Return the cells in their columns, with as much of the last one as fits."""
     node, times, last, job, failure = cells
     widths = iter(_WIDTHS)
     begin = (
@@ -53,7 +52,6 @@ def table(result: NodesResult) -> Table:
 
 
 def _rows(result: NodesResult) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each kind of failure of each node."""
     several = len({node.cluster for node in result.nodes}) > 1
     for node in result.nodes:
         name = f"{node.node} ({node.cluster})" if several and node.cluster else node.node

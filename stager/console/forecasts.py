@@ -35,7 +35,6 @@ def lines(estimate: Estimate) -> list[str]:
 
 
 def _aligned(cells: Sequence[str]) -> str:
-    """Return the cells of the phases, each flush right in its column."""
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
@@ -59,7 +58,6 @@ def forecast_table(estimate: Estimate) -> Table:
 
 
 def _style(case: str) -> str:
-    """Return the style of a row."""
     if case == _COLD:
         return "bold"
     return "yellow" if case.startswith("run") else ""

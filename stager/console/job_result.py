@@ -57,7 +57,6 @@ class Console(Events, JobLogs):
         return EXIT_OK
 
     def _can_run(self, outcome: Outcome) -> None:
-        """Say which nodes can run the environment."""
         left_out = _left_out(outcome)
         count = len(outcome.job.nodes)
         if left_out:
@@ -70,7 +69,6 @@ class Console(Events, JobLogs):
         self._advise(outcome, left_out)
 
     def _cannot_run(self, outcome: Outcome) -> int:
-        """Say which nodes cannot run the environment."""
         hosts = outcome.faulty_hosts
         if hosts:
             self._write(
@@ -102,7 +100,6 @@ class Console(Events, JobLogs):
         return EXIT_OK
 
     def _run_interrupted(self, outcome: Outcome, failure: FirstFailure | None) -> int:
-        """Say that the user ended the job, and what had failed before that."""
         code = self._interrupted(outcome)
         self._log_loss(outcome)
         if failure is not None:
@@ -112,7 +109,6 @@ class Console(Events, JobLogs):
         return code
 
     def _run_failed(self, outcome: Outcome, failure: FirstFailure) -> int:
-        """Say what failed first."""
         self._problems(outcome)
         if failure.exit_code is None and not outcome.logs_lost:
             self._advise(outcome, [node for node, problems in outcome.problems.items() if problems])
@@ -120,7 +116,6 @@ class Console(Events, JobLogs):
         return EXIT_JOB
 
     def _run_succeeded(self, outcome: Outcome) -> None:
-        """Say how long each phase took, what was trained, and where the logs are."""
         spent = ", ".join(_spent(outcome, name) for name in outcome.spent)
         count = outcome.ending.world_size or 0
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
@@ -142,7 +137,6 @@ class Console(Events, JobLogs):
         return EXIT_OK if outcome.ok else EXIT_JOB
 
     def _first(self, outcome: Outcome, failure: FirstFailure) -> None:
-        """Show what failed first, as the logs have it, and where there is more."""
         if failure.exit_code is not None or failure.rank is not None:  # else one of the problems
             self.failure(failure)
             if outcome.diagnosis is not None:
@@ -150,7 +144,6 @@ class Console(Events, JobLogs):
         self._more(outcome)
 
     def _more(self, outcome: Outcome) -> None:
-        """Show where there is more."""
         from ..logs.files import DEFAULT_LOG_DIR
 
         job = outcome.job
@@ -182,14 +175,12 @@ class Console(Events, JobLogs):
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:
-        """Show the facts of the nodes, on a terminal."""
         from ..jobs.summary import verify_result
         from .node_table import node_table
 
         self._print_table(node_table(verify_result(outcome).nodes, self._width()))
 
     def _show_network(self, outcome: Outcome) -> None:
-        """Show what ``--deep`` measured between the nodes, if it did."""
         deep = outcome.ending.deep
         measured = None if deep is None else deep.all_reduce
         if measured is None:
@@ -240,13 +231,11 @@ class Console(Events, JobLogs):
             self._write(f"warning: and output of {counted(more, 'more rank')}", "warning")
 
     def _interrupted(self, outcome: Outcome) -> int:
-        """Say that the user ended the job."""
         self._write(f"interrupted; nothing is left running; logs: {outcome.job.log_dir}", "error")
         return EXIT_INTERRUPTED
 
 
 def _spent(outcome: Outcome, phase: str) -> str:
-    """Return what a phase took; of the unpacking also what of it was sending."""
     name = "plan" if phase == PhaseName.PLACE else phase
     words, ending = f"{name} {outcome.spent[phase]:.1f} s", outcome.ending
     if phase != PhaseName.UNPACK or ending.send_seconds is None:
@@ -258,7 +247,6 @@ def _spent(outcome: Outcome, phase: str) -> str:
 
 
 def _left_out(outcome: Outcome) -> list[str]:
-    """Return the nodes that the job went on without."""
     return list(outcome.ending.left_out)
 
 

@@ -79,13 +79,11 @@ class JobLogs(Output):
         self._ranks("consequences:", diagnosis.consequences)
 
     def _evidence(self, title: str, diagnosis: Diagnosis) -> None:
-        """Show the lines of the logs that a verdict is from."""
         for evidence in diagnosis.evidence:
             self.data(f"{title} {_place(evidence)}")
             self.data(f"  {_short(_in_words(evidence, diagnosis.first))}")
 
     def _cause(self, failure: FirstFailure) -> None:
-        """Show the class and cause of a failure, and what to do."""
         self.data(f"class:  {failure.kind}")
         self.data(f"what:   {failure.cause[:_LONG]}")
         if failure.meaning and failure.meaning != failure.cause:
@@ -94,7 +92,6 @@ class JobLogs(Output):
             self.data(f"hint:   {failure.hint}")
 
     def _ranks(self, title: str, ranks: Sequence[int]) -> None:
-        """Show a list of ranks, if there are any."""
         if ranks:
             self.data(f"{title} {ranks_in_words(ranks)}")
 
@@ -109,17 +106,14 @@ class JobLogs(Output):
 
 
 def _clock(line: Line) -> str:
-    """Return the time of day of a line."""
     return time.strftime("%H:%M:%S", time.localtime(line.time)) if line.time else "--:--:--"
 
 
 def _name(diagnosis: Diagnosis) -> str:
-    """Return the job, or the folder of logs, that was diagnosed."""
     return f"job {diagnosis.job_id}" if diagnosis.job_id else str(diagnosis.folder)
 
 
 def _headline(diagnosis: Diagnosis, failure: FirstFailure) -> str:
-    """Return who failed first, and when."""
     at = f" at {when(failure.time)}" if failure.time else ""
     if diagnosis.command:
         return f"`stager {diagnosis.command}` failed{at}, before its job began"
@@ -132,7 +126,6 @@ def _headline(diagnosis: Diagnosis, failure: FirstFailure) -> str:
 
 
 def _who(failure: FirstFailure) -> str:
-    """Return the node and the rank that failed, as far as they are known."""
     rank = "" if failure.rank is None else f"rank {failure.rank}"
     return f"{failure.node or ''} {rank}".strip()
 
@@ -164,7 +157,6 @@ def _short(line: str) -> str:
 
 
 def _without_failure(diagnosis: Diagnosis) -> str:
-    """Return what is known of a job in which no failure was found."""
     if diagnosis.ok:
         return "it ended well"
     if diagnosis.ok is None and diagnosis.job_id:

@@ -29,10 +29,6 @@ def node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
     """Return a row for each node of a result of ``verify``.
 
     Node and state are never shortened: where the columns do not fit, the last facts are left out.
-
-    Args:
-        nodes: the nodes.
-        width: characters of a line of the terminal.
     """
     has_problems = any(node.problems for node in nodes)
     titles, rows = _fitting(nodes, width - _PROBLEM_WIDTH if has_problems else width)
@@ -51,7 +47,6 @@ def node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
 
 
 def _fitting(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[str]]]:
-    """Return the titles, and the cells of each node, of as many columns as there is room for."""
     packages = _packages(nodes)
     titles = [SHORT.get(name, visible(name)) for name in packages]
     titles = ["node", "state", "python", *titles, "interface", "address", "seconds"]
@@ -64,7 +59,6 @@ def _fitting(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[li
 
 
 def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
-    """Return the row of a node, but for its problems."""
     return [
         visible(node.node),
         "OK" if node.ok else "FAILED",
@@ -77,7 +71,6 @@ def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
 
 
 def _packages(nodes: Sequence[NodeCheck]) -> list[str]:
-    """Return the packages that get a column."""
     present = dict.fromkeys(name for node in nodes for name in node.packages)
     first = [name for name in REPORTED if name in present]
     others = [name for name in present if name not in REPORTED]

@@ -59,7 +59,6 @@ class Output:
     def __init__(
         self, *, quiet: bool = False, verbose: bool = False, as_json: bool = False
     ) -> None:
-        """Look at the terminal once: colour only there, and not under ``NO_COLOR``."""
         self.quiet, self.verbose, self.as_json = quiet, verbose, as_json
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._colour = self._terminal and not os.environ.get("NO_COLOR")
@@ -78,7 +77,6 @@ class Output:
 
     @property
     def _on_terminal(self) -> bool:
-        """Return whether results are read by a person, and may be a table."""
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     # Talk.
@@ -125,11 +123,7 @@ class Output:
     # Data.
 
     def emit(self, result: object) -> None:
-        """Print the command's result as one JSON object; its escapes keep a terminal safe.
-
-        Args:
-            result: a dataclass.
-        """
+        """Print a result, a dataclass, as one JSON object; its escapes keep a terminal safe."""
         self.stop()
         self._has_result = True
         print(json_object(result), end="", flush=True)
@@ -167,13 +161,11 @@ class Output:
         stream.buffer.flush()
 
     def _width(self) -> int:
-        """Return the characters of a line of the terminal."""
         from rich.console import Console as RichConsole
 
         return RichConsole().width
 
     def _print_table(self, table: Table) -> None:
-        """Print a table on a terminal."""
         from rich.console import Console as RichConsole
 
         self.stop()
@@ -238,7 +230,6 @@ class Output:
             self._progress, self._task = None, None
 
     def _move_progress(self, what: str, done: int, total: int) -> None:
-        """Show the progress bar at this piece."""
         if self._progress is None:
             self._start_progress(total)
         if self._progress is not None and self._task is not None:

@@ -35,7 +35,6 @@ class Pulse:
     """Shows every few seconds that a phase goes on, until it is stopped or nobody has the talk."""
 
     def __init__(self, talk: PulseReceiver) -> None:
-        """Start."""
         self._talk = weakref.ref(talk)
         self._begun = time.monotonic()
         self._before = _written()

@@ -83,7 +83,6 @@ class Reports(Output):
         self.built(result)
 
     def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
-        """Print what a build did as one table, among the talk."""
         from rich.console import Console as RichConsole
         from rich.table import Table
         from rich.text import Text
@@ -257,13 +256,7 @@ class Reports(Output):
     def expected(
         self, seconds: Mapping[str, float], *, measured: bool, nodes: int | None = None
     ) -> None:
-        """Show how long a job takes until its ranks run.
-
-        Args:
-            seconds: by phase.
-            measured: True if earlier jobs showed how fast the cluster is.
-            nodes: the number of nodes, if they have nothing of the bundle yet.
-        """
+        """Show the seconds until a job's ranks run; ``nodes`` if they have none of the bundle."""
         from .forecasts import phases
 
         where = "" if nodes is None else f" on {counted(nodes, 'node')} that have nothing of it yet"
@@ -335,7 +328,6 @@ class Reports(Output):
 
 
 def _changed_packages(changes: PackageChanges) -> list[str]:
-    """Return a line for each package that a lock changes, and one about what that costs."""
     lines = [f"  added    {one.name} {one.new}  {sized(one.bytes)}" for one in changes.added]
     lines += [f"  removed  {one.name} {one.old}" for one in changes.removed]
     for one in changes.changed:
@@ -347,7 +339,6 @@ def _changed_packages(changes: PackageChanges) -> list[str]:
 
 
 def _signed(made: InspectedSignature | None) -> str:
-    """Return a line about the signature of a bundle."""
     if made is None:
         return "not signed"
     if made.accepted:
@@ -356,7 +347,6 @@ def _signed(made: InspectedSignature | None) -> str:
 
 
 def _some(names: Sequence[str], count: int) -> str:
-    """Return the first of so many names."""
     shown = [visible(name) for name in names[:_SOME]]
     rest = [f"{count - len(shown)} more"] if count > len(shown) else []
     return ", ".join([*shown, *rest])

@@ -61,12 +61,7 @@ class Aftermath:
     """Whether the output of the same process, in a file of its own, ends with a trained model."""
 
     def shows_survival(self, hit: Hit, *, shared: bool) -> bool:
-        """Return whether the writer survived what the hit tells.
-
-        Args:
-            hit: the hit.
-            shared: whether other processes may have written these lines.
-        """
+        """Return whether the writer survived the hit; ``shared``: others may have written here."""
         if hit.trace and "rank_torch" in dict(hit.marks):  # torch marks what nothing has caught
             return False
         enough = _OF_TRACE if hit.trace else _OF_LINE
@@ -78,12 +73,7 @@ class Aftermath:
 
 
 def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
-    """Return what the writer of a hit printed after it.
-
-    Args:
-        hit: the hit.
-        until: the number of the line at which to stop; None for the end of the file.
-    """
+    """Return what the writer of a hit printed after it, before line ``until`` (None: the end)."""
     first: list[str] = []
     ordinary: list[str] = []
     last: collections.deque[str] = collections.deque(maxlen=_NEAR)
@@ -114,7 +104,7 @@ def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
 
 
 def _last_output(errors: Path) -> tuple[str, ...]:
-    """Return the last lines of the standard output that belongs to a file of standard errors."""
+    """Return the last lines of the stdout file that belongs to a stderr file."""
     for of_errors, of_output in _STREAMS:
         name = of_errors.sub(of_output, errors.name)
         if name != errors.name:
@@ -123,14 +113,12 @@ def _last_output(errors: Path) -> tuple[str, ...]:
 
 
 def _is_same_process(hit: Hit, mark: ParsedLine) -> bool:
-    """Return whether the marks of a line name the process that wrote a hit."""
     mine, other = dict(hit.marks), dict(mark.marks)
     common = mine.keys() & other.keys()
     return bool(common) and all(mine[name] == other[name] for name in common)
 
 
 def _below(hit: Hit) -> Iterator[str]:
-    """Yield the lines below a hit, as many as are looked at."""
     try:
         with hit.log.path.open("rb") as handle:
             handle.seek(hit.below)

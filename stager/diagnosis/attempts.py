@@ -27,13 +27,7 @@ _AFTER_REPORT = 5
 def of_last_attempts(
     hits: Sequence[Hit], heads: Mapping[Path, Sequence[int]], restarts: int
 ) -> list[Hit]:
-    """Return the hits of each log's last attempt.
-
-    Args:
-        hits: the hits of all logs, log after log.
-        heads: see :class:`~.scan.Scanned`.
-        restarts: how often torchrun has started its ranks again, as far as its folders tell.
-    """
+    """Return the hits of each log's last attempt."""
     kept: list[Hit] = []
     for path, group in groupby(hits, key=lambda hit: hit.log.path):
         of_log = sorted(group, key=lambda hit: hit.number)
@@ -43,7 +37,7 @@ def of_last_attempts(
 
 
 def _start_of_last(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
-    """Return the number of the line below which the last attempt begins; 0 for a single one."""
+    """Return the line after which the last attempt begins; 0 for a single attempt."""
     ends = [hit for hit in hits if _is_end(hit)]
     start = _last_restart_of_torchrun(hits, restarts)
     untils = [*(hit.number for hit in ends[1:]), None]
@@ -56,10 +50,7 @@ def _start_of_last(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> 
 
 
 def _last_restart_of_torchrun(hits: Sequence[Hit], restarts: int) -> int:
-    """Return the line of the last failed rank after which torchrun started its ranks again.
-
-    Each attempt has one such line, and only the last one of a torchrun has a table below it.
-    """
+    """Return the last restart's line: one report for each attempt, a table only after the last."""
     tables = [hit for hit in hits if hit.entry.name == "child-failed" and hit.trace]
     reports = [hit for hit in hits if hit.entry.name == "torchrun-report"]
     if reports and not tables and len(reports) <= restarts:
@@ -74,7 +65,6 @@ def _is_end(hit: Hit) -> bool:
 
 
 def _is_followed_by_another(end: Hit, until: int | None, heads: Sequence[int]) -> bool:
-    """Return whether another attempt begins between the end of one and the line ``until``."""
     if any(end.last < head and (until is None or head < until) for head in heads):
         return True
     after = aftermath(end, until)

@@ -45,8 +45,6 @@ _AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """All that is known of a job before anything is concluded from it."""
-
     files: JobFiles
     """The job's files, or a directory of somebody else's logs."""
     events: EventSummary
@@ -66,10 +64,6 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
 
     The driver's result counts most: the records of the ranks, the problems of the nodes, and the
     way Slurm ended the job. Logs explain it, and stand in for it where there was no such driver.
-
-    Args:
-        files: the job's files, or a directory of somebody else's logs.
-        result: the driver's last event; None takes it from the file of events.
     """
     case = _gather(files, result)
     restarts = max((log.attempt or 0 for log in files.logs), default=0)
@@ -125,7 +119,6 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
 
 
 def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
-    """Read all files of a job."""
     summary = events.summarize(files.events) if files.job_id else EventSummary()
     parsed = job_result(summary.result if result is None else result)
     parsed = driver_verdict.before_the_interrupt(parsed)
@@ -143,7 +136,6 @@ def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
 
 
 def _of_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
-    """Yield the logs but for those of ranks that torchrun has started again."""
     last: dict[Path, int] = {}
     for log in logs:
         if log.attempt is not None:
@@ -154,7 +146,6 @@ def _of_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
 
 
 def _failed_before_launch(case: _Case) -> bool:
-    """Return whether a job of stager's that was to start ranks has not; ``verify`` starts none."""
     if not case.events.begun or case.events.launched:
         return False
     try:
@@ -173,13 +164,13 @@ def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
 
 
 def _nodes_of_ranks(files: JobFiles, summary: EventSummary, result: JobResult) -> dict[int, str]:
-    """Return the node of each rank, from the names of logs, and from the order of the nodes."""
+    """Return the node of each rank: the names of logs win over the order of the nodes."""
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
     return _dealt(result.world_size or 0, summary.nodes) | named
 
 
 def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
-    """Return the node of each rank; none where the nodes cannot have equally many."""
+    """Return the node of each rank; empty if the nodes cannot have equally many ranks."""
     if not nodes or world_size % len(nodes):
         return {}
     ranks_per_node = world_size // len(nodes)
@@ -187,7 +178,7 @@ def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
 
 
 def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
-    """Return the verdict on a job without a driver's result: Slurm's, and that of the logs."""
+    """Return the verdict without a driver's result, from Slurm's accounting and the logs."""
     job_id = case.files.job_id
     state = accounting.state(job_id, begun=case.events.begun) if job_id else ""
     first = _ended_by_slurm(state, job_id, in_logs) or _placed(case, in_logs)
@@ -197,7 +188,7 @@ def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, Firs
 
 
 def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
-    """Return the failure for Slurm's end of a job; a cause that the logs show comes before it."""
+    """Return the failure for Slurm's end of a job; None if the logs show a cause."""
     ended_by = accounting.ended_by(state)
     has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
     if not ended_by or has_cause:
@@ -206,7 +197,6 @@ def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailur
 
 
 def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
-    """Return the failure that the logs show, with its node and rank as far as other lines tell."""
     first, hit = in_logs.first, next(iter(in_logs.shown), None)
     if first is None or not isinstance(hit, Hit):
         return first
@@ -222,7 +212,6 @@ def _placed(case: _Case, in_logs: LogVerdict) -> FirstFailure | None:
 
 
 def _lost_node(hits: tuple[Hit, ...]) -> str:
-    """Return the first node that a hit reports as lost; empty for none."""
     for hit in hits:
         if hit.entry.kind == FailureClass.NODE_FAILURE and hit.groups.get("node"):
             return hit.groups["node"]
@@ -232,7 +221,7 @@ def _lost_node(hits: tuple[Hit, ...]) -> str:
 def _explained(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
-    """Return the driver's verdict with what only logs show: missing ranks, a kill for memory."""
+    """Add what only the logs show to the driver's verdict: missing ranks, a kill for memory."""
     if first.exit_code == 0:  # it left early; ranks missing in the logs are a consequence
         return first, replace(in_logs, missing=())
     if first.kind == FailureClass.HANG:
@@ -247,7 +236,7 @@ def _explained(
 def _explained_hang(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
-    """Return a hang with the ranks that did not come, if the one to blame had waited itself."""
+    """Name the ranks missing in a collective, if the blamed rank itself timed out in it."""
     waited = {record.rank for record in case.result.failures if waited_in_vain(record)}
     waiting = case.seen.waiting()
     if first.rank not in waited or not waiting:
@@ -258,7 +247,7 @@ def _explained_hang(
 
 
 def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
-    """Return a hang with the last lines of the rank that others waited for."""
+    """Add the last lines of the rank that the others waited for to a hang."""
     if first.kind != FailureClass.HANG or first.exit_code:
         return first
     lines: list[str] = []
@@ -271,7 +260,6 @@ def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
 
 
 def _same_failure(first: FirstFailure, result: JobResult) -> tuple[int, ...]:
-    """Return the other ranks that failed by themselves with the same error."""
     records = {record.rank: record for record in result.failures}
     record = None if first.rank is None else records.pop(first.rank, None)
     if record is None or not _raised_by_itself(record):
@@ -287,6 +275,5 @@ def _raised_by_itself(record: FailureRecord) -> bool:
 def _consequences(
     first: FirstFailure, in_logs: LogVerdict, result: JobResult, same_failure: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the ranks that failed because of the first failure."""
     failed = {record.rank for record in result.failures} | set(in_logs.failed)
     return tuple(sorted(failed - {first.rank} - set(in_logs.missing) - set(same_failure)))

@@ -32,12 +32,7 @@ _NOTICE_SECONDS = 1.0
 
 
 def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
-    """Return the first failure; Slurm's end of the job comes before what followed from it.
-
-    Args:
-        result: the driver's result, see :func:`before_the_interrupt`.
-        job_id: the allocation.
-    """
+    """Return the first failure; Slurm's end of the job comes before what followed from it."""
     if result.ok:
         return None
     if not result.ended_by:
@@ -80,7 +75,7 @@ def _candidates(result: JobResult) -> Iterator[Candidate]:
 
 
 def _rank(record: FailureRecord) -> Candidate:
-    """Return a failed rank; ranks that agree to give up end together, and one speaks for all."""
+    """Return a failed rank; of ranks that exit together without an exception, one is enough."""
     role = _ROLES[weigh(record)]
     wordless = role is Role.CAUSE and not record.exception
     return Candidate(
@@ -105,7 +100,6 @@ def _nodes(result: JobResult, ranks: Sequence[Candidate]) -> Iterator[Candidate]
 def _of_node(
     node: str, problem: Problem, result: JobResult, ranks: Sequence[Candidate]
 ) -> FirstFailure:
-    """Return the failure of a node that could not do its part, with its rank if one failed."""
     failure = problem_verdict.of_problem(problem, node)
     first = blamed(rank for rank in ranks if rank.node == node)
     if first is not None:
@@ -130,7 +124,7 @@ def _vanished(gone: RankProcess) -> Candidate:
 
 
 def _left_early(result: JobResult) -> Iterator[Candidate]:
-    """Yield the ranks that had ended well, or left the group, before others missed them."""
+    """Yield the ranks that exited, or left the group, before others lost their peer."""
     # Their processes' ends count: an exception is often noted before the kernel tells of the end
     # that it follows from.
     lost = [record for record in result.failures if weigh(record) == LOST_PEER]
@@ -160,7 +154,6 @@ def _of_departed(gone: RankProcess) -> FirstFailure:
 
 
 def _launchers(result: JobResult) -> Iterator[Candidate]:
-    """Yield the launchers that failed without failed ranks."""
     with_ranks = {record.node for record in result.failures}
     for node, code in result.exit_codes.items():
         if code == 0 or node in with_ranks:
@@ -172,7 +165,6 @@ def _launchers(result: JobResult) -> Iterator[Candidate]:
 
 
 def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
-    """Return the failure of a launcher itself, before or beside its ranks."""
     written = [line.strip() for line in tail if line.strip()]
     last = written[-1] if written else ""
     failure = FirstFailure(
@@ -191,12 +183,11 @@ def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
 
 
 def _names_cause(entry: CatalogueEntry) -> bool:
-    """Return whether a launcher's line tells a cause, and not only that a process ended."""
     return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
 
 
 def _lingering(result: JobResult, node: str = "") -> RankProcess | None:
-    """Return the rank, of that node if one is given, that goes on for too long."""
+    """Return the rank whose process does not end; an empty node stands for all nodes."""
     processes = [process for process in result.lingering if node in ("", process.node)]
     out_of_group = [process for process in processes if process.left is not None]
     if len(out_of_group) == result.world_size:
@@ -205,7 +196,7 @@ def _lingering(result: JobResult, node: str = "") -> RankProcess | None:
 
 
 def _since(process: RankProcess) -> tuple[bool, bool, float, int]:
-    """Order ranks that go on: those that have finished, that have left their group, all others."""
+    """Order lingering ranks: first finished ones, then those that have left their group."""
     finished, left = process.finished, process.left
     return finished is None, left is None, finished or left or 0.0, process.rank
 

@@ -28,14 +28,7 @@ _MOST = 5
 def evidence(
     first: FirstFailure, verdict: LogVerdict, seen: Scanned, files: JobFiles
 ) -> list[Evidence]:
-    """Return the lines that show a failure.
-
-    Args:
-        first: the failure.
-        verdict: the failure as the logs alone tell it.
-        seen: all that the logs show.
-        files: the job's files.
-    """
+    """Return the lines that show a failure."""
     hits = _of_logs(first, verdict, seen)
     if hits:
         return [_line(hit) for hit in hits]
@@ -55,7 +48,7 @@ def _line(hit: Hit | Exit) -> Evidence:
 
 
 def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequence[Hit | Exit]:
-    """Return the failure's own line, or those of its entry, or those of the verdict."""
+    """Return the failure's own line, else the first of its entry and those of the verdict."""
     own = [hit for hit in seen.hits if _is_own(hit, first)]
     if own:
         return own[-1:]
@@ -67,7 +60,6 @@ def _of_logs(first: FirstFailure, verdict: LogVerdict, seen: Scanned) -> Sequenc
 
 
 def _is_own(hit: Hit, first: FirstFailure) -> bool:
-    """Return whether a rank's line is one of its failure's, or part of the cause."""
     if hit.rank != first.rank or not hit.text:
         return False
     if hit.text not in (line.strip() for line in first.lines):
@@ -82,7 +74,7 @@ def _is_of_entry(hit: Hit, first: FirstFailure) -> bool:
 
 
 def _agrees(verdict: LogVerdict, first: FirstFailure) -> bool:
-    """Return whether the logs alone tell the same failure, and not the end of another rank."""
+    """Return whether the logs alone show the same failure, and of the same rank."""
     if first.kind == FailureClass.HANG:
         return True
     if verdict.first is None or verdict.first.kind != first.kind:
@@ -99,7 +91,7 @@ def _of_preflight(first: FirstFailure, files: JobFiles) -> Evidence | None:
 
 
 def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
-    """Return what no log shows: a rank that is killed, a node that fails, an end by Slurm."""
+    """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
     for number, line in numbered(files.events):
         record = parse_event(line)
         text = "" if record is None else _part_of_event(record.event, first)
@@ -109,7 +101,6 @@ def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
 
 
 def _part_of_event(event: Event, first: FirstFailure) -> str:
-    """Return the part of an event that shows the failure, as its line has it; empty for none."""
     for part in _PARTS:
         text = part(event, first)
         if text:
@@ -145,7 +136,6 @@ def _rank_record(event: Event, first: FirstFailure) -> str:
 
 
 def _node_problem(event: Event, first: FirstFailure) -> str:
-    """Return the problem of the failure's node, in its answer or in the job's result."""
     problems: Sequence[Problem] = ()
     if isinstance(event, JobEnds):
         problems = event.problems.get(first.node, ())
@@ -158,7 +148,7 @@ def _node_problem(event: Event, first: FirstFailure) -> str:
 
 
 def _members(value: Mapping[str, object]) -> str:
-    """Return an object as it is in a line, without its braces."""
+    """Return an object as it appears in a line of events, without its braces."""
     return json.dumps(value)[1:-1]
 
 

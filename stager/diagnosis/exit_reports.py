@@ -94,11 +94,7 @@ def nodes_of_ranks(ended: Iterable[Exit]) -> dict[int, str]:
 
 
 def root_cause(ended: Sequence[Exit]) -> Exit | None:
-    """Return the rank that its launcher saw failing first, by an exception; None if unknown.
-
-    Args:
-        ended: in order of time, see :func:`exits`.
-    """
+    """Return the first failed rank if it raised, else None; ``ended`` is in order of time."""
     first = next((process for process in ended if not process.followed), None)
     return first if first is not None and first.raised else None
 
@@ -108,7 +104,7 @@ def _time(process: Exit) -> tuple[bool, float]:
 
 
 def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
-    """Return, for each log, the line from which on Slurm ends what is left of a step."""
+    """Return, for each log, the line at which Slurm begins to end the step."""
     ends: dict[Path, int] = {}
     for hit in hits:
         if hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS:
@@ -117,7 +113,6 @@ def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
 
 
 def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
-    """Return the processes of torchrun's tables in all logs that have one."""
     logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
     processes: list[Exit] = []
     first: dict[Path, int] = {}
@@ -163,7 +158,7 @@ def _table(log: LogFile) -> Iterator[Exit]:
 
 
 def _without_table(reports: Iterable[Hit], tables: Iterable[Exit]) -> Iterator[Exit]:
-    """Yield the processes that torchrun reports before its table, of logs that break off there."""
+    """Yield the processes that torchrun reports, for logs that end before its table."""
     with_table = {process.log.path for process in tables}
     for hit in reports:
         if hit.log.path in with_table or "local" not in hit.groups:
@@ -182,7 +177,7 @@ def _without_table(reports: Iterable[Hit], tables: Iterable[Exit]) -> Iterator[E
 def _of_srun(
     reports: Iterable[Hit], has_torchrun: bool, step_ends: Mapping[Path, int]
 ) -> Iterator[Exit]:
-    """Yield the tasks that srun reports; a task is a rank only where there is no torchrun."""
+    """Yield the tasks that srun reports; a task is a rank only without torchrun."""
     for hit in reports:
         if "tasks" not in hit.groups:
             continue
@@ -200,7 +195,6 @@ def _of_srun(
 
 
 def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
-    """Yield the processes that other launchers report: of MPI, DeepSpeed, a shell."""
     for hit in _joined(reports):
         if "tasks" in hit.groups or "local" in hit.groups:
             continue
@@ -217,7 +211,7 @@ def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
 
 
 def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
-    """Yield the reports; a status that stands below its process, as Open MPI writes it, as one."""
+    """Join Open MPI's status with the line above it, which names the process."""
     above: Hit | None = None
     for hit in reports:
         if above is not None and (hit.log, hit.number) == (above.log, above.number + 1):
@@ -235,7 +229,7 @@ def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
 
 
 def _code_of(hit: Hit) -> int:
-    """Return the exit status that a line tells, negative for a signal; 1 for an unknown one."""
+    """Return the exit status in a line, negative for a signal; 1 if it is unknown."""
     code, name = hit.groups.get("code", ""), hit.groups.get("signal", "")
     if code.lstrip("-").isdigit():
         return int(code)

@@ -67,11 +67,6 @@ def log_verdict(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogV
     """Return the first failure that logs show; its class may be unknown.
 
     Two questions, in this order: does anything show that something ended badly? Then why?
-
-    Args:
-        seen: the hits of all logs.
-        nodes: the node of each rank, as far as it is known.
-        restarts: how often torchrun has started its ranks again.
     """
     logs = _Logs(of_last_attempts(seen.hits, seen.heads, restarts), nodes)
     first = blamed(logs.candidates()) if logs.show_an_end() else None
@@ -83,8 +78,6 @@ def log_verdict(seen: Scanned, nodes: dict[int, str], restarts: int = 0) -> LogV
 
 
 class _Logs:
-    """The hits of all logs, and the candidates that they show."""
-
     def __init__(self, hits: Sequence[Hit], nodes: dict[int, str]) -> None:
         self._hits = hits
         self._ended = exits(hits)
@@ -96,11 +89,7 @@ class _Logs:
         self._ends = [self._hit(Role.SLURM_END, hit) for hit in ends]
 
     def show_an_end(self) -> bool:
-        """Return whether anything shows that something ended badly.
-
-        That is a status, a signal, or Slurm's end of the job; an error after which its writer
-        printed nothing more; and no line that programs print and survive.
-        """
+        """Return whether it ended badly: a status, a signal, Slurm's end, or a last error."""
         return bool(self._ended or self._ends) or any(map(self._is_end, self._hits))
 
     def _is_end(self, hit: Hit) -> bool:
@@ -111,13 +100,12 @@ class _Logs:
         return tuple(_in_place(self._hits)[:_SHOWN])
 
     def _is_survived(self, hit: Hit, *, shared: bool) -> bool:
-        """Return whether the writer of a hit went on after it."""
         if id(hit) not in self._after:
             self._after[id(hit)] = aftermath(hit)
         return self._after[id(hit)].shows_survival(hit, shared=shared)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield all that may have failed first, but for what came after Slurm's end of the job."""
+        """Yield all that may have failed first; skip what came after Slurm ended the job."""
         for hit in self._before_the_end(_in_place(self._causes())):
             candidate = self._hit(Role.CAUSE, hit)
             if not candidate.survived:
@@ -138,15 +126,12 @@ class _Logs:
         yield from self._consequences()
 
     def _causes(self) -> list[Hit]:
-        """Return the hits that tell a cause, and that no other one explains."""
         return [hit for hit in _causes(self._hits) if not self._is_explained(hit)]
 
     def _is_explained(self, hit: Hit) -> bool:
-        """Return whether another line of the same log says why this one came."""
         return hit.entry.name in self._explained.get(hit.log.path, ())
 
     def failed_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that failed, whatever the reason."""
         ranks = {report.rank for report in self._ended}
         for hit in self._hits:
             if hit.trace or hit.entry.tells == LineTells.STUCK:
@@ -154,7 +139,7 @@ class _Logs:
         return tuple(sorted(rank for rank in ranks if rank is not None))
 
     def _hit(self, role: Role, hit: Hit) -> Candidate:
-        """Return a hit; for a cause without a rank, a rank's hit of its entry and file speaks."""
+        """Return a hit; a cause without a rank yields to a rank's hit of its entry and file."""
         silent = role is Role.CAUSE and hit.rank is None and hit.entry is not EXCEPTION
         # Of a log without marks of ranks, other ranks may have written what follows.
         shared = hit.log.rank is None and bool(self._ended)
@@ -170,13 +155,12 @@ class _Logs:
         )
 
     def _placed(self, hit: Hit) -> Hit:
-        """Return a hit with the rank or node that other lines of its log tell."""
         if hit.trace and hit.rank is None and hit.entry.role == LineRole.PRIMARY:
             return self._with_root_cause(hit)
         return self._with_task(hit if _names_writer(hit) else self._with_rank_below(hit))
 
     def _with_root_cause(self, hit: Hit) -> Hit:
-        """Return a traceback without a mark, with the root cause of the first table below it."""
+        """Give an unmarked traceback the rank of the root cause in the first table below it."""
         below = [
             report
             for report in self._ended
@@ -188,14 +172,14 @@ class _Logs:
         return replace(hit, rank=root.rank)
 
     def _with_rank_below(self, hit: Hit) -> Hit:
-        """Return a line with the rank whose traceback follows it, if there is only one."""
+        """Give a line the rank of the traceback near below it, if there is only one rank."""
         below = (other for other in self._hits if other.log == hit.log and other.trace)
         near = (other for other in below if 0 < other.last - hit.number <= _NEAR_LINES)
         ranks = {other.rank for other in near}
         return replace(hit, rank=ranks.pop()) if len(ranks) == 1 else hit
 
     def _with_task(self, hit: Hit) -> Hit:
-        """Return a line about memory or a crash, with the rank that its launcher adds below it."""
+        """Add the rank that a launcher prints below a line about memory or a crash."""
         if hit.entry.kind not in _ENDED_BY_KERNEL or _names_writer(hit):
             return hit
         for other in self._hits:
@@ -206,14 +190,12 @@ class _Logs:
         return hit
 
     def _before_the_end(self, reports: Sequence[Report]) -> Iterator[Report]:
-        """Yield the reports from before Slurm ended the job, as far as that is known."""
         end = blamed(self._ends)
         for report in reports:
             if end is None or not _is_after(report, end.shown[0]):
                 yield report
 
     def _absent(self) -> Iterator[Candidate]:
-        """Yield the ranks that others waited for, all as one."""
         waiting = tuple(self._before_the_end(_telling(self._hits, LineTells.STUCK)))
         if not waiting:
             return
@@ -226,7 +208,6 @@ class _Logs:
         )
 
     def _consequences(self) -> Iterator[Candidate]:
-        """Yield the hits that follow from others, and the ends of processes, each as one."""
         shown = tuple(filter(_may_follow, self._hits))[:_SHOWN]
         for hit in shown[:1]:
             failure = partial(_unknown, hit, hit.prefix_node or hit.log.node)
@@ -243,12 +224,10 @@ def _exit(role: Role, report: Exit) -> Candidate:
 
 
 def _names_writer(hit: Hit) -> bool:
-    """Return whether a hit tells on which node or rank it came."""
     return hit.rank is not None or bool(hit.node)
 
 
 def _explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
-    """Return, for each log, the entries whose lines follow from others in it."""
     explained: dict[Path, set[str]] = {}
     for hit in hits:
         explained.setdefault(hit.log.path, set()).update(hit.entry.explains)
@@ -256,7 +235,7 @@ def _explained_entries(hits: Iterable[Hit]) -> dict[Path, set[str]]:
 
 
 def _in_place(hits: Sequence[Hit]) -> list[Hit]:
-    """Return hits in the order of their files and lines: it counts for those of the same time."""
+    """Sort hits by file and line: their order decides between hits of the same time."""
     return sorted(hits, key=lambda hit: (str(hit.log.path), hit.number))
 
 
@@ -271,39 +250,36 @@ def _is_after(report: Hit | Exit, end: Hit | Exit) -> bool:
 
 
 def _causes(hits: Sequence[Hit]) -> list[Hit]:
-    """Return the hits that tell a cause; of one rank's tracebacks the last: it survived others."""
+    """Return the causes; only the last traceback of a rank, which survived the others."""
     last = {_writer(hit): hit.number for hit in hits}
     own = filter(_failed_by_itself, hits)
     return [hit for hit in own if last[_writer(hit)] == hit.number]
 
 
 def _writer(hit: Hit) -> tuple[Path, int | None, int]:
-    """Return file and rank of a rank's traceback; any other hit stands for itself."""
+    """Return a key: one for all tracebacks of a rank in a file, a separate one for other hits."""
     by_rank = hit.trace and hit.rank is not None
     return hit.log.path, hit.rank, 0 if by_rank else hit.number
 
 
 def _may_follow(hit: Hit) -> bool:
-    """Return whether a hit may follow from another failure."""
     return hit.entry is EXCEPTION or hit.entry.role == LineRole.CASCADE
 
 
 def _failed_by_itself(hit: Hit) -> bool:
-    """Return whether a hit tells a cause, and no exception by which a rank lost its peers."""
     if not hit.primary:
         return False
     return hit.entry is not EXCEPTION or not _has_lost_peer(hit)
 
 
 def _has_lost_peer(hit: Hit) -> bool:
-    """Return whether an unknown exception came out of a collective: a peer had gone."""
+    """Return whether an exception comes from a collective: a peer had left."""
     if not _LOST_PEER.match(hit.text):
         return False
     return any(_IN_COLLECTIVE.search(line) for line in hit.trace[-6:])
 
 
 def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
-    """Return the failure that a hit tells, with the exit status of its rank if that is known."""
     rank = _rank_of(hit)
     node = _node_of(hit, rank, nodes)
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
@@ -329,7 +305,7 @@ def _node_of(hit: Hit, rank: int | None, nodes: Mapping[int, str]) -> str:
 
 
 def _only_node(hit: Hit, ended: Sequence[Exit]) -> str:
-    """Return the node of which the log of a hit says that a process ended badly; empty for many."""
+    """Return the one node of all failed processes in an unranked hit's log; else empty."""
     nodes = {report.node for report in ended if report.log == hit.log}
     return nodes.pop() if len(nodes) == 1 and hit.rank is None else ""
 

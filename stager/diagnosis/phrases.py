@@ -31,13 +31,7 @@ def when(seconds: float) -> str:
 def lingering_in_words(
     finished: float | None, left: float | None, waits_for: Sequence[str]
 ) -> tuple[str, str]:
-    """Return cause and hint for a rank whose process goes on for too long.
-
-    Args:
-        finished: the time at which its program ended; None for one that had not.
-        left: the time at which it left its process group; None for one that had not.
-        waits_for: the threads and processes that keep its process from ending.
-    """
+    """Return cause and hint for a rank whose process goes on for too long."""
     if finished is None and left is not None:
         return (
             "it has left its process group and goes on, and others may wait for it there",

@@ -9,12 +9,7 @@ from .failure import FirstFailure
 
 
 def of_problem(problem: Problem, node: str) -> FirstFailure:
-    """Return the failure that is a problem.
-
-    Args:
-        problem: the problem.
-        node: the node to name; empty for none.
-    """
+    """Return the failure that is a problem."""
     # The end of a job is said of that job alone: its number needs no mention.
     where = "" if problem.code in JOB_ENDINGS else problem.where
     return FirstFailure(
@@ -27,11 +22,5 @@ def of_problem(problem: Problem, node: str) -> FirstFailure:
 
 
 def of_ending(ending: str, job_id: str, node: str) -> FirstFailure:
-    """Return the failure for an end that Slurm made.
-
-    Args:
-        ending: one of :class:`~bundle.protocol.enumerations.Ending`, or what another version wrote.
-        job_id: the allocation.
-        node: the node to name; empty for none.
-    """
+    """Return the failure for Slurm's end of a job: an ``Ending``, or another version's word."""
     return of_problem(ending_problem(ending, job_id), node)

@@ -82,14 +82,13 @@ def _cause(record: FailureRecord) -> Cause:
 
 
 def _exit_of_its_own(value: str) -> tuple[str, str]:
-    """Return the words for a ``sys.exit``, which takes a status or a message, and the hint."""
+    """Return words and hint for a ``sys.exit``, whose value is a status or a message."""
     if not value or value.lstrip("-").isdigit():
         return f"the program ended itself: sys.exit({value})", _LOG_TELLS
     return f"the program ended itself: {value}", "these are the program's own words"
 
 
 def _summary(record: FailureRecord) -> str:
-    """Return the first line of the message that is not empty."""
     return next(iter(record.message.strip().splitlines()), "")
 
 
@@ -179,12 +178,11 @@ def explained(record: FailureRecord) -> CatalogueMatch | None:
 
 
 def _exception_lines(record: FailureRecord) -> list[str]:
-    """Return the lines that may be exceptions; ``sys.exit`` follows from what was logged before."""
+    """Return the lines that may be exceptions; of a ``sys.exit``, the errors logged before it."""
     if record.exception == "SystemExit":
         return [line for line in record.lines if "rror" in line]
     return [line for line in record.lines if line[:1].strip()]
 
 
 def _explains(entry: CatalogueEntry) -> bool:
-    """Return whether a line tells why a rank failed, be it that others had failed before."""
     return entry.role != LineRole.NOISE and entry.tells != LineTells.EXIT

@@ -167,13 +167,7 @@ def prefilter() -> Prefilter:
 
 
 def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
-    """Return the hits of a log, in its order; none for a file that cannot be read.
-
-    Args:
-        log: the file.
-        clock: gives the time of its lines.
-        texts: from :func:`prefilter`; the same one for many logs is quicker.
-    """
+    """Return the hits of a log in order, none if unreadable; sharing ``texts`` is quicker."""
     scanner = _Scanner(log, clock, texts or prefilter())
     try:
         with log.path.open("rb") as handle:
@@ -193,12 +187,7 @@ def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
 
 
 class _Scanner:
-    """Goes through one file, block by block.
-
-    Attributes:
-        line: the number of lines that are done.
-        heads: the numbers of the lines that begin as the first one does, below it.
-    """
+    """Scan a file by blocks; ``heads`` are later lines that begin as the first one does."""
 
     def __init__(self, log: LogFile, clock: Clock, texts: Prefilter) -> None:
         self.line = 0
@@ -215,7 +204,7 @@ class _Scanner:
         self._labelled: set[int] = set()
 
     def result(self) -> tuple[Hit, ...]:
-        """Return all hits that count; a task that is a torchrun is no rank."""
+        """Return the hits that count; a task that runs torchrun is no rank."""
         names = {hit.entry.name for hit in self._hits}
         satisfied = {"", *names}
         hits = tuple(hit for hit in self._hits if hit.entry.needs in satisfied)
@@ -225,11 +214,11 @@ class _Scanner:
         return replace(hit, rank=None) if hit.number in self._labelled else hit
 
     def skip(self, count: int) -> None:
-        """Pass over bytes of a line that is too long."""
+        """Skip bytes of a line that is too long."""
         self._offset += count
 
     def look(self, block: bytes, *, last: bool = False) -> bytes:
-        """Look at whole lines; return those to look at again with more lines behind them."""
+        """Scan whole lines; return those to scan again with the next block."""
         shown_text = show_block_as_terminal(block)
         shapes = shown_text.translate(None, _DIGITS).split(b"\n")
         matches = self._texts.among(shapes)
@@ -247,7 +236,7 @@ class _Scanner:
         return rest
 
     def _look_for_heads(self, lines: list[bytes], text: bytes) -> None:
-        """Note the lines that begin as the first one does: a script that was started again."""
+        """Find lines that repeat the first one: the script was started again."""
         if self.line == 0 and not self._head:
             self._head, self._first = _beginning(lines[0]), _without_date(lines[0])
         if len(self._head) < _HEAD_BYTES or len(self.heads) > _HEADS:
@@ -263,7 +252,7 @@ class _Scanner:
     def _lines(
         self, lines: list[bytes], shapes: list[bytes], matches: PrefilterMatches, *, last: bool
     ) -> int:
-        """Look at the lines that have one of the texts; return how many lines are done."""
+        """Scan the lines that match a text; return the number of lines that are done."""
         entries = [entry for entry in catalogue() if entry.needle.encode() in matches.texts]
         taken: set[int] = set()
         for at in matches.at:
@@ -292,7 +281,7 @@ class _Scanner:
             self._keep(lines, (at, at), author, known, frame_above(lines, at, _LINE_CHARACTERS))
 
     def _trace(self, lines: list[bytes], trace: Trace, entries: Sequence[CatalogueEntry]) -> None:
-        """Keep a traceback, with those that led to it, under the exception that tells most."""
+        """Keep a traceback, with its chain, under its most informative exception."""
         last = trace.closing[-1]
         at, known = _telling_exception(trace, entries) or (last, _UNKNOWN)
         if self._is_enough(f"traceback {trace.texts[last].partition(':')[0]}"):
@@ -317,15 +306,7 @@ class _Scanner:
         known: CatalogueMatch,
         trace: tuple[str, ...] = (),
     ) -> None:
-        """Keep a hit.
-
-        Args:
-            lines: those of the block.
-            places: the place of its telling line, and of its last one.
-            author: its rank, and its line without marks.
-            known: its meaning.
-            trace: the lines of a traceback.
-        """
+        """Keep a hit; ``places`` is its main and its last line, ``author`` rank and bare text."""
         (at, last), (rank, text) = places, author
         line = parse_line(shown(lines[at], _LINE_CHARACTERS))
         self._hits.append(
@@ -346,7 +327,6 @@ class _Scanner:
         )
 
     def _author(self, text: str, number: int) -> tuple[int | None, str]:
-        """Return the rank that wrote a line, and the line without its marks."""
         line = parse_line(text)
         if line.rank is not None:
             return line.rank, line.logged
@@ -372,7 +352,6 @@ class _Scanner:
         return None
 
     def _is_enough(self, name: str) -> bool:
-        """Count a hit; return whether the file has had enough of this kind."""
         self._counts[name] = self._counts.get(name, 0) + 1
         return self._counts[name] > _PER_ENTRY
 
@@ -380,7 +359,7 @@ class _Scanner:
 def _telling_exception(
     trace: Trace, entries: Sequence[CatalogueEntry]
 ) -> tuple[int, CatalogueMatch] | None:
-    """Return the exception of a traceback that tells most, of several the last, with its place."""
+    """Return the most informative exception with its position; of equal ones the last."""
     telling: list[tuple[int, CatalogueMatch]] = []
     for at in reversed(trace.closing):
         known = match(trace.texts[at], entries)
@@ -390,14 +369,13 @@ def _telling_exception(
 
 
 def _tells(entry: CatalogueEntry, *, alone: bool) -> bool:
-    """Return whether an exception tells anything beside the others of its traceback."""
     if entry.tells == LineTells.EXIT:
         return False
     return alone or (entry.role, entry.kind) != _PASSED_ON
 
 
 def _beginning(line: bytes) -> bytes:
-    """Return the beginning of a script's first line up to what differs each time."""
+    """Return a script's first line up to the first date or number, which differ between runs."""
     if line.startswith(TRACEBACK.encode()) or not _LETTER.search(line):
         return b""
     return _DATE_OR_NUMBER.split(line, maxsplit=1)[0].rstrip()
@@ -408,7 +386,7 @@ def _without_date(line: bytes) -> bytes:
 
 
 def _is_weak(entry: CatalogueEntry, text: str) -> bool:
-    """Return whether a line alone may tell of an error that its program survived."""
+    """Return whether an error in a line, seen alone, may be one that its program survived."""
     if entry.over or entry.tells in (LineTells.EXIT, LineTells.END):
         return entry.weak
     if _EXCEPTION.match(text) or says_gave_up(text):
@@ -417,12 +395,11 @@ def _is_weak(entry: CatalogueEntry, text: str) -> bool:
 
 
 def _takes_back(text: str, hit: Hit) -> bool:
-    """Return whether a line takes back what an earlier one has told."""
     return bool(hit.entry.over) and hit.entry.over in text
 
 
 def _doubt(entry: CatalogueEntry) -> int:
-    """Return how little an exception tells beside the others of its traceback."""
+    """Order exceptions of one traceback: a lower number is more informative."""
     if entry.role != LineRole.PRIMARY:
         return 2
     return 1 if entry.tells else 0

@@ -66,8 +66,6 @@ _NONE = Torchruns(first={}, blamed={})
 
 @dataclass(frozen=True, kw_only=True)
 class _Process:
-    """A process of a torchrun's table."""
-
     rank: int
     local_rank: int
     exit_code: int
@@ -97,7 +95,7 @@ def torchruns(logs: Sequence[LogFile]) -> Torchruns:
 
 
 def _tables(paths: Iterable[Path]) -> dict[Path, list[_Process]]:
-    """Return the processes of each log's table; none at all if no log is a torchrun's."""
+    """Return the processes in each log's table; empty if no log is a torchrun's."""
     tails = {path: _tail(path) for path in paths}
     if not any(map(_TORCHRUN.search, tails.values())):
         return {}
@@ -109,7 +107,6 @@ def _ranks_each(
     first: Mapping[Path, int],
     tasks: Mapping[Path, int],
 ) -> int:
-    """Return the number of ranks of each torchrun."""
     # The ranks of task t begin at t times as many, unless the nodes have met in another order.
     steps = [rank // tasks[path] for path, rank in first.items() if tasks[path]]
     each = min(steps, default=1)
@@ -129,7 +126,6 @@ def _blamed(tables: Mapping[Path, Sequence[_Process]]) -> dict[Path, int]:
 
 
 def _table(tail: bytes) -> list[_Process]:
-    """Return the processes of the table in a log's last bytes."""
     return [
         _Process(rank=int(row["rank"]), local_rank=int(row["local"]), exit_code=int(row["code"]))
         for row in _PROCESS.finditer(tail)

@@ -43,13 +43,7 @@ class Trace:
 
 
 def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
-    """Return the traceback that begins in a line.
-
-    Args:
-        lines: the lines of a log.
-        start: the place of its first line.
-        longest: characters of a line that count.
-    """
+    """Return the traceback that begins in a line."""
     reader = _Reader()
     end = min(start + 1 + _WINDOW, len(lines))
     below = shown(lines[start + 1], longest) if start + 1 < end else ""
@@ -84,8 +78,6 @@ def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...
 
 
 class _Reader:
-    """Takes lines until a traceback, and those that it led to, are at their end."""
-
     def __init__(self) -> None:
         self.ended = False
         self._at: list[int] = []
@@ -95,7 +87,6 @@ class _Reader:
         self._chained = True  # the first line says "Traceback" as well
 
     def take(self, place: int, text: str) -> None:
-        """Look at one more line."""
         if TRACEBACK in text:
             original = text.startswith(_ORIGINAL)
             # Another one, with nothing that connects it to this one, does not belong to it.
@@ -113,7 +104,7 @@ class _Reader:
             self.ended = True
 
     def skip(self, place: int) -> None:
-        """Pass over a line of another process; many of them below an exception end the search."""
+        """Skip a line of another process; many of them below an exception end the search."""
         self.ended = not self._inside and place - self._at[-1] > _OTHERS
 
     def _look_for_exception(self) -> None:
@@ -123,7 +114,7 @@ class _Reader:
             self._closing.append(last)
 
     def _look_for_another(self, text: str) -> None:
-        """Look, below an exception, for a traceback that it led to."""
+        """Look below an exception for a traceback that is chained to it."""
         if _CHAINED.match(text):
             self._inside = self._chained = True
             return
@@ -134,7 +125,7 @@ class _Reader:
         self.ended = len(self._texts) - 1 - last >= _CHAIN
 
     def trace(self, *, more: bool) -> Trace:
-        """Return what was taken; ``more`` is set where further lines may come."""
+        """Return the traceback; ``more`` says that further lines may come."""
         end = self._closing[-1] + 1 if self._closing else len(self._texts)
         return Trace(
             at=tuple(self._at[:end]),
@@ -151,7 +142,6 @@ def shown(line: bytes, longest: int) -> str:
 
 
 def _is_exception(texts: Sequence[str], at: int) -> bool:
-    """Return whether a line closes a traceback: the exception, which is not indented."""
     text = texts[at]
     if at == 0 or not text or text[0].isspace() or _CHAINED.match(text):
         return False

@@ -25,7 +25,6 @@ def absent(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
 
 
 def _named(waiting: Sequence[Hit]) -> tuple[int, ...]:
-    """Return the ranks that those who wait name."""
     named: set[int] = set()
     for hit in waiting:
         named.update(map(int, re.findall(r"\d+", hit.groups.get("ranks", ""))))
@@ -33,7 +32,7 @@ def _named(waiting: Sequence[Hit]) -> tuple[int, ...]:
 
 
 def _without_hit(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that do not say that they wait; none if nobody knows which ones do."""
+    """Return the ranks that report no wait; empty if no waiting rank is known."""
     waited = {hit.rank for hit in waiting if hit.rank is not None}
     return tuple(sorted(nodes.keys() - waited)) if waited else ()
 
@@ -86,7 +85,6 @@ def _collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
 
 
 def _rank_of(hit: Hit) -> int | None:
-    """Return the rank that waits, which the line itself may name."""
     if hit.rank is not None:
         return hit.rank
     named = hit.groups.get("at")

@@ -18,12 +18,7 @@ _OF_ENVIRONMENT = re.compile(r"\benviron\b|<frozen os>|/os\.py\"")
 
 
 def explained(first: FirstFailure, job_file: Path) -> FirstFailure:
-    """Return a failure, with its reason and remedy if a withheld variable has caused it.
-
-    Args:
-        first: the first failure of a job of stager's.
-        job_file: the job's description, which names the variables that were passed on.
-    """
+    """Return a failure, with its reason and remedy if a withheld variable has caused it."""
     name = _missing_variable(first)
     if not is_secret(name):
         return first
@@ -42,7 +37,7 @@ def explained(first: FirstFailure, job_file: Path) -> FirstFailure:
 
 
 def _missing_variable(first: FirstFailure) -> str:
-    """Return the variable that ``os.environ`` did not have; empty if the failure is another."""
+    """Return the variable that ``os.environ`` lacked; empty for any other failure."""
     missing = _MISSING.fullmatch(first.cause)
     if missing is None or not any(_OF_ENVIRONMENT.search(line) for line in first.lines):
         return ""
@@ -50,7 +45,6 @@ def _missing_variable(first: FirstFailure) -> str:
 
 
 def _passed(job_file: Path) -> tuple[str, ...]:
-    """Return the names of the secrets that the job was to give to its ranks."""
     try:
         return load(str(job_file)).launch.pass_env
     except NodeError:

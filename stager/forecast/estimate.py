@@ -95,10 +95,6 @@ def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
 
     Nothing is asked or sent.
 
-    Args:
-        prepared: the job.
-        argv: the command that would ask Slurm.
-
     Raises:
         BundleError: the bundle cannot be read.
     """
@@ -169,12 +165,7 @@ def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int 
 
 
 def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
-    """Return the result of ``stager estimate``.
-
-    Args:
-        setting: the bundle, and the way it is used.
-        counts: numbers of nodes.
-    """
+    """Return the result of ``stager estimate``."""
     manifest, basis, changed = setting.manifest, setting.basis, setting.changed
     payable = {shared.name: pays_from(setting, shared) for shared in SHARED}
     return Estimate(
@@ -195,7 +186,6 @@ def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
 
 
 def _at(setting: Setting, count: int) -> CountForecast:
-    """Return the forecast for a number of nodes."""
     width = min(2, count) if setting.relayed else best_width(count, WIDEST, setting.basis.rates)
     changed = one_changed(setting, count)
     return CountForecast(
@@ -225,7 +215,6 @@ def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
 
 
 def _verdict(payable: dict[str, int | None]) -> str:
-    """Return a line that says from how many nodes on staging to empty nodes pays."""
     parts = [f"against {name} {_from(count)}" for name, count in payable.items()]
     return f"staging pays: {', '.join(parts)}"
 

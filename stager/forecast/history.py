@@ -84,7 +84,6 @@ class JobTimer:
     """The times of a job, as its events come."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._plan = TransferPlan()
         self._seconds: dict[PhaseName, float] = {}
         self._sent: list[float] = []
@@ -105,7 +104,6 @@ class JobTimer:
             self._take_unpack(event)
 
     def _take_unpack(self, answer: UnpackAnswer) -> None:
-        """Learn from a node's answer to the unpacking."""
         if not answer.ok:
             self._disturbed = True
         if answer.unpack_seconds is not None:
@@ -130,7 +128,7 @@ class JobTimer:
         )
 
     def _only_group(self) -> PlannedGroup | None:
-        """Return the nodes that were sent the same layers, if all were and none read them."""
+        """Return the only group that was sent layers; None if there are more, or one is shared."""
         groups = self._plan.groups
         if any(group.how == SHARED for group in groups):
             return None
@@ -181,12 +179,7 @@ def read(store: Store) -> tuple[Seen, ...]:
 
 
 def basis(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
-    """Return the rates of these jobs, each the median; those that are assumed for no jobs.
-
-    Args:
-        jobs: their times.
-        one_machine: whether all nodes of a job shared one machine's CPUs, as in scripts/cluster.
-    """
+    """Return the jobs' median rates, or assumed ones; ``one_machine``: all nodes share its CPUs."""
     if not jobs:
         return Basis()
     send, unpack, step = [], [], []
@@ -215,11 +208,7 @@ def _middle(factors: Sequence[float]) -> float:
 
 
 def _seen(raw: object) -> Seen:
-    """Return the times of a job, checked.
-
-    Raises:
-        ValueError: a field is missing, unknown or wrong, or a value cannot be one.
-    """
+    """Return the times of a job; ValueError if a field or a value is invalid."""
     job = decode(Seen, raw)
     if not (job.nodes > 0 and job.cpus > 0 and job.work.sent):
         raise ValueError("nothing was sent")

@@ -43,12 +43,6 @@ def from_shared(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> flo
 
     A node's ranks share what its kernel keeps of paths and files, except that every rank has each
     file that it opens checked again.
-
-    Args:
-        files: files of the environment.
-        size: bytes of them.
-        nodes: the nodes of the ranks.
-        shared: the file system.
     """
     more_files, more_bytes = files / REFERENCE["files"], size / REFERENCE["bytes"]
     calls = more_files * REFERENCE["calls"]

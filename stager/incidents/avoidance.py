@@ -33,14 +33,7 @@ class Avoidance:
 def avoid(
     nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode] | None
 ) -> Avoidance:
-    """Return which nodes to avoid: the worst first, as long as enough others are left.
-
-    Args:
-        nodes: those that failed, the worst first.
-        asked: the request, with the nodes that its user excludes.
-        listing: all nodes of all partitions; empty where Slurm does not answer, and None where
-            there is nothing to ask.
-    """
+    """Return which nodes to avoid: the worst first, as long as enough others are left."""
     if any(arg.startswith(_NAMING) for arg in asked.args):
         return Avoidance(remark="the request names its nodes, so none of them is avoided")
     if not listing:
@@ -59,13 +52,7 @@ def avoid(
 def _divided(
     nodes: Sequence[NodeHistory], usable: Mapping[str, PartitionNode], needed: int
 ) -> tuple[list[NodeHistory], list[NodeHistory]]:
-    """Divide nodes that failed into those to avoid, and those without which too few are up.
-
-    Args:
-        nodes: those that failed; a request would not get the ones that are not usable anyway.
-        usable: the nodes that could be had, by name.
-        needed: the number of nodes that must be up.
-    """
+    """Divide nodes that failed into those to avoid, and those without which too few are up."""
     left = sum(node.is_up for node in usable.values())
     avoided, kept = [], []
     for node in nodes:
@@ -81,7 +68,6 @@ def _divided(
 
 
 def _usable(asked: Request, listing: Sequence[PartitionNode]) -> Mapping[str, PartitionNode]:
-    """Return the nodes that the request could be satisfied with, by name, whatever their state."""
     cpus = asked.cpus_per_task or 1
     nodes = usable_nodes(asked, listing)
     return {node.name: node for node in nodes if node.cpus >= cpus}

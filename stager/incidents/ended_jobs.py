@@ -21,14 +21,7 @@ _LAST_BYTES = 1 << 20
 
 
 def ended_job(log_dir: Path, job_id: str, project: str, since: float = 0.0) -> EndedJob | None:
-    """Return a job that is over; None for one that runs, never began, or left no result.
-
-    Args:
-        log_dir: the directory of its logs.
-        job_id: its number.
-        project: its name.
-        since: when it was submitted; one that began before is another job of the same number.
-    """
+    """Return a job that has ended, else None; one begun before ``since`` is another job."""
     events = log_dir / log_names.events(job_id)
     if not _may_have_ended(events):
         return None

@@ -94,10 +94,7 @@ def _publish(store: Store, path: Path, incidents: Collection[Incident]) -> None:
 
 
 def _remove_old(store: Store, now: float) -> None:
-    """Remove what is older than anybody asks for, more than anybody reads, or of the future.
-
-    Whoever may write here must not crowd out what others have kept.
-    """
+    """Remove files that are too old, too many or in the future: no user may crowd out others."""
     files = _files(store)
     possible = [path for path, ended in files if now - KEPT_DAYS * DAY <= ended <= now + DAY]
     kept = set(possible[:MAX_FILES])
@@ -108,7 +105,7 @@ def _remove_old(store: Store, now: float) -> None:
 
 
 def _files(store: Store) -> list[tuple[Path, float]]:
-    """Return all files of incidents with the ends of their jobs, the newest first."""
+    """List the files with the times at which their jobs ended, newest first."""
     folder = store.root / INCIDENTS
     try:
         names = sorted((path.name for path in folder.iterdir()), reverse=True)
@@ -119,7 +116,6 @@ def _files(store: Store) -> list[tuple[Path, float]]:
 
 
 def _incidents(path: Path, ended: float) -> list[Incident]:
-    """Return the incidents of a file that can be true."""
     try:
         with opened(path) as handle:
             content = handle.read(MAX_BYTES + 1)

@@ -53,12 +53,6 @@ def avoiding(
 ) -> Prepared:
     """Return a job whose request also excludes nodes that failed, if that is asked for.
 
-    Args:
-        prepared: the job.
-        nodes: the nodes that failed.
-        listener: hears which nodes are avoided, and why others are not.
-        listing: returns all nodes that Slurm has.
-
     Raises:
         ConfigError: ``SALLOC_OPTS`` cannot be read.
     """

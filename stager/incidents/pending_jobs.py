@@ -83,11 +83,6 @@ def settle(store: Store, now: float, seconds: float = SETTLE_SECONDS) -> None:
     So are notes that cannot be read, those of jobs that nothing was heard of for long, and the
     oldest where there are too many. A failed job takes a while to diagnose, and a log directory may
     be slow: notes that are not reached in time stay for the next command.
-
-    Args:
-        store: the offline root.
-        now: the time, in seconds since the epoch.
-        seconds: the time after which no further note is read.
     """
     until = time.monotonic() + seconds
     for number, path in enumerate(_own_notes(store)):
@@ -99,7 +94,6 @@ def settle(store: Store, now: float, seconds: float = SETTLE_SECONDS) -> None:
 
 
 def _remove(path: Path, job: PendingJob | None) -> None:
-    """Remove a note, and the mark of the job's bundle."""
     if job is not None and job.bundle:
         unmark(Path(job.bundle), job.job_id)
     with suppress(OSError):
@@ -107,7 +101,7 @@ def _remove(path: Path, job: PendingJob | None) -> None:
 
 
 def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
-    """Return whether nothing more is to be expected of a job; what it tells is kept then."""
+    """Record what a finished job shows of its nodes; return whether nothing more is expected."""
     since = job.submitted - CLOCK_SECONDS
     ended = ended_job(Path(job.log_dir), job.job_id, job.project, since)
     if ended is not None:
@@ -118,7 +112,6 @@ def _is_settled(store: Store, job: PendingJob, now: float) -> bool:
 
 
 def _own_notes(store: Store) -> Iterator[Path]:
-    """Yield the notes of this user, the newest first."""
     try:
         paths = sorted((store.root / PENDING_JOBS).iterdir(), reverse=True)
     except OSError:
@@ -132,7 +125,6 @@ def _own_notes(store: Store) -> Iterator[Path]:
 
 
 def _read(path: Path) -> PendingJob | None:
-    """Return what a note says; None where it is damaged."""
     try:
         with opened(path) as handle:
             content = handle.read(MAX_BYTES + 1)

@@ -33,10 +33,6 @@ def asset_contents(
 ) -> dict[Digest, tuple[ContentFile, ...]]:
     """Return the files of each asset by the id of its layer.
 
-    Args:
-        bundle: an open bundle.
-        commits: the commits of models and data sets by the ids of their layers.
-
     Raises:
         NodeError: a layer is damaged.
     """
@@ -52,7 +48,7 @@ def asset_contents(
 
 
 def _merged(indexes: Sequence[Index]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return files and links of all assets: a file that two models have is stored with one."""
+    """Merge the files and links of all assets: a file that two models share is stored once."""
     files = {entry.path: entry for index in indexes for entry in index.files}
     links = {link.path: link.target for index in indexes for link in index.links}
     return files, links
@@ -61,7 +57,7 @@ def _merged(indexes: Sequence[Index]) -> tuple[dict[str, Entry], dict[str, str]]
 def _contents(
     index: Index, commit: str, files: Mapping[str, Entry], links: Mapping[str, str]
 ) -> Iterator[ContentFile]:
-    """Yield the files of an asset: those of the commit's snapshot, or all of them."""
+    """Yield the files of a commit's snapshot; all files if the commit is empty."""
     mark = f"/snapshots/{commit}/" if commit else _PREFIX
     paths = [entry.path for entry in index.files] + [link.path for link in index.links]
     for path in sorted(paths):
@@ -80,7 +76,6 @@ def digest_or_empty(text: str) -> str:
 
 
 def _followed(path: str, links: Mapping[str, str]) -> str:
-    """Return the path that a link leads to, through others."""
     for _ in range(LINK_LIMIT):
         if path not in links:
             break

@@ -74,7 +74,6 @@ def document(inventory: Inventory) -> str:
 
 
 def _project(inventory: Inventory) -> Component:
-    """Return what the document is about: the project with its environment, as one bundle."""
     manifest = inventory.manifest
     needs = manifest.requires
     properties = {
@@ -144,7 +143,7 @@ def _asset(asset: InventoryAsset) -> Component:
 
 
 def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
-    """Return the package URL of a repository: but for models, with its path on the hub."""
+    """Return a package URL, with the hub's own path prefix for all but models."""
     folder = owner if asset.type == "model" else f"{asset.type}s/{owner}"
     return _purl("huggingface", folder, name, asset.commit, {})
 
@@ -152,7 +151,7 @@ def _hub_url(asset: InventoryAsset, owner: str, name: str) -> PackageURL | None:
 def _purl(
     kind: str, folder: str, name: str, version: str, qualifiers: Mapping[str, str]
 ) -> PackageURL | None:
-    """Return a package URL; None for a name, in a hostile bundle, that none can have."""
+    """Return a package URL; None for a name (of a hostile bundle) that no package can have."""
     try:
         return PackageURL(kind, folder, name, version, dict(qualifiers))
     except ValueError:
@@ -160,7 +159,6 @@ def _purl(
 
 
 def _parts(inventory: Inventory) -> Iterator[Component]:
-    """Yield what stager adds to a bundle."""
     for part in inventory.parts:
         if part.kind == "trainer":
             yield _part(part, ComponentType.LIBRARY, _properties({"tree-sha256": part.sha256}))
@@ -211,7 +209,7 @@ def _hashes(sha256: str) -> list[HashType]:
 
 
 def _licenses(licence: Licence) -> list[License]:
-    """Return licences; an expression of more than one may not stand beside another licence."""
+    """Convert licences; CycloneDX forbids an SPDX expression beside another licence."""
     make = LicenseFactory()
     if len(licence.names) == 1:
         return [make.make_from_string(licence.names[0], license_acknowledgement=_DECLARED)]
@@ -225,5 +223,4 @@ def _licenses(licence: Licence) -> list[License]:
 
 
 def _properties(values: Mapping[str, str]) -> list[Property]:
-    """Return our own properties, those that have a value."""
     return [Property(name=f"stager:{name}", value=value) for name, value in values.items() if value]

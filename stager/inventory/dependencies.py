@@ -17,10 +17,6 @@ def dependencies(
     """Return the packages that each package needs, of those that are there.
 
     A requirement of an extra counts if another package asks for that extra.
-
-    Args:
-        requires: the requirements of each package by its normalised name.
-        environment: values of environment markers on the target.
     """
     parsed = {name: tuple(_parsed(texts)) for name, texts in requires.items()}
     extras: dict[str, set[str]] = {name: {""} for name in parsed}
@@ -50,7 +46,6 @@ def _parsed(texts: Iterable[str]) -> Iterable[Requirement]:
 
 
 def _applies(requirement: Requirement, extra: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a requirement's marker holds for an extra on the target."""
     if requirement.marker is None:
         return not extra
     try:

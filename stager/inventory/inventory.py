@@ -109,10 +109,6 @@ class Inventory:
 def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
     """Return the inventory of a bundle.
 
-    Args:
-        chosen: the bundle.
-        locks: locks that may say where its packages came from, those that count most first.
-
     Raises:
         BundleError: it cannot be read, is damaged, or is another one.
         ConfigError: ``$SOURCE_DATE_EPOCH`` is not a time.
@@ -138,10 +134,7 @@ def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
 
 
 def _written(path: Path) -> datetime.datetime:
-    """Return when a bundle was written, unless a variable says which time counts.
-
-    A bundle holds no time, so that equal inputs make equal bytes; its file has one.
-    """
+    """Return ``$SOURCE_DATE_EPOCH``, else the file's time: a bundle itself contains no time."""
     text = os.environ.get(_EPOCH) or int(path.stat().st_mtime)
     try:
         return datetime.datetime.fromtimestamp(int(text), datetime.timezone.utc)
@@ -177,7 +170,7 @@ def _packages(
 
 
 def _environment(manifest: Manifest) -> Mapping[str, str]:
-    """Return the values of environment markers on the target, the same on each machine."""
+    """Return the environment markers of the target, independent of this machine."""
     needs = manifest.requires
     libc = "manylinux_2_17" if needs.libc == "glibc" else "musllinux_1_1"
     target = Target(python=needs.python, platform=f"{libc}_{needs.machine}")
@@ -202,7 +195,6 @@ def _decompressor(bundle: BundleFile, sources: LockedSources) -> InventoryPackag
 
 
 def _identity(file: str, metadata: PackageMetadata) -> tuple[str, str]:
-    """Return name and version of a wheel, by its file's name if it does not say them."""
     name, version, *_ = [*clean(file).removesuffix(".whl").split("-"), ""]
     return metadata.name or name, metadata.version or version
 
@@ -216,7 +208,7 @@ def _assets(bundle: BundleFile, origins: Mapping[Digest, Origin]) -> Iterator[In
 
 
 def _said_by_hub(origin: Origin) -> Mapping[str, str]:
-    """Return what a repository of a hub says about itself; nothing for other assets."""
+    """Return what a hub repository states about itself; empty for other assets."""
     said = origin.options.get("hub")
     if not isinstance(said, dict):
         return {}
@@ -239,7 +231,6 @@ def _asset(
 
 
 def _parts(manifest: Manifest, origins: Mapping[Digest, Origin]) -> Iterator[InventoryPart]:
-    """Yield the project, the trainer, a Python, and the program that runs on a node."""
     for layer in manifest.layers:
         if layer.kind in ("project", "trainer", PYTHON):
             yield InventoryPart(

@@ -92,7 +92,6 @@ def licence_of_card(text: str) -> Licence:
 
 
 def _licence(field: str, texts: Sequence[str]) -> Licence:
-    """Return the licence that a field declares."""
     cleaned = [name for name in map(clean, texts) if name.lower() not in _NO_LICENCE]
     exact = [_expression(name) for name in cleaned]
     names = tuple(dict.fromkeys(found or name for found, name in zip(exact, cleaned, strict=True)))
@@ -100,7 +99,7 @@ def _licence(field: str, texts: Sequence[str]) -> Licence:
 
 
 def _expression(name: str) -> str:
-    """Return the licence expression of SPDX that a name is, or stands for; empty for none."""
+    """Return the SPDX expression of a licence's name; empty for none."""
     try:
         return str(canonicalize_license_expression(_SPDX.get(name.lower(), name)))
     except (InvalidLicenseExpression, RecursionError):

@@ -15,12 +15,7 @@ _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
 
 
 def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
-    """Return where locks may be: beside the bundle, as an import leaves it, and in the project.
-
-    Args:
-        bundle: the bundle.
-        config: the project's settings; None outside of a project.
-    """
+    """Return where locks may be: beside the bundle, as an import leaves it, and in the project."""
     beside = imported_lock(bundle)
     if config is None:
         return (beside,)

@@ -101,11 +101,7 @@ def metadata_of_wheel(wheel: bytes) -> PackageMetadata:
 
 
 def _beginning(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> Iterator[bytes]:
-    """Yield the first bytes of a file, from the frames that hold them and no others.
-
-    Raises:
-        LayerError: a frame does not hold what the index says.
-    """
+    """Yield the first bytes of a file; read only the frames that contain them."""
     end = entry.offset + min(entry.size, HEADERS_LIMIT)
     place, position = bundle.frames_start(layer), 0
     for frame in index.frames:
@@ -118,11 +114,7 @@ def _beginning(bundle: BundleFile, layer: Layer, index: Index, entry: Entry) -> 
 
 
 def _decompressed(frame: bytes, size: int) -> bytes:
-    """Return the first bytes of a frame's content, whatever length it claims to have.
-
-    Raises:
-        LayerError: it cannot be decompressed, or ends before.
-    """
+    """Decompress at most ``size`` bytes, whatever length the frame claims to have."""
     content = b""
     try:
         with zstandard.ZstdDecompressor().stream_reader(frame) as reader:

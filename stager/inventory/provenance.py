@@ -53,11 +53,7 @@ class LockedSources:
     """The sources of packages, as locks name them."""
 
     def __init__(self, locks: Sequence[Path]) -> None:
-        """Read locks; one that is missing or cannot be read says nothing.
-
-        Args:
-            locks: their files, those that count most first.
-        """
+        """Read locks, the preferred ones first; ignore one that is missing or unreadable."""
         self._wheels: dict[str, Provenance] = {}
         self._sdists: dict[tuple[str, str], Provenance] = {}
         for path in locks:
@@ -65,13 +61,7 @@ class LockedSources:
                 self._read(path)
 
     def of(self, name: str, version: str, sha256: str) -> Provenance:
-        """Return the source of a package.
-
-        Args:
-            name: its normalised name.
-            version: its version.
-            sha256: the digest of the wheel in the bundle, which may have been built of an sdist.
-        """
+        """Return the source of a wheel by its digest, else by the version of a locked sdist."""
         known = self._wheels.get(sha256) or self._sdists.get((name, version))
         return known or Provenance()
 
@@ -94,7 +84,6 @@ class LockedSources:
 
 
 def _wheels(package: Package, built: Mapping[str, str]) -> Iterator[tuple[str, Provenance]]:
-    """Yield the digest and the source of each wheel of a package, an archive among them."""
     files = [(wheel.filename, wheel.url, wheel.hashes) for wheel in package.wheels or ()]
     if package.archive is not None:
         files.append(("", package.archive.url, package.archive.hashes))
@@ -107,7 +96,7 @@ def _wheels(package: Package, built: Mapping[str, str]) -> Iterator[tuple[str, P
 
 
 def _built(data: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the source of each wheel that was built for a lock of ours, by its file's name."""
+    """Return the source of each wheel that was built for the lock, by file name."""
     found: Any = data
     for key in ("tool", "stager", "sources"):
         found = found.get(key) if isinstance(found, dict) else None
@@ -120,7 +109,6 @@ def _of_file(kind: str, url: str | None, sha256: str) -> Provenance:
 
 
 def _of_source(label: str) -> Provenance:
-    """Return the source of a wheel that was built from a folder, an sdist or a repository."""
     if "://" not in label:
         # Where it lay on the machine of the build is nobody else's business.
         place = PurePosixPath(label)

@@ -38,11 +38,6 @@ def unknown_sources(inventory: Inventory) -> tuple[str, ...]:
 def write_sbom(inventory: Inventory, output: Path, project: Path | None) -> SbomResult:
     """Write the document to a file, in place of one that is there.
 
-    Args:
-        inventory: the inventory.
-        output: the file.
-        project: the project's folder; None if there is none.
-
     Raises:
         ConfigError: the file would become part of the project's next bundle.
         StagerError: it cannot be written, or the library is not installed.

@@ -106,11 +106,6 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
 
     It is handed over again only where Slurm has certainly not received it before.
 
-    Args:
-        submission: the script.
-        on_event: called when the controller is waited for.
-        log_dir: the directory of its logs.
-
     Raises:
         StagerError: Slurm refuses it; the hint says what to change.
     """
@@ -144,7 +139,6 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
 
 
 def _refused(exc: CommandError) -> StagerError:
-    """Return the error for a batch job that Slurm refuses."""
     lines = exc.completed.stderr.splitlines()
     if (absent := messages.without_cluster(lines)) is not None:
         return absent
@@ -167,13 +161,6 @@ def follow(
     """Wait for the job's end, and pass on its events and its ranks' output as they arrive.
 
     An interrupt ends the wait and not the job, as with ``sbatch --wait``.
-
-    Args:
-        submitted: the job.
-        outcome: its outcome, which learns from the events.
-        on_event: called with each event.
-        note: called with each line for a person.
-        all_nodes: True for the output of every node, and not of the first only.
 
     Raises:
         JobError: it ended without a result; the message has Slurm's reason.
@@ -219,7 +206,6 @@ def follow(
 
 
 def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], None]) -> None:
-    """Return when the job is no longer in the queue."""
     pause, told = POLL_SECONDS[0], ""
     asked = heard = time.monotonic()
     while True:
@@ -244,7 +230,7 @@ def _wait(submitted: Submitted, look: Callable[[], None], note: Callable[[str], 
 
 
 def _state(submitted: Submitted) -> str | None:
-    """Return the job's state in the queue; empty where it has left it, None without an answer."""
+    """Return the job's state in the queue; empty if it has left it, None without an answer."""
     argv = submitted.ask("squeue", "--noheader", f"--jobs={submitted.job_id}", "--format=%T %r")
     try:
         done = run(argv, timeout=SUBMIT_SECONDS)
@@ -257,7 +243,7 @@ def _state(submitted: Submitted) -> str | None:
 
 
 def _facts(submitted: Submitted) -> dict[str, str]:
-    """Return what Slurm still knows about a job that is over; nothing after a few minutes."""
+    """Return what ``scontrol`` still knows of an ended job: nothing after a few minutes."""
     argv = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
     try:
         return dict(re.findall(r"(\w+)=(\S*)", run(argv, timeout=SUBMIT_SECONDS).stdout))
@@ -266,7 +252,6 @@ def _facts(submitted: Submitted) -> dict[str, str]:
 
 
 def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobError:
-    """Return the error for a batch job without a result, as far as Slurm still knows the reason."""
     state = facts.get("JobState", "").lower().replace("_", " ") or "gone from the queue"
     reason = facts.get("Reason", "None")
     words = [state, *([reason] if reason not in ("None", "") else [])]
@@ -289,13 +274,7 @@ def _tail(log: Path) -> list[str]:
 
 
 class _EventLog:
-    """The driver's event log, read as it grows; what another job of the same number wrote is not.
-
-    Args:
-        path: its path.
-        older: what was there before the job was submitted; None for nothing.
-        bundle_id: the job's bundle.
-    """
+    """The driver's growing event log, without what an older job of the same number wrote."""
 
     def __init__(self, path: Path, older: os.stat_result | None, bundle_id: str) -> None:
         self._path, self._bundle_id = path, bundle_id
@@ -304,7 +283,7 @@ class _EventLog:
         self._is_ours = older is None
 
     def more(self) -> list[Record]:
-        """Return the events that have come since, but for a line that is still being written."""
+        """Return the new events, without a line that is still being written."""
         try:
             with self._path.open("rb") as handle:
                 inode = os.fstat(handle.fileno()).st_ino
@@ -320,7 +299,6 @@ class _EventLog:
         return [record for record in records if record is not None and self._takes(record)]
 
     def _takes(self, record: Record) -> bool:
-        """Return whether an event is the job's own."""
         if isinstance(record.event, JobBegins):
             self._is_ours = record.event.bundle_id in ("", self._bundle_id)
         return self._is_ours

@@ -24,24 +24,12 @@ class BatchOutput:
     """The logs of a job's ranks, read as they grow."""
 
     def __init__(self, log_dir: Path, job_id: str, *, all_nodes: bool) -> None:
-        """Read nothing yet.
-
-        Args:
-            log_dir: the directory of the logs.
-            job_id: the job's number.
-            all_nodes: True for the ranks of every node, and not of the first only.
-        """
         self._log_dir, self._job_id, self._all_nodes = log_dir, job_id, all_nodes
         self._readers: dict[Path, LogReader] = {}
         self._looked = 0.0
 
     def more(self, nodes: Sequence[str], *, ended: bool = False) -> Iterator[Record]:
-        """Yield the output that has come since, as a job that is not a batch job would show it.
-
-        Args:
-            nodes: the job's nodes in order; none before they are known.
-            ended: True for the last time: a line without an end counts, too.
-        """
+        """Yield new output, as an interactive job shows it; at the end a partial line, too."""
         if not nodes or (time.monotonic() - self._looked < LOOK_SECONDS and not ended):
             return
         self._looked = time.monotonic()

@@ -56,9 +56,6 @@ class Converted:
 def convert(command: Sequence[str]) -> Converted:
     """Return what a launcher would run, and how.
 
-    Args:
-        command: the words of the command, as a shell passes them on.
-
     Raises:
         ConfigError: nothing to run, an option that is not known, or a launcher that cannot be
             converted; the message names it.
@@ -83,7 +80,6 @@ def convert(command: Sequence[str]) -> Converted:
 
 
 def _launched(words: list[str]) -> Converted:
-    """Convert a launcher with its arguments, or a script or ``-m MODULE`` without one."""
     program, arguments = PurePath(words[0]).name, words[1:]
     if words[0] == "-m":
         if not arguments:
@@ -149,7 +145,6 @@ def _accelerate(arguments: Sequence[str]) -> Converted:
 
 
 def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
-    """Refuse options that accelerate passes to the script as variables."""
     for name, variable in _ACCELERATE_VARIABLES.items():
         value = given.get(name, "no")
         if value != "no":
@@ -162,7 +157,6 @@ def _refuse_accelerate_variables(given: Mapping[str, str]) -> None:
 
 
 def _processes_per_machine(given: Mapping[str, str], machines: int) -> int | None:
-    """Return the ranks of a node; None where their number is not given."""
     total = _number(_ACCELERATE, "num-processes", given)
     if total is None:
         return None
@@ -175,12 +169,11 @@ def _processes_per_machine(given: Mapping[str, str], machines: int) -> int | Non
 
 
 def _script(given: Mapping[str, str], rest: Sequence[str]) -> tuple[str, ...]:
-    """Return the script or module that a launcher starts, with its arguments."""
     return ("-m", *rest) if "module" in given else tuple(rest)
 
 
 def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]:
-    """Return the ranks of a node, a number or one of torchrun's words, and notes."""
+    """Return the ranks of a node (a number or one of torchrun's words), and notes."""
     one_a_gpu = "one rank for each GPU, and one on a node without GPUs"
     if text is None or text in ("gpu", "cpu"):
         return text, []
@@ -195,7 +188,7 @@ def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]
 
 
 def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
-    """Return the fewest and most nodes, ``N`` or ``MIN:MAX``, and notes; None for one node."""
+    """Return the fewest and most nodes (``N`` or ``MIN:MAX``; None for one), and notes."""
     if is_unexpanded(text):
         return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it"]
     first, colon, second = text.partition(":")
@@ -209,7 +202,6 @@ def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None,
 
 
 def _number(program: str, name: str, given: Mapping[str, str]) -> int | None:
-    """Return a whole number from 0 on; None where it is not given."""
     text = given.get(name)
     if text is None:
         return None
@@ -221,7 +213,7 @@ def _positive(program: str, name: str, text: str) -> int:
 
 
 def _whole(program: str, name: str, text: str, least: int) -> int:
-    """Return a number that the same key of the settings may have."""
+    """Read a number, within the range that the settings allow."""
     digits = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not (digits and least <= int(text) <= checks.MOST):
         empty = is_unexpanded(text) or "$" in text
@@ -233,7 +225,6 @@ def _whole(program: str, name: str, text: str, least: int) -> int:
 
 
 def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command without ``VAR=value`` before it, and notes that name the variables."""
     words, names = list(command), []
     while words:
         if match := _ASSIGNMENT.match(words[0]):
@@ -251,7 +242,6 @@ def _without_variables(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the script, module or program that ``uv run`` runs, and notes."""
     before, rest = read_options("uv", launchers.UV_RUN, arguments)
     if rest[0] != "run":
         raise ConfigError("uv: only `uv run` starts a program", hint=EXAMPLE)
@@ -261,7 +251,6 @@ def _without_uv(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the script or ``-m MODULE`` that Python runs with its arguments, and notes."""
     program, rest = words[0], list(words[1:])
     dropped: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -281,12 +270,7 @@ def _without_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _python_options(program: str, word: str) -> tuple[list[str], str, str]:
-    """Read a word of one-letter options of Python.
-
-    Returns:
-        The options to leave out, the letter of one that takes a value (``m`` does), and the value
-        in the same word.
-    """
+    """Split Python's one-letter options: flags to drop, a letter with a value, that value."""
     flags: list[str] = []
     for at, letter in enumerate(word[1:], start=1):
         if letter == "m":

@@ -59,13 +59,6 @@ def run_driver(
 ) -> None:
     """Start the driver and follow it to its end.
 
-    Args:
-        outcome: the job and its bundle; it learns from the events.
-        config: the project's settings; its store keeps the node program.
-        start: the command that starts the driver.
-        on_event: called with each event as it comes.
-        on_talk: called with each other line of Slurm's commands and the driver.
-
     Raises:
         JobError: the driver ended without a result.
         StagerError: Slurm did not allocate nodes.
@@ -103,11 +96,7 @@ def run_driver(
 
 
 class _Driven:
-    """A driver, as it runs.
-
-    Attributes:
-        output: the lines of it and of Slurm's commands that are not events.
-    """
+    """A running driver; ``output`` has its lines, and Slurm's, that are not events."""
 
     def __init__(self, outcome: Outcome, on_event: OnEvent, on_talk: OnTalk) -> None:
         self.output: list[str] = []
@@ -117,7 +106,7 @@ class _Driven:
         """The number of events of this job that have come and that its driver keeps, too."""
 
     def run(self, start: DriverStart, driver: Sequence[str]) -> Streamed:
-        """Start it, as soon as Slurm's controller answers, and follow it to its end."""
+        """Start the driver, once Slurm's controller answers, and follow it."""
         if not start.asks_slurm:
             return stream(
                 driver,
@@ -148,7 +137,6 @@ class _Driven:
                 return replace(ended, interrupted=True)
 
     def take(self, line: str) -> None:
-        """Take a line of its standard output."""
         record = parse_event(line)
         if record is None:
             self.output.append(line)
@@ -161,10 +149,7 @@ class _Driven:
         self._on_event(record)
 
     def take_kept(self) -> None:
-        """Take from the file of the job's events those that have not come.
-
-        The driver does not wait for ever for a terminal that has stopped, and it may be killed.
-        """
+        """Read events that only the file has: a stopped terminal, or a kill, loses some."""
         job = self._outcome.job
         if not self._kept:  # it has not begun: what is in a file is an older job's
             return
@@ -177,7 +162,6 @@ class _Driven:
             self._take(record)
 
     def talk(self, line: str) -> None:
-        """Take a line of standard error."""
         if line.startswith(_DRIVER):
             self._pid = int(line.removeprefix(_DRIVER))
             return
@@ -185,15 +169,12 @@ class _Driven:
         self._on_talk(line)
 
     def pass_on(self, salloc: int, number: int) -> None:
-        """Pass a signal on to the driver; while there is none, there are no ranks."""
+        """Pass a signal to the driver; before it runs there are no ranks to signal."""
         if self._pid is not None:
             os.kill(self._pid, number)
 
     def end(self, salloc: int) -> None:
-        """Tell the driver to end, or salloc while there is none.
-
-        A signal makes salloc give the nodes back at once; the driver needs them for its ending.
-        """
+        """Interrupt the driver: a signal to salloc would release the nodes before it has ended."""
         if self._pid is not None:
             os.kill(self._pid, signal.SIGINT)
         else:
@@ -202,14 +183,7 @@ class _Driven:
 
 @contextmanager
 def _job_file(job: Job) -> Iterator[Path]:
-    """Write the job to a private file beside the logs, for as long as the driver runs.
-
-    It has the command with all of its secrets, so nobody else may read it, whatever the log mode.
-    The driver keeps a copy without them under the job's id, which may not be known yet.
-
-    Raises:
-        StagerError: it cannot be written.
-    """
+    """Write the job, whose command may contain secrets, to a private file while the driver runs."""
     file = Path(job.log_dir) / f".job.{os.getpid()}.{time.time_ns()}.json"
     try:
         with open(
@@ -230,11 +204,6 @@ def _job_file(job: Job) -> Iterator[Path]:
 
 def execute(config: Config, bundle: ChosenBundle, command: Sequence[str]) -> None:
     """Become a command in the environment of a bundle, unpacked on this machine if need be.
-
-    Args:
-        config: the project's settings.
-        bundle: the file, and its whole id.
-        command: what to become.
 
     Raises:
         BundleError: the bundle has not the signature that the settings require.

@@ -15,14 +15,7 @@ SECONDS = 60.0
 def run_hook(
     argv: Sequence[str], result: object, warn: Callable[[str], None], seconds: float = SECONDS
 ) -> None:
-    """Run the command to its end; its failure is a warning and changes nothing.
-
-    Args:
-        argv: the command; no shell reads it.
-        result: the result of the job, a dataclass: the same that ``--json`` prints.
-        warn: called with a line if it fails.
-        seconds: the time after which it is killed.
-    """
+    """Run a command without a shell, with ``--json``'s result; its failure is only a warning."""
     try:
         inform(argv, json_object(result), timeout=seconds)
     except StagerError as exc:

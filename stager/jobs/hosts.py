@@ -72,7 +72,7 @@ def _by_option(options: JobOptions) -> Hosts | None:
 
 
 def _by_job(env: Mapping[str, str]) -> Hosts | None:
-    """Return the hosts of the PBS, LSF or OAR job that this runs in."""
+    """Return the hosts of the PBS, LSF or OAR job that this process runs in."""
     for variable in _NODE_FILES:
         if env.get(variable):
             origin = f"${variable}"
@@ -82,11 +82,6 @@ def _by_job(env: Mapping[str, str]) -> Hosts | None:
 
 
 def _listed(texts: Iterable[str], origin: str) -> tuple[str, ...]:
-    """Return the hosts of lists in which none may be named twice.
-
-    Raises:
-        ConfigError: a list cannot be read, or names a host twice.
-    """
     names = _expanded(texts, origin)
     seen: dict[str, str] = {}
     for name in names:
@@ -102,11 +97,7 @@ def _listed(texts: Iterable[str], origin: str) -> tuple[str, ...]:
 
 
 def _in_file(path: Path, origin: str) -> tuple[str, ...]:
-    """Return the hosts of a file, each once: such files may have a line for each slot.
-
-    Raises:
-        ConfigError: it cannot be read, or names none.
-    """
+    """Return the hosts of a file, each once: such files may have a line for each slot."""
     lines = _lines_of(path, origin)
     names: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -129,11 +120,7 @@ def _in_file(path: Path, origin: str) -> tuple[str, ...]:
 
 
 def _lines_of(path: Path, origin: str) -> list[str]:
-    """Return the lines of a file, which may be a pipe: ``--host-file <(squeue ...)``.
-
-    Raises:
-        ConfigError: it cannot be read, or is no list of hosts.
-    """
+    """Read a file, which may be a pipe: ``--host-file <(squeue ...)``."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -153,11 +140,6 @@ def _lines_of(path: Path, origin: str) -> list[str]:
 
 
 def _expanded(texts: Iterable[str], origin: str) -> tuple[str, ...]:
-    """Return the hosts that lists in Slurm's notation stand for.
-
-    Raises:
-        ConfigError: a list cannot be read.
-    """
     names: list[str] = []
     for text in texts:
         try:
@@ -168,11 +150,6 @@ def _expanded(texts: Iterable[str], origin: str) -> tuple[str, ...]:
 
 
 def _usable(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
-    """Return the names if hosts can have them.
-
-    Raises:
-        ConfigError: one cannot be a host's, or only this machine would know it.
-    """
     wrong = wrong_hosts(names)
     if wrong:
         has_port = re.fullmatch(r"[^:]+:\d+", wrong[0])
@@ -194,11 +171,6 @@ def _machine(name: str) -> str:
 
 
 def _without(hosts: Hosts, excluded: str) -> Hosts:
-    """Return the hosts without those to avoid.
-
-    Raises:
-        ConfigError: none is left.
-    """
     if not excluded:
         return hosts
     avoided = {_machine(name) for name in _expanded([excluded], "exclude")}

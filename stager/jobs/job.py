@@ -28,13 +28,6 @@ def make_job(
 ) -> Job:
     """Return the job as the far side gets it.
 
-    Args:
-        config: the project's settings.
-        options: what the command line overrides.
-        bundle: the bundle's file.
-        manifest: what is in it.
-        action: the purpose of the job.
-
     Raises:
         ConfigError: there is nothing to run, or a value that this allocation cannot do, or a
             directory that its container could not have.
@@ -95,25 +88,21 @@ def _run_subdir(config: Config) -> str | None:
 
 
 def _tracked(config: Config, manifest: Manifest) -> tuple[str, ...]:
-    """Return the results of trackers in the bundle that the settings do not name."""
+    """Return the outputs of trackers in the bundle that the settings do not name."""
     names = tracker_outputs(layer.name for layer in manifest.layers if layer.kind == "wheel")
     own = {output.rstrip("/") for output in config.project.outputs}
     return tuple(name for name in names if name not in own)
 
 
 def _nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return the nodes of a job; none where Slurm has yet to give them."""
+    """Return the nodes of a job; empty until Slurm allocates them."""
     if allocation is Allocation.LOCAL:
         return tuple(f"local{number}" for number in range(1, most + 1))
     return hosts if allocation is Allocation.SSH else ()
 
 
 def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation) -> ClusterConfig:
-    """Return the settings, without a way of sending that this allocation does not have.
-
-    Raises:
-        ConfigError: an option asks for it.
-    """
+    """Return the settings without transfer ways that the allocation does not have."""
     if allocation is Allocation.LOCAL:
         return _sends_nothing(cluster, options)
     if allocation is Allocation.SLURM:
@@ -136,11 +125,7 @@ def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation
 
 
 def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
-    """Return the settings for one machine, where those about sending have no effect.
-
-    Raises:
-        ConfigError: an option asks for it.
-    """
+    """Return the settings for one machine, where those about sending have no effect."""
     image = cluster.container_image
     if options.container_image and image and not image.endswith((".sif", "/")):
         raise ConfigError(
@@ -163,11 +148,7 @@ def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig
 
 
 def _refuse_unbindable(*folders: Path) -> None:
-    """Refuse a directory that a container could not have; it would start without it.
-
-    Raises:
-        ConfigError: a name has what separates directories for Apptainer.
-    """
+    """Refuse a path with a comma or colon: Apptainer would start without binding it."""
     for folder in folders:
         if not {",", ":"}.isdisjoint(str(folder)):
             raise ConfigError(
@@ -179,11 +160,7 @@ def _refuse_unbindable(*folders: Path) -> None:
 
 
 def _stage(cluster: ClusterConfig) -> Stage:
-    """Return the rule by which the bundle is sent: whoever names a way has chosen it, too.
-
-    Raises:
-        ConfigError: the two settings contradict each other.
-    """
+    """Return the stage rule; naming a transfer way implies one."""
     if cluster.transfer is TransferWay.AUTO:
         return cluster.stage
     implied = Stage.NEVER if cluster.transfer is TransferWay.SHARED else Stage.ALWAYS
@@ -196,7 +173,6 @@ def _stage(cluster: ClusterConfig) -> Stage:
 
 
 def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
-    """Return how the ranks are started, from settings that have the options in them."""
     settings, (least, most) = config.launch, config.cluster.nodes
     elastic = None if least == most else (least, most)
     if settings.launcher is not Launcher.TORCHRUN and (elastic or settings.max_restarts):

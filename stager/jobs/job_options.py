@@ -158,21 +158,13 @@ def settle(config: Config, options: JobOptions) -> Config:
 
 
 def _choose_ranks(nproc: int | str, backend: Backend | None, own: LaunchConfig) -> dict[str, Any]:
-    """Return the fields of a :class:`LaunchConfig` for another number of ranks on a node."""
     # The setting "cpu" has chosen a backend, which another number takes back.
     is_chosen = own.nproc_per_node != ONE_A_CPU
     return ranks_on_node(nproc, backend or (own.backend if is_chosen else Backend.AUTO))
 
 
 def _image(named: str | None, folder: Path) -> str | None:
-    """Return an image as nodes are to find it: absolute if it is a file or a directory.
-
-    Other names are pyxis's own. A directory ends in a slash then, see ``Launch.in_apptainer``.
-
-    Args:
-        named: the image as it was written.
-        folder: the directory that relative paths start from.
-    """
+    """Make an image's path absolute; end a directory's in a slash, see ``Launch.in_apptainer``."""
     if named is None or "://" in named:
         return named
     path = folder / expanded(Path(named))
@@ -182,7 +174,6 @@ def _image(named: str | None, folder: Path) -> str | None:
 
 
 def _given(**options: object) -> dict[str, Any]:
-    """Return the options that have a value; the others leave the settings as they are."""
     return {name: value for name, value in options.items() if value}
 
 

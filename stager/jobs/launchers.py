@@ -36,11 +36,6 @@ def read_options(
 ) -> tuple[dict[str, str], list[str]]:
     """Split a launcher's arguments into its options and what it launches, as argparse does.
 
-    Args:
-        program: the launcher, for messages.
-        table: its options, by long name without the dashes.
-        words: its arguments.
-
     Returns:
         The values of the options by name, in the order of the command, empty for those that take
         none; and the rest, with the script or module first.
@@ -95,7 +90,6 @@ def is_unexpanded(text: str) -> bool:
 
 
 def _advise(program: str, shown: str, table: Collection[str]) -> str:
-    """Return what to write instead of an option that is not in the table."""
     near = difflib.get_close_matches(shown[2:].replace("_", "-"), table, n=1, cutoff=_NEAR)
     if near:
         return f"did you mean --{near[0]}?"
@@ -108,7 +102,7 @@ def _advise(program: str, shown: str, table: Collection[str]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports what it cannot read instead of ending the program."""
+    """An argument parser that raises instead of ending the program."""
 
     def error(self, message: str) -> NoReturn:
         if "are required" in message:
@@ -129,8 +123,6 @@ def _spellings(name: str, option: Option, names: Collection[str]) -> list[str]:
 
 
 def _judge(kind: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a check of a value that keeps its text."""
-
     def check(text: str) -> str:
         if is_unexpanded(text):
             return text
@@ -146,7 +138,6 @@ def _judge(kind: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def _explain(shown: str, option: Option, message: str) -> ConfigError:
-    """Return the error for an option whose value argparse does not accept."""
     if message.startswith("ignored explicit argument"):
         return ConfigError(f"{shown}: this option takes no value")
     if message.startswith("expected"):
@@ -160,8 +151,6 @@ def _explain(shown: str, option: Option, message: str) -> ConfigError:
 
 
 def _matching(pattern: str) -> Callable[[str], object]:
-    """Return a check that a value has a form."""
-
     def check(text: str) -> None:
         if not re.fullmatch(pattern, text):
             raise ValueError
@@ -331,9 +320,6 @@ def is_python(program: str) -> bool:
 
 def refuse_program(command: Sequence[str]) -> None:
     """Refuse a program that is known, and is no Python script or module.
-
-    Args:
-        command: what each rank is to run, and its arguments.
 
     Raises:
         ConfigError: it is one; the hint says what does its job here.

@@ -50,13 +50,7 @@ def times(run_dir: Path, outputs: Sequence[str]) -> Times:
 
 
 def figures(run_dir: Path, outputs: Sequence[str], before: Times) -> tuple[Figures, ...]:
-    """Return the figures in each output that this job has written.
-
-    Args:
-        run_dir: the directory the job ran in, or its outputs were brought back to.
-        outputs: paths and patterns below it.
-        before: the result of :func:`times` before the job.
-    """
+    """Return the figures in each output that this job has written."""
     now = times(run_dir, outputs)
     written = [path for path in sorted(now) if before.get(path) != now[path]]
     read = [(run_dir / path, _read(run_dir / path)) for path in written]
@@ -76,7 +70,6 @@ def line(figures: Figures) -> str:
 
 
 def _paths(run_dir: Path, outputs: Sequence[str]) -> Iterator[str]:
-    """Yield the files that may have figures, each once."""
     seen = set()
     for output in outputs:
         pattern = patterns.split(output)
@@ -93,7 +86,7 @@ def _paths(run_dir: Path, outputs: Sequence[str]) -> Iterator[str]:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the numbers in a file; none where it is no such file."""
+    """Return the numbers in a file; empty if it is not a regular file of JSON."""
     try:
         # A pipe would block, and a link could lead anywhere.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -110,7 +103,6 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _finite(value: object) -> bool:
-    """Return whether a value is a number that any reader of JSON accepts."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

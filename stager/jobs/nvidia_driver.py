@@ -32,20 +32,12 @@ def find_driver(
     log_dir: Path | None = None,
     run: Runner = run,
 ) -> KnownDriver:
-    """Return the oldest driver of the allocation, else of the last job, else of this machine.
-
-    Args:
-        project: the project's name.
-        env: the variables of this process.
-        log_dir: where jobs leave their logs; None for the usual place.
-        run: starts ``srun``.
-    """
+    """Return the oldest driver of the allocation, else of the last job, else of this machine."""
     known = _of_allocation(env, run) or _of_last_job(project, files.default_folder(log_dir))
     return known or _of_this_machine(env)
 
 
 def _of_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
-    """Return the oldest driver of the nodes of the allocation; None outside of one."""
     job_id, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
     if not job_id or not listed or shutil.which("srun", path=env.get("PATH")) is None:
         return None
@@ -61,7 +53,6 @@ def _of_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
 
 
 def _of_last_job(project: str, log_dir: Path) -> KnownDriver | None:
-    """Return the oldest driver that the project's last job has found; None where it found none."""
     job = files.last_of(project, log_dir)
     if job is None:
         return None

@@ -52,7 +52,6 @@ class Outcome:
     """The figures that earlier jobs have left, by the times of their files."""
 
     def __post_init__(self) -> None:
-        """Note the figures that exist before the job."""
         self.before = metrics.times(Path(self.job.run_dir), self.job.outputs)
 
     @property
@@ -156,14 +155,13 @@ class Outcome:
             self._take_time(event, record.time)
 
     def _take_time(self, event: Event, time: float) -> None:
-        """Learn when the launch began, and when each node's ranks did."""
         if isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
             self.launch_begun, self.started = time, {}
         elif isinstance(event, Started):
             self.started.setdefault(event.node, time)
 
     def _begin(self, event: JobBegins, job_id: str) -> None:
-        """Learn the job's number and nodes; an attempt before Slurm requeued it does not count."""
+        """Set number and nodes; forget the attempt before Slurm requeued the job."""
         self.result, self.plan = None, None
         self.probes, self.launch_begun, self.started = {}, None, {}
         self.job = replace(

@@ -93,7 +93,6 @@ def project(
 
 
 def _or_an_import(failure: NoSettingsError, start: Path) -> ConfigError:
-    """Return the failure for a folder without settings, where bundles may have been imported."""
     bundles = imported(Store(offline_root(default(start))))
     if not bundles:
         return failure
@@ -176,13 +175,6 @@ def prepare(
 ) -> Prepared:
     """Return a job that only has to be started.
 
-    Args:
-        config: the project's settings.
-        options: what the command line overrides.
-        bundle: the bundle and what is in it.
-        action: the purpose of the job.
-        source: the source of the nodes.
-
     Raises:
         ConfigError: there is nothing to run, or nothing of that name, or a value that cannot be
             used.
@@ -219,13 +211,11 @@ def prepare(
 
 
 def _ignored_block(config: Config, options: JobOptions) -> Iterator[str]:
-    """Yield a note if the script names requirements that the project's bundle does not follow."""
     if options.bundle is None and not options.bundle_id:
         yield from script.without_effect(config, options.command or config.project.command)
 
 
 def _notes_on(job: Job, source: Source) -> Iterator[str]:
-    """Yield what the user is to know of a job's variables and of what is brought back."""
     absent = [name for name in job.launch.pass_env if name not in os.environ]
     if absent and source != "inside":
         yield f"pass-env: {', '.join(absent)} not set here, so no rank gets a value"
@@ -236,7 +226,7 @@ def _notes_on(job: Job, source: Source) -> Iterator[str]:
 
 
 def _unlaunchable(job: Job, manifest: Manifest) -> Iterator[str]:
-    """Yield a note if nodes that pass the checks of ``verify`` could not start any rank."""
+    """Yield a note if nodes pass ``verify`` but could not start any rank."""
     if job.action is not Action.VERIFY:
         return
     try:
@@ -250,11 +240,6 @@ _ALLOCATIONS: Mapping[Source, Allocation] = {"local": Allocation.LOCAL, "ssh": A
 
 
 def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
-    """Return options that name the hosts of the job, as many as it is to have.
-
-    Raises:
-        ConfigError: there are too few.
-    """
     hosts = hosts_of(options, config, os.environ)
     names = hosts.names if hosts else ()
     least, most = options.nodes or (len(names), len(names))
@@ -273,7 +258,7 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
 
 
 def _with_staged_script(config: Config, options: JobOptions) -> JobOptions:
-    """Return options that name a script of the project by its place there, as hosts know it."""
+    """Name a script of the project by its path there: hosts have a copy of the project."""
     command = options.command or config.project.command
     if not command or config.project.path is None:
         return options
@@ -319,7 +304,7 @@ def script_facts(
 
 
 def _withheld(passed: Collection[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note that names the variables withheld from ranks as secrets; never their values."""
+    """Yield a note that names the variables withheld as secrets, and never their values."""
     kept = without_secrets(env, (*CREDENTIALS, *passed))
     names = sorted(env.keys() - kept.keys())
     if names:

@@ -93,10 +93,6 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
 def in_project(name: str, project: Path) -> str:
     """Return a script's path below the project's folder, which hosts have a copy of.
 
-    Args:
-        name: a script as the command line has it.
-        project: the project's folder, on this machine.
-
     Returns:
         The path from that folder where an absolute path, or one with ``..``, leads into it; else
         the name as it is.
@@ -111,10 +107,6 @@ def prefer_here(name: str, project: Path) -> str:
     """Return a name of a script that means the one in this directory, a folder of the project.
 
     Ranks look for it at the top of the project first, which may have another one of that name.
-
-    Args:
-        name: a script as the command line has it.
-        project: the project's folder, on this machine.
     """
     if not (_is_here(name) and _is_here(str(project / name))):
         return name
@@ -123,14 +115,12 @@ def prefer_here(name: str, project: Path) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name as it may be shown."""
     if name.isprintable() and " " not in name and 0 < len(name) <= _MAX_SHOWN:
         return name
     return repr(name[:_MAX_SHOWN])
 
 
 def _hint(path: str, scripts: Collection[str]) -> str:
-    """Return the script that was probably meant, or a reason why it may be missing."""
     module = _entry_point_here(path)
     if module:
         return f"it is an entry point of pyproject.toml; start its module: -m {module}"
@@ -153,7 +143,6 @@ def _entry_point_here(name: str) -> str:
 
 
 def _is_here(name: str) -> bool:
-    """Return whether the working directory has a file of this name, or a folder Python can run."""
     path = Path(name)
     try:
         return path.is_file() or (path / "__main__.py").is_file()
@@ -162,7 +151,6 @@ def _is_here(name: str) -> bool:
 
 
 def _is_python(path: Path) -> bool:
-    """Return whether Python can run a file or folder that is here."""
     if path.suffix in _SUFFIXES or path.is_dir():
         return True
     try:

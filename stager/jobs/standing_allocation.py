@@ -18,8 +18,6 @@ _NODES = "SLURM_JOB_NODELIST"
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """An option whose value in the allocation is in a variable."""
-
     option: str
     """The option."""
     variable: str
@@ -68,12 +66,7 @@ _UNKNOWN = {
 
 
 def ignored_elsewhere(options: JobOptions, where: Allocation) -> Iterator[str]:
-    """Yield a note about the options of Slurm, where nodes come from somewhere else.
-
-    Args:
-        options: what the command line asks for.
-        where: the place.
-    """
+    """Yield a note about the options of Slurm, where nodes come from somewhere else."""
     names = {key: known.option for key, known in _KNOWN.items()} | _UNKNOWN
     if where == Allocation.SSH:
         del names["exclude"]  # which leaves hosts out, too
@@ -84,10 +77,6 @@ def ignored_elsewhere(options: JobOptions, where: Allocation) -> Iterator[str]:
 
 def without_effect(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note about the options that have no effect in this allocation.
-
-    Args:
-        options: what the command line asks for.
-        env: the variables of this process, which runs in the allocation.
 
     Raises:
         ConfigError: options that contradict the allocation; all of them are named.

@@ -231,7 +231,6 @@ def run_result(outcome: Outcome) -> RunResult:
 
 
 def _node_check(outcome: Outcome, node: str) -> NodeCheck:
-    """Return the check of a node, from its answer to the probe and its problems."""
     probe = outcome.probes.get(node)
     problems = outcome.problems.get(node, ())
     return NodeCheck(

@@ -44,10 +44,6 @@ def stamp(line: bytes, year: int) -> float | None:
     """Return a line's time stamp, in seconds since the epoch; None where it has none.
 
     A stamp without a time zone is in this machine's.
-
-    Args:
-        line: without its end.
-        year: the year of stamps that do not name one.
     """
     if b"\x1b" in line:
         line = show_block_as_terminal(line)
@@ -65,7 +61,7 @@ def stamp(line: bytes, year: int) -> float | None:
 def _seconds(
     date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None], year: int
 ) -> float | None:
-    """Return the time of a stamp's parts; None for one that cannot be."""
+    """Return the time of a stamp's parts; None for an impossible date."""
     day, month = int(date["day"] or 0), _month(date)
     try:
         whole = datetime(
@@ -89,14 +85,13 @@ def _month(date: Mapping[str, bytes | None]) -> int:
 
 
 def _year(date: Mapping[str, bytes | None], clock: Mapping[str, bytes | None]) -> int:
-    """Return the year of a stamp; 0 where it names none."""
+    """Return the year of a stamp; 0 if it has none."""
     if short := date.get("short_year"):
         return 2000 + int(short)
     return int(date.get("year") or clock["late_year"] or 0)
 
 
 def _zone(clock: Mapping[str, bytes | None]) -> timezone | None:
-    """Return the time zone of a stamp; None where it names none."""
     zone = clock["zone"]
     if clock["utc"] or zone == b"Z":
         return timezone.utc
@@ -123,7 +118,6 @@ class Clock:
     """The times of the lines of a job's logs."""
 
     def __init__(self, files: JobFiles) -> None:
-        """Read the driver's order of pieces, if there is one."""
         self._pieces = _order(files.order) if files.job_id else {}
 
     def pieces(self, log: LogFile) -> Pieces | None:

@@ -51,20 +51,13 @@ def errors_of(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 class _Trace:
-    """A traceback that may have more lines.
-
-    Attributes:
-        lines: those that it has.
-        ended: whether the last of them is its exception.
-    """
-
     def __init__(self, first: Line) -> None:
         self.lines = [first]
         self.ended = False
         self._prefix: TracebackPrefix | None = None
 
     def take(self, line: Line) -> bool:
-        """Add a line; return False for one of another writer's."""
+        """Add a line; return False if another process wrote it."""
         if self._prefix is None:
             self._prefix = TracebackPrefix(self.lines[0].text, line.text)
         text = self._prefix.strip(line.text)
@@ -86,7 +79,7 @@ def _is_error(text: str) -> bool:
 
 @functools.cache
 def _at_beginning() -> tuple[CatalogueEntry, ...]:
-    """Return the entries whose pattern asks for the beginning of a line, without its prefixes."""
+    """Return the entries whose pattern starts at the beginning of a line, after its prefixes."""
     return tuple(entry for entry in catalogue() if _BEGINNING.search(entry.expression))
 
 

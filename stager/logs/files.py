@@ -209,7 +209,6 @@ def _no_such_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerErro
 
 
 def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
-    """Return lines that list the newest jobs of a directory; none where there are no jobs."""
     if not jobs:
         return []
     lines = [f"  {_summary(log_dir, job_id)}" for job_id in reversed(jobs[-_LISTED:])]
@@ -217,7 +216,6 @@ def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
 
 
 def _at_path(path: Path) -> JobFiles | None:
-    """Return the logs of a directory, or a single log; None where there is neither."""
     found = _stat(path)
     if found is not None and stat.S_ISDIR(found.st_mode):
         return _in_folder(path)
@@ -253,10 +251,7 @@ def _foreign_logs(folder: Path) -> list[LogFile]:
 
 
 def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
-    """Return the older jobs of somebody else's, and the logs that are not theirs.
-
-    Slurm's and PBS' numbers grow; the times of files do not survive every copy.
-    """
+    """Separate older jobs by number, which Slurm and PBS increase: copies lose file times."""
     jobs = sorted({log.job for log in logs if log.job}, key=int)
     if len(jobs) < 2:
         return [], list(logs)
@@ -274,7 +269,7 @@ def _of_newest_job(logs: Sequence[LogFile]) -> tuple[list[str], list[LogFile]]:
 
 
 def _with_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
-    """Return the logs; local ranks are ranks where torchrun has left the folders of one node."""
+    """Use local ranks as ranks if torchrun has left the directories of only one node."""
     runs = {
         log.path.parents[2]
         for log in logs
@@ -286,7 +281,7 @@ def _with_ranks(logs: Sequence[LogFile]) -> list[LogFile]:
 
 
 def _jobs(folder: Path) -> list[str]:
-    """Return the jobs that have left files, the one that last wrote something at the end."""
+    """Return the jobs that have left files, the last one to write at the end."""
     changed: dict[str, float] = {}
     for path in _entries(folder):
         name = _job_name(path)
@@ -296,7 +291,6 @@ def _jobs(folder: Path) -> list[str]:
 
 
 def _job_name(path: Path) -> str:
-    """Return the job whose events or batch log a file is by its name; empty for any other."""
     name = _EVENTS.match(path.name) or _BATCH.match(path.name)
     return name[1] if name else ""
 
@@ -356,7 +350,6 @@ def foreign(path: Path, folder: Path) -> LogFile:
 
 
 def _host(shown: str, job: str) -> str:
-    """Return the node that a path names; empty for none."""
     name = shown.rpartition("/")[2]
     if behind := _BEHIND_JOB.fullmatch(name):
         return behind["node"]
@@ -367,7 +360,6 @@ def _host(shown: str, job: str) -> str:
 
 
 def _job_number(name: str) -> str:
-    """Return the number of a job that a file's name has; empty for none."""
     for pattern in _JOB_NUMBERS:
         if named := pattern.search(name):
             return named[1]
@@ -379,7 +371,6 @@ def _job_number(name: str) -> str:
 
 
 def _number_of_folders(shown: str) -> str:
-    """Return the number of a job that the folders of a path name; empty for none."""
     folders = _OF_TORCHRUN.sub("/-", shown).split("/")[:-1]
     of_folders = (_JOB_FOLDER.fullmatch(folder) for folder in folders if not _DATE.search(folder))
     return next((folder[1] for folder in of_folders if folder), "")
@@ -398,7 +389,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _refuse_unreadable(paths: Sequence[Path]) -> None:
-    """Refuse files of which none can be read: nothing found in them would look like all is well."""
+    """Refuse files if none can be read: no findings would look like no failure."""
     if not paths or any(os.access(path, os.R_OK) for path in paths):
         return
     others = f", nor can {len(paths) - 1} more" if len(paths) > 1 else ""
@@ -408,7 +399,6 @@ def _refuse_unreadable(paths: Sequence[Path]) -> None:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return all files below a directory, except those in folders that cannot be entered."""
     files = []
     for parent, _, names in os.walk(folder):
         files += [Path(parent, name) for name in names]

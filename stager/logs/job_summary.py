@@ -43,7 +43,6 @@ class JobSummary:
         return f"dry run of {self.action.value}" if self.dry_run else self.action.value
 
     def __str__(self) -> str:
-        """Return it in one line."""
         what = self.action.value if self.action else ""
         of_project = f" of {self.project}" if self.project else ""
         dry_run = "dry run" if self.dry_run else ""
@@ -52,13 +51,7 @@ class JobSummary:
 
 
 def job_summary(job_id: str, description: Path, changed: float) -> JobSummary:
-    """Return what is known of a job.
-
-    Args:
-        job_id: its number.
-        description: ``job.json``, which the driver writes as the job begins.
-        changed: when the job's other files last changed, in seconds since the epoch.
-    """
+    """Summarize a job; ``changed`` (s since the epoch) is its time without a ``job.json``."""
     try:
         with opened(description) as handle:
             job = parse(json.load(handle))
@@ -71,7 +64,7 @@ def job_summary(job_id: str, description: Path, changed: float) -> JobSummary:
 
 
 def _minute(seconds: float) -> str:
-    """Return a time in this machine's zone; empty for none, and for one that cannot be."""
+    """Format a time in the local zone; empty for 0 and for an invalid one."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
     except (OverflowError, ValueError, OSError):

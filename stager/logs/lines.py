@@ -62,12 +62,7 @@ class LogReader:
     """
 
     def __init__(self, log: LogFile, suspects: Suspects | None = None) -> None:
-        """Begin at the start of the file.
-
-        Args:
-            log: the file.
-            suspects: picks the lines that are asked for; None for all.
-        """
+        """Start at the beginning; ``suspects`` selects lines, None all."""
         self.log = log
         self._suspects = suspects
         self._open: list[Open] = []
@@ -78,12 +73,7 @@ class LogReader:
         self._year = year_of(log.path)
 
     def take(self, raws: Sequence[bytes], time: float | None = None) -> Iterator[Line]:
-        """Yield lines of the file, with names and times.
-
-        Args:
-            raws: the next lines of the file.
-            time: the time of all of them; None takes their own stamps.
-        """
+        """Yield the file's next lines; all get the time, None uses their own stamps."""
         wanted = self._wanted(raws)
         skipped = 0
         for at, raw in enumerate(raws):
@@ -101,12 +91,11 @@ class LogReader:
             yield self._line(raw)
 
     def _advance(self, time: float | None) -> None:
-        """Take the time of a line, unless it has none, or goes back."""
+        """Set the time, which never goes back."""
         if time is not None:
             self.time = max(self.time, time)
 
     def _line(self, raw: bytes) -> Line:
-        """Return the line that was read last."""
         text = show_as_terminal(_last_state(raw).decode(errors="replace"))
         rank, node = self.log.rank, self.log.node
         if not self.log.own:
@@ -126,12 +115,7 @@ class LogReader:
         return next((time for time in times if time is not None), None)
 
     def rest(self, *, whole: bool = False, time: float | None = None) -> Iterator[Line]:
-        """Yield all lines from here to the end of the file.
-
-        Args:
-            whole: leave a last line that has no end yet for the next time.
-            time: the time of all of them; None takes their own stamps.
-        """
+        """Yield the remaining lines; ``whole`` keeps an unfinished last one for the next call."""
         while True:
             try:  # opened for each block: there may be more files than may be open
                 with opened(self.log.path) as handle:
@@ -165,12 +149,12 @@ class LogReader:
 
 
 def _last_state(raw: bytes) -> bytes:
-    """Return what a terminal shows last of a line: a progress bar is written over itself."""
+    """Return what a terminal shows last of a line that a progress bar overwrites."""
     return raw[raw.rstrip(b"\r\n").rfind(b"\r") + 1 :] if b"\r" in raw else raw
 
 
 def _writer_of(text: str, log: LogFile) -> tuple[int | None, str]:
-    """Return rank and node of a line, from its prefixes, else from the name of its file."""
+    """Return rank and node of a line, by its prefixes, else by its file's name."""
     head = text[:_LONGEST_PREFIX]
     if not any(part in head for part in _PARTS_OF_MARKS):  # most lines; parsing takes longer
         return log.rank, log.node
@@ -217,8 +201,6 @@ def _pieces(order: Path) -> Iterator[tuple[float, tuple[str, int], int]]:
 
 
 class _Open:
-    """The files that were read last, open."""
-
     def __init__(self) -> None:
         self._handles: collections.OrderedDict[Path, BinaryIO] = collections.OrderedDict()
 
@@ -230,7 +212,6 @@ class _Open:
             handle.close()
 
     def get(self, path: Path) -> BinaryIO | None:
-        """Return a file, open; None where it cannot be read."""
         if path in self._handles:
             self._handles.move_to_end(path)
             return self._handles[path]

@@ -60,7 +60,7 @@ class LineFilter:
         return self._is_on_wanted(line.node)
 
     def _is_on_wanted(self, node: str) -> bool:
-        """Return whether a node is wanted, whether or not its domain is named."""
+        """Return whether a node is wanted, with or without its domain."""
         return not self.nodes or node in self.nodes or node.partition(".")[0] in self.nodes
 
 
@@ -82,7 +82,6 @@ def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
 def _by_order(
     files: JobFiles, logs: Sequence[LogFile]
 ) -> tuple[Sequence[LogFile], Sequence[LogFile]]:
-    """Return the logs whose pieces the driver has put in order, and all others."""
     if not files.order.exists():
         return (), logs
     return [log for log in logs if log.own], [log for log in logs if not log.own]
@@ -95,11 +94,6 @@ def follow(
 
     Lines that are added at about the same time may be out of order by half a second. Somebody
     else's logs have no visible end: they are followed for as long as somebody reads.
-
-    Args:
-        files: returns the job's files of this moment: ranks' logs appear one after the other.
-        wanted: the choice of lines.
-        sleep: waits so many seconds.
     """
     return wanted.of(_grow(files, wanted, sleep))
 
@@ -107,7 +101,6 @@ def follow(
 def _grow(
     files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None]
 ) -> Iterator[Line]:
-    """Yield all lines of logs that grow."""
     readers: dict[Path, LogReader] = {}
     pick = Suspects() if wanted.errors else None
     added_at: float | None = None
@@ -127,17 +120,17 @@ def _grow(
 
 
 def _has_ended(files: JobFiles) -> bool:
-    """Return whether a job has its result; somebody else's logs have no visible end."""
+    """Return whether a job has its result; logs of other tools have no visible end."""
     return bool(files.job_id) and events.summarize(files.events).result is not None
 
 
 def _added(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
-    """Return the lines that a log has more; those of ranks are taken as written just now."""
+    """Yield a log's new lines; those of ranks count as just written."""
     return reader.rest(whole=not ended, time=added_at if reader.log.own else None)
 
 
 def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:
-    """Return whether a file is of a wanted rank, or may have lines of ranks it does not name."""
+    """Return whether a file is of a wanted rank, or may contain lines of several ranks."""
     return log.rank is not None or not wanted.ranks or not log.own
 
 
@@ -149,7 +142,6 @@ def _no_such_log(files: JobFiles) -> StagerError:
 
 
 def _without_logs(files: JobFiles) -> StagerError:
-    """Return the error for a job that has left no logs of ranks."""
     job, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
     summary = files.summary
     if summary.planned_only or summary.action is Action.VERIFY:

@@ -14,11 +14,6 @@ _HINT = "name another one with --output"
 def output_place(path: Path, files: JobFiles, what: str) -> Path:
     """Return the path that a file is written to; a link stays one, and its target is renewed.
 
-    Args:
-        path: the path that the user has named.
-        files: the files of the job that the new one is about.
-        what: the new file in a word, as ``the report``.
-
     Raises:
         StagerError: a device or a pipe lies there, or one of the job's own files.
     """

@@ -186,11 +186,7 @@ class ParsedLine:
 
 @functools.lru_cache(maxsize=1 << 11)  # a block of lines is gone through twice
 def parse_line(line: str) -> ParsedLine:
-    """Separate a line of a log from its prefixes.
-
-    Args:
-        line: one line, with or without its end.
-    """
+    """Separate a line of a log from its prefixes."""
     text = show_as_terminal(line)
     if _is_plain(text):
         return ParsedLine(text=text, logged=text)
@@ -228,12 +224,7 @@ class TracebackPrefix:
     """What stands before each line of one traceback."""
 
     def __init__(self, first: str, below: str) -> None:
-        """Learn it from two lines, as a terminal shows them.
-
-        Args:
-            first: the line that begins the traceback.
-            below: the line below it; empty if it is not there yet.
-        """
+        """Learn the prefix from a traceback's first two lines, empty if there is no second yet."""
         box = _BOX_TOP.match(first)
         self._indent = box[1] if box else ""
         line = parse_line(first)
@@ -294,7 +285,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
-    """Match a prefix that names the writer of a line; behind a time, no words that may be hosts."""
+    """Match a prefix that names a line's writer; after a time, no word that may be a host."""
     mark = _MARK.match(text) or (_GROUP.match(text) if text.startswith("  ") else None)
     if mark is None and not has_stamp:
         mark = _FIRST_MARK.match(text)
@@ -302,7 +293,7 @@ def _match_mark(text: str, *, has_stamp: bool) -> re.Match[str] | None:
 
 
 def _end_of_logger(text: str, told: dict[str, str]) -> int:
-    """Return the length of a logger's prefix; 0 for none."""
+    """Return the length of a logger's prefix, 0 for none; note what it names."""
     start = _LOGGER.match(text)
     if start is None:
         return 0
@@ -318,7 +309,6 @@ def _end_of_logger(text: str, told: dict[str, str]) -> int:
 def _collect(
     match: re.Match[str], told: dict[str, str], groups: dict[str, str] | None = None
 ) -> None:
-    """Note what the groups of a prefix tell: by their names, and by the first words of these."""
     for name in _TOGETHER.get(match.lastgroup or "", ()):
         if value := match[name]:
             told[name.partition("_")[0]] = value
@@ -332,10 +322,7 @@ def _number(told: dict[str, str], name: str) -> int | None:
 
 
 def _unbox(text: str) -> str:
-    """Return the text in a line of a box, indented as the lines of a traceback are.
-
-    The last line of a box that rich draws, which Python has no line for, stays.
-    """
+    """Return a line without its box; keep the last line of rich's, which Python does not write."""
     box = text.strip(" ")
     ends = box[:1] + box[-1:] if len(box) > 1 else ""
     if ends in _BOX_TITLES:

@@ -45,13 +45,7 @@ class Refused:
 
 @contextmanager
 def remembered(log_dir: Path, command: str, project: Path) -> Iterator[None]:
-    """Leave a note if the block fails and no job has written anything meanwhile.
-
-    Args:
-        log_dir: the directory for the job's logs; without one, no older job can be mistaken.
-        command: the command that the user has called.
-        project: its settings file, or the folder it was called in.
-    """
+    """Leave a note if the block fails and no job has written anything meanwhile."""
     started = time()
     try:
         yield
@@ -77,12 +71,7 @@ def _leave(path: Path, command: str, project: Path, error: StagerError) -> None:
 
 
 def newest(log_dir: Path, project: Path) -> Refused | None:
-    """Return the last such command of a project; None where a job has begun since it.
-
-    Args:
-        log_dir: the directory for the logs of jobs.
-        project: as for :func:`remembered`; a command of another project does not count.
-    """
+    """Return the last such command of a project; None where a job has begun since it."""
     path = log_dir / NAME
     try:
         with opened(path) as handle:

@@ -64,11 +64,7 @@ class JobResult:
 
 
 def job_result(event: JobEnds | None) -> JobResult:
-    """Return the result of a job as its diagnosis uses it, without what cannot be true.
-
-    Args:
-        event: the driver's last event; None for a job that has none.
-    """
+    """Return the result of a job as its diagnosis uses it, without what cannot be true."""
     if event is None:
         return JobResult()
     return JobResult(
@@ -88,12 +84,11 @@ def job_result(event: JobEnds | None) -> JobResult:
 
 
 def _with_rank(records: Iterable[_OfRank] | None) -> tuple[_OfRank, ...]:
-    """Return the records whose rank can be true."""
     return tuple(record for record in records or () if record.rank >= 0)
 
 
 def _departed(ranks: Iterable[Departure | Vanished]) -> tuple[RankProcess, ...]:
-    """Return ranks whose end has a time; without one nobody knows whom it kept waiting."""
+    """Return ranks whose end has a time: without one it is unknown which ranks they delayed."""
     return tuple(
         RankProcess(
             node=rank.node,

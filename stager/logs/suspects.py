@@ -36,7 +36,6 @@ class Suspects:
     """Picks lines; one for all logs of a job, as it remembers words."""
 
     def __init__(self) -> None:
-        """Begin without any known word."""
         needles = (entry.needle for entry in catalogue())
         self._prefilter = Prefilter(text.lower() for text in (*WORDS, TRACEBACK, *needles))
 
@@ -44,10 +43,6 @@ class Suspects:
         self, raws: Sequence[bytes], before: Sequence[Open]
     ) -> tuple[Collection[int], list[Open]]:
         """Return the places of the lines to look at.
-
-        Args:
-            raws: lines of one log.
-            before: the tracebacks that the lines before them have left open.
 
         Returns:
             the places, and the tracebacks that these lines leave open.
@@ -72,12 +67,10 @@ class Suspects:
 
 
 def _shapes(lines: Sequence[bytes]) -> list[bytes]:
-    """Return the lines in lower case and without digits."""
     return b"\n".join(lines).lower().translate(None, _DIGITS).split(b"\n") if lines else []
 
 
 def _as_terminal(raws: Sequence[bytes]) -> list[bytes]:
-    """Return the lines as a terminal shows them."""
     shown = show_block_as_terminal(b"".join(raws)).split(b"\n")
     if raws and len(shown) == len(raws) + raws[-1].endswith(b"\n"):
         return shown[: len(raws)]
@@ -94,7 +87,7 @@ def _prefix(lines: Sequence[bytes], at: int) -> TracebackPrefix:
 
 
 def _end(lines: Sequence[bytes], start: int, trace: Open) -> tuple[int, Open | None]:
-    """Return the place behind the last line of a traceback, and the rest that is still open."""
+    """Return the position after a traceback's last line, and the rest that is still open."""
     stop = min(start + trace.lines, len(lines))
     for at in range(start, stop):
         text = trace.prefix.strip(_text(lines[at]))

@@ -46,7 +46,6 @@ class MirrorFolder:
     """The folder of a mirror, which this process holds alone; see :func:`held`."""
 
     def __init__(self, root: Path) -> None:
-        """Name the folder."""
         self.root = root
 
     @property
@@ -135,10 +134,6 @@ class MirrorFolder:
 def held(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
     """Make the folder if need be, and hold it alone until the block ends.
 
-    Args:
-        root: the folder.
-        waiting: called once if another process holds it.
-
     Raises:
         StagerError: it holds something else, or cannot be written.
     """
@@ -184,7 +179,6 @@ def refuse_other(root: Path) -> None:
 
 
 def _begin(root: Path, handle: int) -> None:
-    """Remove unfinished files, and complete a new folder."""
     _remove(path for path in root.rglob(".*.part") if _PARTIAL.fullmatch(path.name))
     if os.fstat(handle).st_size:
         return
@@ -217,7 +211,6 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Remove files, and folders with all that is in them."""
     for path in list(paths):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

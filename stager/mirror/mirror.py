@@ -42,12 +42,6 @@ def mirror_wheels(
 ) -> MirrorResult:
     """Add the wheels of requirements, or of the project's lock, to the mirror in a folder.
 
-    Args:
-        config: the project's settings.
-        root: the folder; it is made if it is not there.
-        wanted: what to add, and for which targets.
-        listener: told the progress.
-
     Raises:
         StagerError: the wheels cannot be had; the folder is something else, or cannot be written;
             or wheels in it are damaged (all of them).

@@ -85,11 +85,9 @@ class _Comparison:
     """What is wanted."""
 
     def added(self) -> tuple[Wheel, ...]:
-        """Return the wanted wheels that are not there."""
         return tuple(wheel for name, wheel in self.wanted.items() if name not in self.present)
 
     def replaced(self) -> tuple[Wheel, ...]:
-        """Return the wanted wheels in whose places there is something else."""
         return tuple(
             wheel
             for name, wheel in self.wanted.items()
@@ -97,7 +95,6 @@ class _Comparison:
         )
 
     def damaged(self) -> list[str]:
-        """Return the wheels that are not what the record says, and that nothing replaces."""
         return [
             name
             for name, digest in self.present.items()
@@ -105,18 +102,13 @@ class _Comparison:
         ]
 
     def damages(self) -> list[str]:
-        """Return a line for each damaged wheel."""
         return [
             f"{name}: is damaged: expected sha256 {self.recorded[name]}, found {self.present[name]}"
             for name in self.damaged()
         ]
 
     def conflicts(self, built: Collection[str]) -> list[str]:
-        """Return a line for each sound wheel of which another file with its name is wanted.
-
-        Args:
-            built: the wheels that were built here, which come out differently each time.
-        """
+        """Report sound wheels that others would replace, except built ones: those always differ."""
         replaced = {wheel.path.name: wheel for wheel in self.replaced()}
         return [
             f"{name}: the mirror has another file of this name: sha256 {self.present[name]}; "
@@ -126,17 +118,14 @@ class _Comparison:
         ]
 
     def kept(self) -> dict[str, Digest]:
-        """Return the wheels that stay as they are, with their digests."""
         others = {wheel.path.name for wheel in self.replaced()} | set(self.damaged())
         return {name: digest for name, digest in self.present.items() if name not in others}
 
     def missing(self) -> tuple[str, ...]:
-        """Return the wheels of the record that are gone, and are not wanted now."""
         return tuple(sorted(self.recorded.keys() - self.present.keys() - self.wanted.keys()))
 
 
 def _listed(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
-    """Return what the index says of wheels, and why it cannot list some."""
     listed, problems = [], []
     for path, digest in wheels.items():
         try:
@@ -168,7 +157,6 @@ def _digest(path: Path) -> Digest:
 
 
 def _remedy(folder: MirrorFolder, damaged: Sequence[str]) -> str:
-    """Return what to do about wheels with problems."""
     pins = []
     for name in damaged:
         try:

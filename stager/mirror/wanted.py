@@ -66,12 +66,6 @@ def wanted_wheels(
 ) -> WantedWheels:
     """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held.
 
-    Args:
-        config: the settings: the target, the indexes, and the project's requirements.
-        wanted: what is wanted, and for which targets.
-        store: the offline root, which keeps the wheels.
-        listener: told the progress.
-
     Raises:
         StagerError: they cannot be resolved, fetched or built.
     """
@@ -88,15 +82,7 @@ def wanted_wheels(
 def _of_target(
     project: Config, settings: Config, wanted: MirrorRequest, store: Store, listener: Listener
 ) -> WantedWheels:
-    """Fetch the wheels for one target.
-
-    Args:
-        project: the project's settings.
-        settings: the same, with this target.
-        wanted: what is wanted.
-        store: the offline root.
-        listener: told the progress.
-    """
+    """Fetch the wheels for one target; ``settings`` are the project's with that target."""
     options = ResolveOptions(offline=wanted.offline, note=listener.note)
     listener.begin("lock")
     asked = wanted.requirements
@@ -118,11 +104,7 @@ def _of_target(
 
 
 def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
-    """Return the spec of some requirements, for the target and the indexes of the project.
-
-    Raises:
-        ConfigError: they cannot be read, or those of the project cannot.
-    """
+    """Return the spec of requirements, for the project's target and indexes."""
     environment = replace(config.environment, requirements=tuple(requirements), constraints=())
     try:
         asked = read_spec(replace(config, root=Path.cwd(), environment=environment))

@@ -75,11 +75,7 @@ def listed_wheel(path: Path, sha256: Digest) -> ListedWheel:
 
 
 def _metadata(path: Path) -> bytes:
-    """Return the METADATA file of a wheel, whole.
-
-    Raises:
-        OSError: the wheel cannot be read; or any other of ``UNREADABLE``.
-    """
+    """Return the METADATA file of a wheel; raise one of ``UNREADABLE``."""
     with opened(path) as handle, zipfile.ZipFile(handle) as archive:
         members = list(filter(_MEMBER.fullmatch, archive.namelist()))
         if len(members) != 1:

@@ -24,13 +24,7 @@ _OF_JOB = ".job-"
 
 
 def mark(store: Store, bundle: Path, job_id: str = "") -> bool:
-    """Mark a bundle that a batch script names, and return whether it stays.
-
-    Args:
-        store: the offline root; a bundle elsewhere is removed by nobody.
-        bundle: the bundle.
-        job_id: the job that was submitted; empty for a script that was printed.
-    """
+    """Mark a bundle for a script (no job id: one that was printed); return whether it stays."""
     if bundle.parent != store.root / "bundles":
         return True
     try:
@@ -48,13 +42,7 @@ def unmark(bundle: Path, job_id: str) -> None:
 
 
 def is_marked(bundle: Path, now: float, *, by_jobs: bool = False) -> bool:
-    """Return whether a batch script names a bundle, as far as is known.
-
-    Args:
-        bundle: the bundle.
-        now: seconds since the epoch.
-        by_jobs: True if only jobs count that wait or run, and not scripts that were printed.
-    """
+    """Return whether a batch script names a bundle; ``by_jobs`` ignores printed scripts."""
     marks = marks_in(bundle.parent, bundle.name, by_jobs=by_jobs)
     return any(_age(path, now) < _SECONDS for path in marks)
 

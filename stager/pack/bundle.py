@@ -116,7 +116,7 @@ def pack(contents: Contents, store: Store) -> Packed:
 
 
 def _keep(decompressor: Wheel, store: Store, checked: Collection[str]) -> None:
-    """Put the decompressor where a thin bundle has it; a wheel may be removed, or changed."""
+    """Store the decompressor beside the layers: its wheel may be removed or changed."""
     path = store.layers / f"{decompressor.sha256}.whl"
     if path.name in checked:
         return
@@ -143,12 +143,6 @@ def requires(
 
     It is often much older than the target's own, so a bundle built on a new login node runs on
     older compute nodes if its wheels allow it.
-
-    Args:
-        target: the target the environment was resolved for.
-        wheels: the wheels, whose tags count.
-        bundled_glibc: the oldest glibc for the bundle's own Python; None without one.
-        files: what the files in the wheels need, which their tags may understate.
     """
     libc, newest = target.libc
     needs = [*files, *(tag_need(wheel, newest) for wheel in wheels)]
@@ -192,7 +186,7 @@ def short_name(filename: str) -> str:
 
 
 def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None:
-    """Refuse layers with a path in common that would overwrite each other, or cannot coexist."""
+    """Refuse layers of which one would overwrite or block a path of another."""
     owners: dict[str, tuple[Layer, str]] = {}
     faults = []
     for layer, index in zip(layers, indexes, strict=True):

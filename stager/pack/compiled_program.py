@@ -31,10 +31,6 @@ def compiled_program(program: Path, store: Store) -> Path:
     lock, for which a read-only descriptor is enough. If another Python runs on such a store, the
     program without bytecode is used, which only starts more slowly.
 
-    Args:
-        program: the program of a bundle, in the store.
-        store: the offline root, which keeps the other one, too.
-
     Raises:
         StagerError: it cannot be written.
     """
@@ -81,7 +77,6 @@ def _seal(program: str, content: bytes) -> bytes:
 
 
 def _is_whole(path: Path, program: str) -> bool:
-    """Return whether a file exists and is the one written for the program of this digest."""
     try:
         data = bytes_of(path)
     except OSError:

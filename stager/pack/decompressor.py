@@ -23,11 +23,6 @@ _LAST_WITHOUT_ZSTD = "3.13"
 def decompressor_lock(target: Target, *, bundled_python: bool = False) -> Lock | None:
     """Return the pinned wheel for a target, as a lock of one file; None if Python has zstd itself.
 
-    Args:
-        target: the target.
-        bundled_python: true if the target's Python is in the bundle: another one unpacks it, by
-            the library in the wheel, whatever Python that is for.
-
     Raises:
         ResolveError: there is no wheel for the target.
     """

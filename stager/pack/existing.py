@@ -102,7 +102,6 @@ def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
 
 
 def _refuse_carried(path: Path) -> None:
-    """Refuse a file that carries a bundle, and is none itself."""
     mark = LABEL_NAME.encode() + b"\0"
     with suppress(OSError), regular_files.opened(path) as handle:
         if handle.read(len(mark)) == mark:
@@ -114,7 +113,6 @@ def _refuse_carried(path: Path) -> None:
 
 
 def _refuse_another(path: Path, actual: Digest, asked: str) -> None:
-    """Refuse a bundle with another id than the requested one, or than its name says."""
     named = _NAMED.search(path.name)
     if not actual.startswith(asked):
         raise BundleError(
@@ -217,11 +215,6 @@ def pruned(path: Path) -> Pruned:
 def node_program(path: Path, store: Store, asked: str = "") -> Path:
     """Return the far side's program from a bundle, as a file that Python can run.
 
-    Args:
-        path: the bundle.
-        store: the offline root, which keeps the program.
-        asked: the id that the bundle must have.
-
     Raises:
         BundleError: see :func:`opened`.
     """
@@ -236,13 +229,7 @@ def node_program(path: Path, store: Store, asked: str = "") -> Path:
 
 
 def remember(store: Store, project: Path, newest: Newest) -> None:
-    """Record the newest bundle of a project.
-
-    Args:
-        store: the offline root, which keeps the note.
-        project: the project's settings file.
-        newest: the bundle.
-    """
+    """Record the newest bundle of a project."""
     note = {
         "project": str(project),
         "bundle": newest.path.name,
@@ -283,13 +270,7 @@ def _for_builds(store: Store, bundle: Path) -> Path:
 
 
 def remember_import(store: Store, name: str, bundle: Path) -> None:
-    """Record the bundle of a project that was imported last, so that it is kept.
-
-    Args:
-        store: the offline root, which keeps the note.
-        name: the project's name.
-        bundle: the bundle in the store.
-    """
+    """Record the bundle of a project that was imported last, so that it is kept."""
     with store.publishing(store.imports / f"{name}.txt") as partial:
         partial.write_text(bundle.name + "\n", encoding="utf-8")
 
@@ -349,7 +330,7 @@ def clear_away(path: Path) -> bool:
 
 
 def _seal(bundle: Path) -> Path:
-    """Return the note of :mod:`.seals`; no folder is made in a store to look at it."""
+    """Return the path of a note of :mod:`.seals`, without creating its directory."""
     return bundle.parents[1] / "seals" / f"{bundle.name}.txt"
 
 

@@ -130,10 +130,6 @@ class InspectionWithFiles(Inspection):
 def inspect(path: Path, *, asked: str = "") -> Inspection:
     """Return what is in a bundle.
 
-    Args:
-        path: the bundle.
-        asked: the id it must have.
-
     Raises:
         BundleError: it cannot be read, or is damaged.
     """
@@ -150,7 +146,6 @@ def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
 
 
 def _listing(bundle: BundleFile) -> Iterator[InspectedFile]:
-    """Yield every file of a bundle."""
     for layer in bundle.manifest.layers:
         for entry in bundle.index(layer, bundle.head(layer), decompress_index).files:
             yield InspectedFile(
@@ -177,7 +172,6 @@ def _inspection(path: Path, bundle: BundleFile) -> Inspection:
 
 
 def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
-    """Yield the models and data sets, from what the origins of their layers say."""
     for layer in bundle.manifest.layers:
         if layer.kind != "asset":
             continue

@@ -54,8 +54,6 @@ class LibcNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Libraries:
-    """The needs of the shared libraries of one wheel for a C library."""
-
     major: int = 0
     minor: int = 0
     """The oldest glibc with which all of them load; 0.0 for any."""
@@ -66,7 +64,6 @@ class _Libraries:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The same two numbers as one version."""
         return self.major, self.minor
 
 
@@ -95,13 +92,6 @@ def file_needs(
 
     Each layer is read once, a few frames of it, and what was found is kept in the store. Programs
     do not count: that one cannot be started does not keep a module from being imported.
-
-    Args:
-        wheels: the wheels; those for any platform are not read.
-        layers: the layers made from them.
-        store: the offline root.
-        target: the platform they are for.
-        note: called where files need more than all tags promise, or another C library.
 
     Raises:
         WheelError: some need a newer glibc than the target has; all of them are named.
@@ -135,14 +125,12 @@ def file_needs(
 
 
 def _built_for_another(libraries: _Libraries, libc: str) -> str:
-    """Return a file of a wheel, and the C library that it needs in place of the nodes' own."""
     if libc == "glibc":
         return f"{libraries.musl} was built for musl" if libraries.musl else ""
     return f"{libraries.file} was built for glibc" if libraries.file else ""
 
 
 def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:
-    """Refuse libraries that cannot be loaded on the nodes that the target stands for."""
     if not needs:
         return
     newest = max(need.version for need in needs)
@@ -169,7 +157,6 @@ def _named(wheel: Wheel) -> str:
 def _remembered(
     layers: Sequence[Layer], store: Store, target: Target
 ) -> Mapping[Digest, _Libraries]:
-    """Return what the libraries of each layer need; read those that were not read before."""
     known = _read(store)
     missing = [layer for layer in layers if layer.id not in known]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -182,7 +169,6 @@ def _remembered(
 
 
 def _read(store: Store) -> dict[Digest, _Libraries]:
-    """Return what was found before; a damaged record counts as empty."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         raw = json.loads(text_of(store.root / FILE_NAME))
         return {Digest(key): _Libraries(**value) for key, value in raw.items()}
@@ -196,7 +182,6 @@ def _write(store: Store, known: Mapping[Digest, _Libraries]) -> None:
 
 
 def _libraries(layer: Layer, store: Store, machine: str) -> _Libraries:
-    """Read the shared libraries of a layer."""
     index = stored_index(store, layer)
     newest, file, musl = _NONE, "", ""
     try:

@@ -36,14 +36,7 @@ class CheckedMembers:
     """Checks members in the bundle's order: the head of a layer tells what its frames must be."""
 
     def __init__(self, manifest: Manifest, *, files: bool = False) -> None:
-        """Take what the members are compared with.
-
-        Args:
-            manifest: the bundle's.
-            files: True to compare each file in a layer with its digest, too: the digests of frames
-                prove that nothing has changed since the bundle was made, and not that its index is
-                true. Where nothing else will look, as in what was made here, somebody must.
-        """
+        """``files`` checks each file, too: frame digests do not prove that the index is true."""
         self.manifest = manifest
         self._compare_files = files
         self._layers = {name: layer for layer in manifest.layers for name, _ in layer.members}
@@ -53,10 +46,6 @@ class CheckedMembers:
 
     def pieces(self, name: str, read: Read) -> Iterator[bytes]:
         """Yield the content of a member, each piece once it is known to be right.
-
-        Args:
-            name: the member's name in the bundle.
-            read: reads it from its beginning.
 
         Raises:
             MemberError: it is damaged, or another build's.
@@ -109,7 +98,7 @@ class CheckedMembers:
 
 
 class _Files:
-    """Compares the files of a layer with their digests, while the content of its frames goes by."""
+    """Compare the files of a layer with their digests while its frames are read."""
 
     def __init__(self, index: Index) -> None:
         self._waiting = deque(index.files)  # in the order in which they lie there
@@ -117,11 +106,7 @@ class _Files:
         self._start = 0
 
     def compare(self, content: bytes) -> None:
-        """Take the content of the next frame.
-
-        Raises:
-            LayerError: a file that ends in it does not have its digest.
-        """
+        """Compare the next frame; LayerError if a file that ends in it has another digest."""
         end = self._start + len(content)
         while self._waiting and self._waiting[0].offset < end:
             entry = self._waiting[0]
@@ -159,11 +144,6 @@ def write_member(out: Writable, name: str, size: int, pieces: Iterable[bytes]) -
 
 def write_members(bundle: BundleFile, out: Writable, left_out: Collection[str] = ()) -> None:
     """Write a bundle's members, each byte of them checked, and the end of a tar.
-
-    Args:
-        bundle: the bundle, open.
-        out: the file.
-        left_out: members that are not written.
 
     Raises:
         BundleError: it is damaged.

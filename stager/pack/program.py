@@ -47,7 +47,6 @@ def make_node_program() -> bytes:
 
 
 def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the modules in a folder and in those below it, with their paths."""
     for item in folder.iterdir():
         path = f"{name}/{item.name}"
         if item.is_dir():

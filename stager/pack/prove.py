@@ -93,14 +93,6 @@ def prove(
 ) -> Proof:
     """Unpack a bundle with the network denied, and check that it is complete.
 
-    Args:
-        bundle: the file.
-        manifest: its manifest.
-        store: the offline root, to unpack in and to keep proofs: the same layers are proved once.
-        target: the target it was built for.
-        wanted: what the environment has to meet.
-        step: told which module is imported, and the how manieth of how many it is.
-
     Raises:
         BundleError: requirements that are not met, or modules that do not import; all of them.
         SpaceError: no room to unpack.
@@ -138,7 +130,6 @@ def prove(
 
 
 def _refuse(faults: Sequence[str]) -> None:
-    """Refuse an environment that lacks something."""
     if faults:
         raise BundleError(
             "the environment is not complete: it would fail on a node", hint=_HINT, context=faults
@@ -148,14 +139,13 @@ def _refuse(faults: Sequence[str]) -> None:
 def _unmet_by_metadata(
     manifest: Manifest, store: Store, target: Target, wanted: Wanted
 ) -> list[str]:
-    """Return the requirements that are not met, where the environment cannot be run."""
+    """Check the requirements by metadata alone, where this machine cannot run the environment."""
     with store.scratch("prove") as site:
         write_metadata(manifest, store, site)
         return unmet(site, wanted.requirements, target, wanted.overridden)
 
 
 def _require_relocatable(faults: Sequence[str]) -> None:
-    """Refuse a Python that takes anything from the place that it was taken from."""
     if faults:
         raise BundleError(
             "the Python that the bundle brings is not relocatable: it would fail on a node",
@@ -166,7 +156,7 @@ def _require_relocatable(faults: Sequence[str]) -> None:
 
 
 def _obstacle(manifest: Manifest, target: Target, wanted: Wanted) -> str:
-    """Return why this machine cannot run the environment, whatever it holds; empty if it can."""
+    """Return why this machine cannot run the environment; empty if it can."""
     host, needs = Target.of_host(), manifest.requires
     if (target.machine, needs.libc) != (host.machine, host.libc[0]):
         return f"this machine is not {target.machine} with {needs.libc}"
@@ -191,7 +181,7 @@ def _key(manifest: Manifest, wanted: Wanted) -> str:
 
 
 def _deny_network() -> tuple[list[str], str]:
-    """Return a command prefix that denies the network by a namespace, if the kernel allows it."""
+    """Return a prefix for a namespace without network, empty if the kernel has none; and a note."""
     for options in (["-n"], ["-r", "-n"]):
         try:
             run(["unshare", *options, "true"], timeout=_START_SECONDS)
@@ -208,7 +198,6 @@ def _probe(
     python: Path,
     step: Callable[[str, int, int], None],
 ) -> ProbeResult:
-    """Let the far side unpack and import; its last line is one JSON object."""
     names = ("http_proxy", "https_proxy", "all_proxy")
     proxies = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
     env = {**os.environ, **proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
@@ -240,7 +229,6 @@ def _probe(
 
 
 def _probe_failed(problem: Problem) -> StagerError:
-    """Return the error for a problem that stopped the probe."""
     why = problem.why.replace(f"${ROOT_VARIABLE} = ", "")  # set here, and not by the user
     text = f"it could not be proved that nothing is missing: {problem.where}: {problem.what}: {why}"
     if problem.code in _OF_THE_STORE:

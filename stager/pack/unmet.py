@@ -92,7 +92,6 @@ def unmet(
 def _faults(
     parent: str, requirement: Requirement, distribution: importlib.metadata.Distribution | None
 ) -> Iterator[str]:
-    """Yield the fault of a requirement that the installed distribution, if any, does not meet."""
     name = canonicalize_name(requirement.name)
     if distribution is None:
         yield f"{name} is missing; {parent} needs it"
@@ -102,14 +101,13 @@ def _faults(
 
 
 def _has_version(distribution: importlib.metadata.Distribution, requirement: Requirement) -> bool:
-    """Return whether a distribution is of a version that a requirement accepts."""
     return requirement.specifier.contains(distribution.version, prereleases=True)
 
 
 def _installed(
     site: Path,
 ) -> tuple[dict[NormalizedName, importlib.metadata.Distribution], list[str]]:
-    """Return the distributions in a directory by name, and a fault if any has no name."""
+    """Return the distributions by name; a fault if one has metadata without name or version."""
     distributions = list(importlib.metadata.distributions(path=[str(site)]))
     installed = {}
     for distribution in distributions:
@@ -124,7 +122,6 @@ def _installed(
 def _needs(
     distribution: importlib.metadata.Distribution, extra: str, target: Target
 ) -> Iterable[Requirement]:
-    """Yield the requirements of a distribution, or of one of its extras."""
     for text in distribution.requires or ():
         try:
             requirement = Requirement(text)
@@ -135,7 +132,6 @@ def _needs(
 
 
 def _applies(requirement: Requirement, extra: str, target: Target) -> bool:
-    """Return whether a requirement's marker holds for an extra on the target."""
     if requirement.marker is None:
         return not extra
     environment = cast("dict[str, str]", dict(target.environment()))

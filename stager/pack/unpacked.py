@@ -21,13 +21,6 @@ def unpacked(
 ) -> Path:
     """Make the environment of a bundle below a directory, and return its path.
 
-    Args:
-        program: the bundle's node program.
-        bundle: the bundle, and its whole id.
-        folder: the directory under which the node root is made.
-        trusted: True if the digest of each file in the bundle's index need not be compared.
-        run: starts processes.
-
     Raises:
         BundleError: it cannot be unpacked here.
         CommandError: the program fails for another reason.

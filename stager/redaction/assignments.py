@@ -93,7 +93,6 @@ def value_of(text: bytes, name: Name) -> Value | None:
 
 
 def _unassigned(text: bytes, name: Name) -> Value | None:
-    """Return the value of a name without any sign behind it."""
     for find in (_after_setter, _ahead, _paired, _on_line_of_value, _in_sentence):
         value = find(text, name)
         if value is not None:
@@ -151,7 +150,6 @@ def _on_line_of_value(text: bytes, name: Name) -> Value | None:
 
 
 def _assigned(text: bytes, name: Name, assignment: re.Match[bytes]) -> Value | None:
-    """Return the value behind ``=``, ``:`` and the like."""
     op, at = assignment["op"], assignment.end()
     if _is_weak(text, name, op):
         return _in_sentence(text, name)
@@ -213,13 +211,11 @@ def _is_prose(raw: bytes) -> bool:
 
 
 def _fills_line(text: bytes, value: Value) -> bool:
-    """Return whether a value is one word, and the last of its line."""
     has_end = text[value.end : value.end + 1] in _LINE_ENDS
     return has_end and b" " not in text[value.start : value.end]
 
 
 def _element(text: bytes, name: Name) -> Value | None:
-    """Return the content of an element of XML."""
     tag = _ELEMENT.match(text, name.end)
     if tag is None:
         return None
@@ -242,7 +238,6 @@ def _on_next_line(text: bytes, name: Name, at: int, *, quoted: bool) -> Value | 
 
 
 def _is_likely(raw: bytes, name: Name) -> bool:
-    """Return whether a word on a line of its own is the value of the name before it."""
     if name.meaning.kind == "password" and len(raw) >= _MIN_PASSWORD:
         return True
     if name.meaning.sure and len(raw) >= _MIN_WITH_DIGIT and _DIGIT.search(raw):
@@ -271,7 +266,6 @@ def _is_stressed(text: bytes, name: Name, gap: re.Match[bytes]) -> bool:
 
 
 def _is_password(word: bytes) -> bool:
-    """Return whether a word has letters and digits, and is no path, placeholder or digest."""
     if len(word) < _MIN_MIXED or not _DIGIT.search(word) or not _LETTER.search(word):
         return False
     return not (word.startswith(b"/") or is_placeholder(word) or is_digest(word))

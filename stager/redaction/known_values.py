@@ -60,7 +60,6 @@ class KnownValues:
     """Values to look for."""
 
     def __init__(self, values: Iterable[bytes] = ()) -> None:
-        """Prepare them; values that are too short or too ordinary are left out."""
         self.values: dict[bytes, None] = {}
         self._exact: list[bytes] = []
         self._forms: list[Form] = []
@@ -98,12 +97,10 @@ class KnownValues:
 
 
 def _letters(text: bytes) -> bytes:
-    """Return the letters and digits of a text."""
     return text.translate(None, _SIGNS)
 
 
 def _plain_forms(value: bytes) -> list[Form]:
-    """Return the forms of a value as it is, one for each piece of it."""
     letters = _letters(value)
     is_random = looks_random(value)
     starts = range(0, max(1, min(len(letters), _MAX_LETTERS) - _MIN_PART + 1), _PIECE)
@@ -135,7 +132,6 @@ def _base64_forms(value: bytes) -> Iterator[Form]:
 
 
 def _hexadecimal_forms(value: bytes) -> Iterator[Form]:
-    """Yield a value in hexadecimal digits, small and capital."""
     for digits in (value.hex(), value.hex().upper()):
         yield from _encoded_form(digits.encode(), encoded=False)
 
@@ -169,7 +165,6 @@ def _parts(letters: bytes, form: Form) -> Iterator[tuple[int, int]]:
 
 
 def _common_length(first: bytes, second: bytes) -> int:
-    """Return how many bytes at the beginning are the same."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -192,7 +187,6 @@ def _widened(text: bytes, start: int, end: int, form: Form) -> tuple[int, int]:
 
 
 def _whole_encoded(text: bytes, start: int, end: int) -> tuple[int, int]:
-    """Return the whole of a base64 text of which this is a part."""
     before = end_of(_ENCODED, text[max(0, start - _ENCODED_BYTES) : start][::-1])
     return start - before, end_of(_ENCODED, text, end, end + _ENCODED_BYTES)
 

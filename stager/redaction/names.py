@@ -57,7 +57,6 @@ def names(text: bytes) -> Iterator[Name]:
 
 
 def _needles(text: bytes) -> list[int]:
-    """Return the places of all needles, in order."""
     lower = text.lower()
     places: list[int] = []
     for needle in NEEDLES:
@@ -69,7 +68,6 @@ def _needles(text: bytes) -> list[int]:
 
 
 def _name(text: bytes, start: int, end: int) -> Name | None:
-    """Return the name that these bytes are; None where it means no secret."""
     if text.endswith(_REDACTED, 0, start):
         return None
     word = text[start:end].strip(b"-.")

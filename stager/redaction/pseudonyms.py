@@ -53,7 +53,6 @@ class Pseudonyms:
     """
 
     def __init__(self, users: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
-        """Take the names that are known; hosts get numbers in their order."""
         self.learned = 0
         self._given: dict[tuple[str, bytes], bytes] = {}
         self._users = [user.encode() for user in users if _is_name(user.encode())]
@@ -77,7 +76,7 @@ class Pseudonyms:
         return [user.decode() for user in self._users]
 
     def _names(self, text: bytes) -> Iterator[tuple[str, int, int]]:
-        """Find each name, as its kind and its place."""
+        """Yield kind, start and end of each name."""
         for home in _HOME.finditer(text):
             self._meet(home[1])
             if home[1] in self._users:
@@ -92,7 +91,6 @@ class Pseudonyms:
         yield from _addresses(text)
 
     def _hosts_of_urls(self, text: bytes) -> Iterator[tuple[str, int, int]]:
-        """Find the hosts in URLs that are neither public nor known already."""
         for match in _URL_HOST.finditer(text):
             host = match[1].rstrip(b".").lower()
             known = host.endswith(_PUBLIC) or host.partition(b".")[0] in self._hosts
@@ -107,7 +105,6 @@ class Pseudonyms:
             self.learned += 1
 
     def _pseudonym(self, kind: str, name: bytes) -> bytes:
-        """Return the pseudonym of a name; the next number of its kind for a new one."""
         if b"[" in name:
             return b"node-[...]"
         key = kind, name
@@ -118,14 +115,12 @@ class Pseudonyms:
 
 
 def _normalized(kind: str, name: bytes) -> bytes:
-    """Return a name as it is compared with others of its kind."""
     if kind == "node":
         return name.partition(b".")[0]
     return name if kind == "user" else name.lower()
 
 
 def _numbered(kind: str, number: int) -> bytes:
-    """Return a pseudonym with a number."""
     if kind == "user":
         return b"USER" if number == 1 else b"USER-%d" % number
     if kind == "email":
@@ -136,7 +131,6 @@ def _numbered(kind: str, number: int) -> bytes:
 def _matches(
     text: bytes, kind: str, pattern: re.Pattern[bytes] | None
 ) -> Iterator[tuple[str, int, int]]:
-    """Find what a pattern matches, but the ``git@`` of addresses."""
     if pattern is None:
         return
     for match in pattern.finditer(text):
@@ -145,7 +139,6 @@ def _matches(
 
 
 def _addresses(text: bytes) -> Iterator[tuple[str, int, int]]:
-    """Find the IP addresses that say something about a site."""
     for match in _IP4.finditer(text):
         before = text[max(0, match.start() - 64) : match.start()]
         if _is_address(match[0]) and not _VERSION.search(before):
@@ -157,12 +150,10 @@ def _addresses(text: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def _is_name(user: bytes) -> bool:
-    """Return whether this is the name of a person, not one that every machine has."""
     return len(user) >= _MIN_NAME and user.lower() not in _NOBODY
 
 
 def _short_hosts(hosts: Iterable[str]) -> Iterator[bytes]:
-    """Yield hosts without their domain, but those that every machine has."""
     for host in hosts:
         bare = host.partition(".")[0].encode()
         if bare and bare not in _COMMON_HOSTS:
@@ -177,12 +168,10 @@ def _pattern_of(names: Iterable[bytes], behind: bytes) -> re.Pattern[bytes] | No
 
 
 def _stems(hosts: Sequence[bytes]) -> set[bytes]:
-    """Return the names of numbered hosts without their numbers."""
     return {host.rstrip(b"0123456789") for host in hosts} - set(hosts) - {b""}
 
 
 def _is_address(text: bytes) -> bool:
-    """Return whether an address says something about a site: not the loopback's."""
     try:
         address = ipaddress.ip_address(text.decode())
     except ValueError:

@@ -64,7 +64,6 @@ class _Window:
         self.in_secret = False
 
     def cut(self, length: int) -> None:
-        """Let go of the first bytes."""
         self.data = self.data[length:]
         self.start += length
         self.wanted = BLOCK + HELD
@@ -97,7 +96,6 @@ class Redactor:
     """
 
     def __init__(self, known: KnownValues | None = None, others: Finder | None = None) -> None:
-        """Take the values that are known, and a finder of what else is to be hidden."""
         self.known = known or KnownValues()
         self.counts: Counter[str] = Counter()
         self.learned = 0
@@ -118,12 +116,7 @@ class Redactor:
         return self.text(data).decode(errors=how)
 
     def stream(self, pieces: Iterable[bytes], kept: Kept | None = None) -> Iterator[bytes]:
-        """Yield a text that comes in pieces, without its secrets.
-
-        Args:
-            pieces: the text.
-            kept: the part that is wanted; None for all of it.
-        """
+        """Yield the ``kept`` part of a text that comes in pieces, without its secrets."""
         kept = kept or Kept()
         window = _Window()
         for piece in _blocks(pieces):
@@ -150,7 +143,7 @@ class Redactor:
         return merged(spans)
 
     def _look(self, text: bytes) -> list[Span]:
-        """Return the same; values that are new here are looked for in all of the text."""
+        """Find secrets, and again if values were learned: they may be anywhere in the text."""
         spans = self.find(text)
         before = self.learned
         for span in spans:
@@ -159,7 +152,6 @@ class Redactor:
         return self.find(text) if self.learned > before else spans
 
     def _in_view(self, text: bytes) -> Iterator[Span]:
-        """Find all that must not stay in a text as it reads at one level."""
         yield from _named_values(text)
         yield from shapes.spans(text)
         for start, end in self.known.find(text):
@@ -168,14 +160,7 @@ class Redactor:
             yield from self._others.spans(text)
 
     def _redacted(self, text: bytes, spans: list[Span], base: int, kept: Kept) -> bytes:
-        """Return a part of the stream as it goes out.
-
-        Args:
-            text: the part.
-            spans: what must not stay in it.
-            base: its place in the stream.
-            kept: the part of the stream that is wanted.
-        """
+        """Return the ``kept`` bytes of a text at ``base`` in the stream, redacted."""
         stop = len(text) if kept.end is None else max(0, min(len(text), kept.end - base))
         at = max(0, kept.start - base)
         out: list[bytes] = []
@@ -192,7 +177,6 @@ class Redactor:
 
 
 def _named_values(text: bytes) -> Iterator[Span]:
-    """Find the values of names that mean a secret."""
     end = 0
     for name in names.names(text):
         if name.start < end:  # a part of another one's value
@@ -211,12 +195,10 @@ def _named_values(text: bytes) -> Iterator[Span]:
 
 
 def _worth_learning(value: bytes) -> bytes:
-    """Return a value that is to be looked for elsewhere, too; nothing for another one."""
     return value if len(value) <= MAX_LEARNED_BYTES and looks_random(value) else b""
 
 
 def _mapped_back(text: bytes, view: View, span: Span) -> Span:
-    """Return a span of a view as one of the text itself."""
     start, end = view.back(span.start, span.end)
     anchor, _ = view.back(span.anchor, span.anchor + 1)
     if not span.pseudonym:
@@ -233,7 +215,6 @@ def _unwrapped(text: bytes, end: int) -> int:
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same pieces, none longer than a block."""
     for piece in pieces:
         for at in range(0, len(piece), BLOCK):
             yield piece[at : at + BLOCK]

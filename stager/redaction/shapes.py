@@ -185,7 +185,6 @@ def spans(text: bytes) -> Iterator[Span]:
 
 
 def _of_shape(text: bytes, shape: Shape) -> Iterator[Span]:
-    """Find the secrets of one form."""
     for match in shape.pattern.finditer(text):
         if shape.check is None or shape.check(match):
             start, end = match.span(match.lastindex or 0)
@@ -193,7 +192,6 @@ def _of_shape(text: bytes, shape: Shape) -> Iterator[Span]:
 
 
 def _in_commands(text: bytes, program: bytes, pattern: re.Pattern[bytes]) -> Iterator[Span]:
-    """Find the passwords that one program is given."""
     at = text.find(program)
     while at >= 0:
         match = pattern.match(text, at)
@@ -218,7 +216,6 @@ def _end_of_quotes(text: bytes, command: int, start: int, end: int) -> int:
 
 
 def _in_urls(text: bytes) -> Iterator[Span]:
-    """Find the users and passwords in URLs."""
     at = text.find(b"://")
     while at >= 0:
         start = at + 3
@@ -236,7 +233,6 @@ def _in_urls(text: bytes) -> Iterator[Span]:
 
 
 def _login(text: bytes, start: int) -> bytes:
-    """Return what a URL has before its ``@``: a user, a password, a token; empty for none."""
     authority = text[start : end_of(_AUTHORITY, text, start)]
     login, sign, _ = authority.rpartition(b"@")
     if not sign and b":" in authority and not _PLAIN_URL.fullmatch(authority):
@@ -268,7 +264,6 @@ def _private_keys(text: bytes) -> Iterator[Span]:
 
 
 def _first_key_line(text: bytes, end_line: int) -> int:
-    """Return where the lines of a key begin that stand before its last line."""
     first = line = end_line
     while first > 0 and end_line - line < _KEY_BYTES // 4:
         line = text.rfind(b"\n", max(0, first - 160), max(0, first - 1)) + 1

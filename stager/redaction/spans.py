@@ -33,11 +33,7 @@ class Span:
         return cls(start=start, end=end, kind=kind, anchor=start if anchor is None else anchor)
 
     def replacement(self, newlines: int) -> bytes:
-        """Return the text that stands here instead.
-
-        Args:
-            newlines: the ends of lines within the span: they stay, so that lines keep numbers.
-        """
+        """Return the text instead; ``newlines`` within the span stay: lines keep their numbers."""
         text = self.pseudonym or b"[redacted: " + self.kind.encode() + b"]"
         return self.quote + text + self.quote + b"\n" * newlines
 

@@ -88,15 +88,7 @@ _HEX = re.compile(rb"[0-9a-f]{32,}|[0-9A-F]{32,}")
 
 
 def value_at(text: bytes, name: Name, at: int, op: bytes, close: bytes = b"") -> Value | None:
-    """Return the value that begins at a place; None where it is no secret.
-
-    Args:
-        text: the whole text.
-        name: the name of the value.
-        at: the place.
-        op: the sign between the name and the value.
-        close: the quote that closed the name.
-    """
+    """Return the secret at ``at``, or None; ``op`` precedes it, ``close`` closed the name."""
     at = end_of(_TAG, text, at)
     opened = OPEN.match(text, at)
     if opened is not None:
@@ -116,13 +108,11 @@ def value_at(text: bytes, name: Name, at: int, op: bytes, close: bytes = b"") ->
 
 
 def _quote_before(text: bytes, name: Name) -> bytes:
-    """Return the quote that stands just before a name; empty for none."""
     before = text[max(0, name.start - 1) : name.start]
     return before if before in (b'"', b"'") else b""
 
 
 def _word_pattern(text: bytes, name: Name, at: int, op: bytes, close: bytes) -> re.Pattern[bytes]:
-    """Return the pattern of an unquoted value."""
     if name.query:
         return _IN_QUERY
     if close:
@@ -214,7 +204,6 @@ def _bracketed(text: bytes, name: Name, at: int, bracket: int, quote: bytes) -> 
 
 
 def _closing_bracket(text: bytes, bracket: int) -> int | None:
-    """Return the place after the bracket that closes this one; None where it is far or missing."""
     depth = 0
     for match in _BRACKET.finditer(text, bracket, bracket + _LIST_BYTES):
         depth += 1 if match[0] in b"[{(" else -1
@@ -253,7 +242,6 @@ def is_of_text(text: bytes, name: Name, start: int, raw: bytes) -> bool:
 
 
 def _word_before(text: bytes, name: Name) -> bytes:
-    """Return the word that stands one blank before a name; empty for none."""
     if text[name.start - 1 : name.start] != b" ":
         return b""
     words = text[max(0, name.start - 24) : name.start].split()

@@ -134,7 +134,6 @@ def _zero_byte(text: bytes, at: int) -> bytes:
 
 
 def _escaped(body: bytes) -> bytes:
-    """Return what a backslash and these bytes stand for."""
     first = body[:1]
     if first in (b"\r", b"\n"):
         return b""

@@ -188,8 +188,6 @@ def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The ranges of the axes."""
-
     left: float
     right: float
     bottom: float
@@ -280,7 +278,6 @@ def _round_step(width: float, most: int) -> float:
 
 
 def _text(value: float, step: float) -> str:
-    """Return the number of a tick, with as many decimals as the step has."""
     if abs(value) >= 1e7 or 0 < step < 1e-6:
         return f"{value:.4g}"
     places = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -166,10 +166,7 @@ def collect(files: JobFiles) -> ReportData:
 
 
 def _diagnosis(files: JobFiles) -> Diagnosis | None:
-    """Return the diagnosis; None where the events are not as a driver writes them.
-
-    What else is known is still worth a page then.
-    """
+    """Return the diagnosis; None if the events are not a driver's: the rest still makes a page."""
     try:
         return diagnose(files)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
@@ -177,7 +174,6 @@ def _diagnosis(files: JobFiles) -> Diagnosis | None:
 
 
 def _facts(files: JobFiles, attempt: Attempt) -> JobFacts:
-    """Return the facts about a job as a whole."""
     job, result = attempt.job, attempt.result
     backend = "" if job.launch.backend == "auto" else job.launch.backend
     plans = [event for event in attempt.events if isinstance(event, TransferPlan)]
@@ -199,16 +195,7 @@ def _facts(files: JobFiles, attempt: Attempt) -> JobFacts:
 
 
 def _verdict(files: JobFiles, result: JobEnds | None, diagnosis: Diagnosis | None) -> Verdict:
-    """Return the verdict on a job.
-
-    The driver's own result counts most. Where it has left none it runs, or was killed: Slurm may
-    know, or for a job on this machine the process itself.
-
-    Args:
-        files: the job's files.
-        result: the driver's last event; None where there is none.
-        diagnosis: the diagnosis of the logs; None where they cannot be read.
-    """
+    """Return the verdict of the driver's result; without one, of the job's state or its logs."""
     if result is not None:
         return _reported(result)
     if _is_running(files):
@@ -217,7 +204,6 @@ def _verdict(files: JobFiles, result: JobEnds | None, diagnosis: Diagnosis | Non
 
 
 def _reported(result: JobEnds) -> Verdict:
-    """Return the verdict that the driver reported."""
     if result.ok:
         return Verdict.WELL
     if result.interrupted and not result.ended_by:
@@ -226,14 +212,12 @@ def _reported(result: JobEnds) -> Verdict:
 
 
 def _of_logs(diagnosis: Diagnosis | None) -> Verdict:
-    """Return the verdict of the logs, where nothing else is known."""
     if diagnosis is None or diagnosis.ok is None:
         return Verdict.UNKNOWN
     return Verdict.WELL if diagnosis.ok else Verdict.FAILED
 
 
 def _is_running(files: JobFiles) -> bool:
-    """Return whether Slurm, or this machine, still runs the job."""
     if not files.job_id:
         return False
     begun = summarize(files.events).begun
@@ -241,10 +225,7 @@ def _is_running(files: JobFiles) -> bool:
 
 
 def _driven_here(files: JobFiles) -> bool:
-    """Return whether a driver of this job runs on this machine.
-
-    As long as one does, there is a file with the process's number in its name beside the logs.
-    """
+    """Return whether a driver runs here: its file beside the logs has the process's number."""
     for path in files.folder.glob(".job.*.json"):
         with suppress(OSError, ValueError, RecursionError, IndexError):
             raw: Mapping[str, Any] = json.loads(text_of(path))
@@ -255,7 +236,6 @@ def _driven_here(files: JobFiles) -> bool:
 
 
 def _losses(result: JobEnds | None) -> str:
-    """Return the reason why the logs are not complete, and the output that each rank lost."""
     if result is None:
         return ""
     who = [f"{loss.node} {loss}".strip() for loss in result.logs_lost]
@@ -263,7 +243,6 @@ def _losses(result: JobEnds | None) -> str:
 
 
 def _bundle_contents(attempt: Attempt) -> BundleContents | None:
-    """Return the contents of a job's bundle; None where the bundle is not known."""
     path = attempt.job.bundle
     if not path:
         return None

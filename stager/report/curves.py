@@ -124,10 +124,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[Curves]:
 
 
 def _candidates(attempt: Attempt) -> list[Path]:
-    """Return the files of this kind in a job's outputs, each once.
-
-    What was there already when they came home got another name.
-    """
+    """Return the outputs' files of this kind; those whose name was taken have been renamed."""
     run_dir = attempt.job.run_dir
     if not run_dir:
         return []
@@ -144,7 +141,6 @@ def _candidates(attempt: Attempt) -> list[Path]:
 
 
 def _metrics_files(run_dir: str, output: str) -> Iterator[Path]:
-    """Yield the files of this kind in an output."""
     pattern = patterns.split(output)
     if pattern is None:
         return

@@ -81,8 +81,6 @@ def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
 
 @dataclass
 class _Learned:
-    """A node while the events are read."""
-
     probe: ProbeAnswer | None = None
     exit_code: int | None = None
     out: bool = False
@@ -91,7 +89,6 @@ class _Learned:
     problems: dict[str, None] = field(default_factory=dict)
 
     def take(self, answer: Answer) -> None:
-        """Learn from an answer."""
         self.heard = True
         if isinstance(answer, ProbeAnswer):
             self.probe = answer
@@ -103,12 +100,10 @@ class _Learned:
             self.problems[_shown(problem, answer.node)] = None
 
     def leave_out(self, why: Sequence[str]) -> None:
-        """Note that the job went on without this node."""
         self.out = True
         self.problems = dict.fromkeys(why)
 
     def conclude(self, result: JobEnds | None, name: str) -> None:
-        """Learn from the job's result."""
         if result is None:
             return
         self.bad = name in result.problems
@@ -118,7 +113,6 @@ class _Learned:
         self.exit_code = self.exit_code if code is None else code
 
     def node(self, name: str, result: JobEnds | None) -> Node:
-        """Return the node."""
         over = result is not None
         failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not over)
         probe = self.probe or ProbeAnswer()
@@ -143,5 +137,4 @@ def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
 
 
 def _shown(problem: Problem, node: str) -> str:
-    """Return a problem as a line, without the node's name before it."""
     return problem.without_place if problem.where == node else str(problem)

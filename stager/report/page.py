@@ -103,7 +103,6 @@ def clipped(text: str, longest: int = _LONGEST) -> str:
 
 
 def _columns(nodes: Sequence[Node]) -> dict[str, str]:
-    """Return the columns in which some node has something."""
     return {
         field: title
         for field, title in _COLUMNS.items()

@@ -78,12 +78,7 @@ class JobPhases:
 
 
 def job_phases(attempt: Attempt, now: float | None = None) -> JobPhases:
-    """Return the phases of an attempt's nodes.
-
-    Args:
-        attempt: the events.
-        now: where the job runs, the time until which its phases last; else None.
-    """
+    """Return the phases of the nodes; those of a running job last until ``now``."""
     collected = _Collected()
     begin = end = None
     for at, event in attempt.moments():
@@ -100,23 +95,18 @@ def job_phases(attempt: Attempt, now: float | None = None) -> JobPhases:
 
 @dataclass
 class _NodeAnswer:
-    """A node's answer in a phase."""
-
     at: float
     ok: bool
 
 
 @dataclass
 class _Phase:
-    """A phase that is not over."""
-
     name: str
     begin: float
     answers: dict[str, _NodeAnswer] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
 
     def take(self, at: float, event: Event) -> None:
-        """Learn from an event of this phase."""
         if isinstance(event, Started):
             self.started.setdefault(event.node, at)
         elif isinstance(event, Answer) and event.event == _ANSWERED_BY.get(self.name, self.name):
@@ -126,13 +116,7 @@ class _Phase:
             self.answers[event.node] = _NodeAnswer(at, event.ok and good)
 
     def of(self, node: str, end: float, silent: str) -> list[PhaseSpan]:
-        """Return the spans of a node.
-
-        Args:
-            node: its name.
-            end: the end of the phase.
-            silent: the state of a node that has not answered.
-        """
+        """Return a node's spans; ``silent`` is its state without an answer."""
         if self.name == PLACE:  # decided by the driver alone
             return [_span(PLACE, self.begin, end, ENDED if silent == SILENT else silent)]
         answer = self.answers.get(node)
@@ -151,14 +135,11 @@ class _Phase:
 
 @dataclass
 class _Collected:
-    """Spans so far."""
-
     spans: dict[str, list[PhaseSpan]] = field(default_factory=dict)
     _there: list[str] = field(default_factory=list)
     _phase: _Phase | None = None
 
     def take(self, at: float, event: Event) -> None:
-        """Learn from the next event."""
         if isinstance(event, JobBegins):
             self._there = list(dict.fromkeys(event.nodes))
             self.spans = {node: [] for node in self._there}
@@ -173,7 +154,6 @@ class _Collected:
             self._phase.take(at, event)
 
     def close(self, at: float, silent: str) -> None:
-        """Note the spans of a phase that is over, or has no more events."""
         phase, self._phase = self._phase, None
         if phase is None or phase.name not in PHASES:
             return
@@ -181,7 +161,6 @@ class _Collected:
             self.spans[node] += phase.of(node, at, silent)
 
     def _asked(self, phase: _Phase) -> Iterable[str]:
-        """Return the nodes that took part, without those that were left out."""
         return [node for node in self.spans if node in self._there or node in phase.answers]
 
 

@@ -31,11 +31,6 @@ class Report:
 def report(files: JobFiles, output: Path | None = None) -> Report:
     """Write the page of a job.
 
-    Args:
-        files: the job's files, or a directory of somebody else's logs.
-        output: the file; None for ``report.<jobid>.html`` beside a job's logs, or ``report.html``
-            here for somebody else's.
-
     Raises:
         StagerError: it cannot be written.
     """

@@ -163,12 +163,7 @@ class _Window:
 
 
 def timeline(job: JobPhases, first: str) -> Timeline | None:
-    """Return the timeline of a job; None where no node has got into a phase.
-
-    Args:
-        job: the phases of its nodes.
-        first: the node that failed first; empty for none.
-    """
+    """Return the timeline; None without any phase; ``first`` is the first failed node, or empty."""
     if not any(row.spans for row in job.rows):
         return None
     rows = chosen(job.rows, first)
@@ -202,7 +197,6 @@ def _drawings(
 
 
 def _legend(job: JobPhases) -> tuple[LegendEntry, ...]:
-    """Return the meaning of the bars: the phases in use, and the signs of trouble."""
     spans = [span for row in job.rows for span in row.spans]
     phases, states = {span.phase for span in spans}, {span.state for span in spans}
     entries = [
@@ -220,7 +214,6 @@ def _legend(job: JobPhases) -> tuple[LegendEntry, ...]:
 
 
 def _table(job: JobPhases) -> PhaseTable:
-    """Return the seconds of each node in each phase."""
     in_use = {span.phase for row in job.rows for span in row.spans}
     phases = [phase for phase in PHASES if phase in in_use]
     rows = []

@@ -40,7 +40,7 @@ def state(job_id: str, runner: Runner = run, *, begun: float | None = None) -> s
 
 
 def _output(argv: list[str], runner: Runner) -> str:
-    """Return what a command prints; empty where it is missing or fails."""
+    """Return what a command prints; empty if it is missing or fails."""
     if shutil.which(argv[0]) is None:
         return ""
     try:

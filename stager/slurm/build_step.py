@@ -17,10 +17,6 @@ def launcher(config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
 
     It is a step of the allocation that this runs in, else a job of its own, with the project's
     partition, account, time limit and GPUs. Without Slurm this machine is the node: nothing.
-
-    Args:
-        config: the settings.
-        env: the variables of this process.
     """
     if shutil.which("srun", path=env.get("PATH")) is None:
         return ()

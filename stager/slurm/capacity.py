@@ -75,13 +75,7 @@ def read_nodes(listed: str) -> list[PartitionNode]:
 
 
 def shortage(asked: Request, nodes: Sequence[PartitionNode], ranks: int | None) -> str:
-    """Return why these nodes could never satisfy a request; empty where they could.
-
-    Args:
-        asked: the request.
-        nodes: all nodes of all partitions, also those that are down at the moment.
-        ranks: the ranks of a node where their number alone decides how many CPUs are asked for.
-    """
+    """Return why these nodes, up or down, could never satisfy a request; empty where they could."""
     usable = usable_nodes(asked, nodes)
     if not usable:
         return ""  # nothing is known: the nodes of a cloud show only while they run
@@ -140,11 +134,6 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
 
     Both must say so: the nodes that ``sinfo`` lists, which may be too few where some only show
     while they run; and ``sbatch --test-only``, which also refuses while nodes are down.
-
-    Args:
-        config: the settings.
-        asked: the request.
-        environment: all variables that it would be made with.
 
     Raises:
         StagerError: it could never be satisfied.

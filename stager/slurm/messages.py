@@ -142,7 +142,7 @@ def plain(message: Message) -> str:
 
 
 def _plain_error(text: str) -> str:
-    """Return the words for an error that does not end the command; empty for one that does."""
+    """Return the message for an error after which the command goes on; empty for any other."""
     held = _NOT_RELEASED.match(text)
     if held is not None:
         return f"job {held[1]} still holds its nodes ({held[2]}); scancel {held[1]} releases them"
@@ -152,11 +152,7 @@ def _plain_error(text: str) -> str:
 
 
 def unsent(stderr: str) -> str:
-    """Return why a request cannot have reached Slurm's controller; empty where it may have.
-
-    Args:
-        stderr: all that the command wrote to standard error.
-    """
+    """Return why a request cannot have reached Slurm's controller; empty where it may have."""
     messages = [message for message in map(read, stderr.splitlines()) if message.kind != "other"]
     if not messages or not all(_is_not_sent(message) for message in messages):
         return ""
@@ -173,13 +169,7 @@ def time_is_up(lines: Sequence[str]) -> bool:
 
 
 def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
-    """Return the error for a command that asked for nodes and ended without a result.
-
-    Args:
-        lines: all lines of its standard error.
-        code: its exit status.
-        log_dir: the directory of the logs, if there are any.
-    """
+    """Return the error for a command that asked for nodes and ended without a result."""
     messages = [read(line) for line in lines]
     errors = _texts(messages, "error")
     context = _texts(messages, "other")[-_CONTEXT_LINES:]
@@ -208,11 +198,7 @@ def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
 
 
 def without_cluster(lines: Sequence[str]) -> StagerError | None:
-    """Return the error for commands that found no cluster; None where they found one.
-
-    Args:
-        lines: all lines of a command's standard error.
-    """
+    """Return the error for commands that found no cluster; None where they found one."""
     if not any(_NO_CLUSTER.search(line) for line in lines):
         return None
     return StagerError(
@@ -227,7 +213,6 @@ def _texts(messages: Sequence[Message], kind: Kind) -> list[str]:
 
 
 def _job_of(messages: Sequence[Message], kind: Kind) -> str:
-    """Return the job that the first message of a kind names; empty for none."""
     for message in messages:
         if message.kind == kind and message.job_id:
             return message.job_id

@@ -142,11 +142,6 @@ def choose(
 
 
 def _check_allocation(asked: str, hosts: NamedHosts) -> None:
-    """Refuse an allocation that does not exist, or one that has no use for hosts.
-
-    Raises:
-        ConfigError: it is refused.
-    """
     if asked not in ALLOCATIONS:
         raise ConfigError(
             f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
@@ -161,14 +156,13 @@ def _check_allocation(asked: str, hosts: NamedHosts) -> None:
 
 
 def _uses_hosts(asked: str, inside: str, hosts: NamedHosts) -> bool:
-    """Return whether hosts are reached over ssh: an allocation comes before those of a file."""
+    """Return whether hosts are used; a Slurm allocation is preferred to hosts from a file."""
     if asked == "auto" and not hosts.by_option:
         return bool(hosts.origin) and not inside
     return asked == "ssh" or hosts.by_option
 
 
 def _no_slurm(reason: str, missing: Sequence[str]) -> ConfigError:
-    """Return the error for a job that needs Slurm where its commands are missing."""
     return ConfigError(
         f"{reason} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
@@ -208,7 +202,6 @@ def _slurm_source(batch: bool, inside: str) -> Source:
 
 
 def _reason(asked: str, batch: bool, inside: str) -> str:
-    """Return what makes Slurm necessary: an option, or the job that this runs in."""
     if batch:
         return "--batch"
     return "--allocation slurm" if asked == "slurm" else f"job {inside}"
@@ -218,11 +211,6 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
     """Return the request for a job's nodes.
 
     The settings come first, then the user's own ``$SALLOC_OPTS``; nodes to avoid are joined.
-
-    Args:
-        config: the settings, with the command line's options in them.
-        env: the variables of this process.
-        bundle_id: the bundle that the job runs, for its comment; empty for none.
 
     Raises:
         ConfigError: ``SALLOC_OPTS`` has an open quote.
@@ -258,7 +246,6 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
 
 
 def _user_options(env: Mapping[str, str]) -> list[str]:
-    """Return the options of ``$SALLOC_OPTS``."""
     try:
         return shlex.split(env.get("SALLOC_OPTS", ""))
     except ValueError as exc:
@@ -279,15 +266,7 @@ def salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the long name and the value of each of Slurm's options, and the words that give it.
-
-    Args:
-        words: the options.
-        place: where they are given, for the message.
-
-    Raises:
-        ConfigError: a word is neither an option nor the value of one.
-    """
+    """Yield each option's long name, its value, and the words that give it."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -307,11 +286,7 @@ def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, 
 
 
 def _refuse_contradictions(given: Sequence[tuple[str, str, Sequence[str]]], asked: Request) -> None:
-    """Refuse options of the settings that Slurm would take instead of what the job relies on.
-
-    Raises:
-        ConfigError: one of them does; the message names it.
-    """
+    """Refuse options of the settings that would override what the job relies on."""
     free = ("exclude", "comment")  # joined; and the user's own wins
     own = {name: value for name, value in asked.named_options().items() if name not in free}
     own |= {"job-name": None, "ntasks-per-node": "1"}

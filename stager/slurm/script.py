@@ -117,13 +117,7 @@ def batch_script(facts: ScriptFacts) -> str:
 
 
 def fill(template: str, values: Mapping[str, str], cases: Collection[str]) -> str:
-    """Return a template filled in; its syntax is described at the top of ``batch.sh``.
-
-    Args:
-        template: the text of the template.
-        values: the text for each placeholder; what looks like a placeholder in one stays.
-        cases: the conditions that hold.
-    """
+    """Fill in a template (syntax: see ``batch.sh``); placeholders within values stay."""
     lines = []
     keep = True
     for line in template.splitlines(keepends=True):
@@ -143,9 +137,6 @@ def submit_argv(facts: ScriptFacts) -> list[str]:
     variables (``SBATCH_PARTITION``...) are repeated: variables win over a script's lines, and the
     command line over both.
 
-    Args:
-        facts: the facts that the script was made from.
-
     Raises:
         ConfigError: see :func:`batch_script`.
     """
@@ -164,10 +155,6 @@ def submit_environment(base: Mapping[str, str], pass_env: Collection[str] = ()) 
     From within a job, all that describes it is left out, or the new job would inherit its shape;
     outside one, a site's ``SBATCH_ACCOUNT`` and the like stay, except those that would undo what
     the script says about itself. Rank variables and secrets are left out everywhere.
-
-    Args:
-        base: the caller's variables.
-        pass_env: names of secrets to keep.
     """
     inside_job = "SLURM_JOB_ID" in base or "SLURM_JOBID" in base
     kept = {name: value for name, value in base.items() if _is_kept(name, inside_job)}
@@ -183,7 +170,6 @@ def _is_kept(name: str, inside_job: bool) -> bool:
 
 
 def _directives(facts: ScriptFacts) -> Iterator[str]:
-    """Yield the ``#SBATCH`` lines."""
     options = {**facts.request.named_options(), "output": "/dev/null"}
     if facts.requeue:
         options["signal"] = f"B:USR1@{facts.warning_seconds}"
@@ -216,7 +202,6 @@ def _printable(key: str, value: str) -> str:
 
 
 def _shell_variables(facts: ScriptFacts) -> dict[str, str]:
-    """Return the values of the shell variables at the script's top, quoted for the shell."""
     job = facts.job
     return {
         "bundle": shlex.quote(job.bundle),
@@ -231,18 +216,13 @@ def _shell_variables(facts: ScriptFacts) -> dict[str, str]:
 
 
 def _pythons(job: Job) -> list[str]:
-    """Return the names of Pythons to try on a node, each once."""
     newest, oldest = NEWEST_PYTHON[1], OLDEST_PYTHON[1]
     versions = [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]
     return list(dict.fromkeys([*job.python_hints, "python3", *versions, "python"]))
 
 
 def _program_base64(program: bytes) -> str:
-    """Return the program compressed, as lines of base64.
-
-    In gzip's form, without a name or a time; Slurm keeps the script of each job, and this is a
-    quarter of the size.
-    """
+    """Return the gzipped program as base64 (a quarter the size): Slurm stores each script."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     text = b64encode(packer.compress(program) + packer.flush()).decode("ascii")
     starts = range(0, len(text), BASE64_COLUMNS)

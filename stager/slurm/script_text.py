@@ -56,7 +56,6 @@ def _printable_form(char: str) -> str:
 
 
 def _purpose(facts: ScriptFacts) -> str:
-    """Return the sentence that says what the job does on how many nodes."""
     nodes = _node_count(facts)
     if not _launches(facts):
         return f"checks that {nodes} can run the bundle; nothing is launched."
@@ -96,7 +95,7 @@ def _requeue_note(facts: ScriptFacts) -> str:
 
 
 def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table: a key, empty where it is that of the row above, and a value."""
+    """Yield the rows of a table; an empty key repeats the row above."""
     job = facts.job
     log_dir, name = one_line(job.log_dir.rstrip("/")), one_line(job.name)
     if facts.made_with:
@@ -115,7 +114,6 @@ def _table(facts: ScriptFacts) -> Iterator[tuple[str, str]]:
 
 
 def _launches(facts: ScriptFacts) -> bool:
-    """Return whether the job launches ranks; ``verify`` launches none."""
     return facts.job.action is Action.RUN
 
 

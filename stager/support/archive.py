@@ -23,7 +23,6 @@ class ArchiveWriter:
     """An archive whose members wait in a temporary file until all are known."""
 
     def __init__(self) -> None:
-        """Open the temporary file."""
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the object
         self.members: dict[str, tuple[int, int]] = {}
 
@@ -51,10 +50,6 @@ class ArchiveWriter:
 
     def write(self, target: Path, top: str) -> int:
         """Write the archive, and return its size in bytes.
-
-        Args:
-            target: the file; one that is there is replaced once the new one is complete.
-            top: the folder that all members are in.
 
         Raises:
             StagerError: it cannot be written.

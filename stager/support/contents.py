@@ -57,12 +57,7 @@ class ArchiveContents:
 
 
 def contents(files: JobFiles, here: Path) -> ArchiveContents:
-    """Return all that belongs to a job.
-
-    Args:
-        files: the job's files.
-        here: the folder to look for the project in, where the job names none that exists.
-    """
+    """Return a job's files; look for its project from ``here`` if its run directory is gone."""
     left_out: list[str] = []
     items = list(_of_driver(files, left_out))
     job = _job(files)
@@ -85,7 +80,6 @@ def contents(files: JobFiles, here: Path) -> ArchiveContents:
 
 
 def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
-    """Yield the files that the driver has written besides logs, the job first."""
     if not files.job_id:
         return
     for path in (files.job, files.wrapper, files.preflight, files.events, files.order):
@@ -99,7 +93,7 @@ def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
 def _item(
     name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
 ) -> ArchiveItem | None:
-    """Return a file as an item; None, and a line about it, where it cannot go in."""
+    """Return a file as an item; None, and a line in ``left_out``, if it cannot be added."""
     try:
         size = size_of(path, folder)
     except UnfitError as exc:
@@ -118,7 +112,6 @@ def _job(files: JobFiles) -> KeptJob:
 
 
 def _project(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
-    """Yield the project's settings and lock."""
     start = Path(job.run_dir) if job.run_dir and Path(job.run_dir).is_dir() else here
     try:
         settings = find(start)
@@ -135,7 +128,6 @@ def _project(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[ArchiveI
 
 
 def _manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
-    """Yield the manifest of the job's bundle, if that still exists."""
     if not job.bundle:
         return
     try:

@@ -17,12 +17,7 @@ _BRACKETS = (b"[", b"{", b"(")
 
 
 def of_environment(environment: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
-    """Yield the values of variables whose names mean a secret, and secrets within other values.
-
-    Args:
-        environment: variables.
-        passed: names of those that the user declares secret.
-    """
+    """Yield values of variables that are secret by name or in ``passed``, and secrets in others."""
     for name, value in sorted(environment.items()):
         raw = value.encode(errors="surrogateescape")
         if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
@@ -39,7 +34,6 @@ def of_settings(texts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _within(text: bytes) -> Iterator[bytes]:
-    """Yield the secrets in a text."""
     for span in Redactor().find(text):
         value = span.learned or text[span.start : span.end]
         if worth_looking_for(value) and not value.startswith(_BRACKETS):

@@ -37,12 +37,7 @@ class Listed:
 
 
 def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
-    """Return the versions of the software of the job and of this machine.
-
-    Args:
-        files: the job's files; None where its events cannot be read.
-        runner: starts Slurm's command.
-    """
+    """Return the versions of software here and, unless ``files`` is None, on the job's nodes."""
     nodes = _packages_of_nodes(files) if files is not None and files.job_id else {}
     torch = sorted({str(packages["torch"]) for packages in nodes.values() if packages.get("torch")})
     return {
@@ -57,7 +52,6 @@ def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
 
 
 def _slurm_version(runner: Runner) -> str:
-    """Return Slurm's version; empty where there is none, or it does not answer."""
     if not shutil.which("sinfo"):
         return ""
     try:
@@ -67,7 +61,6 @@ def _slurm_version(runner: Runner) -> str:
 
 
 def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
-    """Return the packages of each node as the probe found them, with its Python."""
     answers = (record.event for record in events.records(files.events))
     return {
         answer.node: {"python": answer.python, **answer.packages}

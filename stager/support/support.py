@@ -100,13 +100,6 @@ def support(
 ) -> Supported:
     """Make the archive.
 
-    Args:
-        files: the job's files.
-        options: the options of the archive.
-        describe: returns a diagnosis in words.
-        environment: variables; secrets among them are looked for in all files.
-        step: called before each file is read.
-
     Raises:
         StagerError: the archive cannot be written.
     """
@@ -135,12 +128,7 @@ def support(
 
 
 def listed(files: JobFiles, log_bytes: int) -> SupportListing:
-    """Return what would go in; nothing is written, and no log is read.
-
-    Args:
-        files: the job's files.
-        log_bytes: bytes of a log that go in at most.
-    """
+    """Return what would go in; nothing is written, and no log is read."""
     found = contents(files, Path.cwd())
     items = sorted(found.items, key=lambda item: item.name)
     return SupportListing(
@@ -161,8 +149,6 @@ def _target(output: Path | None, top: str) -> Path:
 
 @dataclass(kw_only=True)
 class _Gathering:
-    """The archive as it is filled."""
-
     found: ArchiveContents
     """Everything that goes in."""
     options: SupportOptions
@@ -181,7 +167,6 @@ class _Gathering:
     """Replaces names by pseudonyms, if they are hidden."""
 
     def prepare(self, environment: Mapping[str, str]) -> None:
-        """Collect the secrets and names that are known here."""
         found = self.found
         settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
         jobs = [item for item in found.items if item.path == found.files.job]
@@ -193,7 +178,6 @@ class _Gathering:
 
     @property
     def learned(self) -> bool:
-        """Return whether secrets or names were met that were not known before."""
         return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
 
     def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
@@ -262,7 +246,6 @@ class _Gathering:
             yield from redacted(handle, size, limit, self.redactor)
 
     def _metadata(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield the members that are made here: the diagnosis and the versions."""
         readable = _readable(self.found.files)
         diagnosis = self._diagnosis(left_out) if readable else None
         if diagnosis is not None:
@@ -292,14 +275,12 @@ def _passed(settings: Iterable[ArchiveItem]) -> set[str]:
 
 
 def _users(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the user."""
     names = [environment.get("USER", ""), environment.get("LOGNAME", "")]
     names.append(Path(environment.get("HOME", "")).name)
     return list(dict.fromkeys(name for name in names if name))
 
 
 def _content(item: ArchiveItem) -> bytes:
-    """Return the content of a small item; nothing where it cannot be read."""
     try:
         return whole(item.path, item.folder, SMALL) if item.path and item.folder else item.text
     except UnfitError:

@@ -66,7 +66,6 @@ def traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
 def _candidates(
     store: Store,
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[Path]]]:
-    """Yield directories to be made, each with the name of what it is made in."""
     yield str(store.root), store.scratch_without_lock("trace")
     for _, base in automatic_bases(os.environ):
         yield base, _temporary(base)
@@ -74,7 +73,6 @@ def _candidates(
 
 @contextlib.contextmanager
 def _temporary(base: str) -> Iterator[Path]:
-    """Yield a directory of this user's alone, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="stager-trace-", dir=base))
     try:
         yield folder
@@ -83,7 +81,6 @@ def _temporary(base: str) -> Iterator[Path]:
 
 
 def _refusal(folder: Path, room: tuple[int, int]) -> str:
-    """Return why a directory will not do; empty if it will."""
     try:
         choose_base(str(folder), {}, room)
     except NodeError as exc:

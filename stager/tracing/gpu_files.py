@@ -23,12 +23,7 @@ _SHARED = re.compile(r"\.(so|bc|cubin|fatbin|ptx|hsaco)(\.\d+)*$")
 
 
 def needs_gpu(package: str, path: str) -> bool:
-    """Return whether a file is one of CUDA, ROCm or Triton, and no copy for linkers alone.
-
-    Args:
-        package: its package.
-        path: its path, relative to ``site-packages``.
-    """
+    """Return whether a file is one of CUDA, ROCm or Triton, and no copy for linkers alone."""
     if path.endswith(_FOR_LINKERS):
         return False
     if _PACKAGE.fullmatch(package) or _FOLDER.fullmatch(path):

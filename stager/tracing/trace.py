@@ -46,12 +46,6 @@ def trace(
 ) -> TraceResult:
     """Run a smoke test in a bundle's environment, and return what it read.
 
-    Args:
-        config: the project's settings.
-        bundle: the bundle, and its whole id.
-        command: the smoke test, as ``stager run`` takes it.
-        listener: told about the job.
-
     Raises:
         JobError: the smoke test failed.
         StagerError: access times are not kept anywhere here, or the bundle cannot be unpacked.
@@ -76,11 +70,7 @@ def trace(
 def _prepared(
     config: Config, bundle: ChosenBundle, manifest: Manifest, command: Sequence[str]
 ) -> Prepared:
-    """Return the smoke test as a job of one rank on this machine, whatever the settings say.
-
-    Raises:
-        ConfigError: the command cannot be run.
-    """
+    """Return the smoke test as a job of one rank on this machine, whatever the settings say."""
     with_torchrun = config.launch.launcher is not Launcher.PROCESSES and any(
         layer.name == "torch" for layer in manifest.layers
     )
@@ -107,23 +97,12 @@ def _prepared(
 
 
 class _SmokeTest:
-    """The smoke test as it runs.
-
-    Attributes:
-        gpus: number of GPUs that it can see.
-    """
-
     def __init__(self, listener: JobListener) -> None:
         self.gpus = 0
         self._listener = listener
 
     def run(self, prepared: Prepared, folder: Path) -> Outcome:
-        """Run it to its end, in the node root below a directory.
-
-        Raises:
-            JobError: it failed.
-            KeyboardInterrupt: its user ended it.
-        """
+        """Run it, with its node root below a directory; KeyboardInterrupt if its user ended it."""
         for note in prepared.notes:
             self._listener.note(note)
         job = numbered(prepared.job)
@@ -144,7 +123,6 @@ class _SmokeTest:
 
 
 def _failed(outcome: Outcome, prune: Sequence[str]) -> JobError:
-    """Return the error for a smoke test that failed: there is nothing to propose."""
     failure, job = outcome.first_failure, outcome.job
     hints = [f"`stager diagnose {job.id} --log-dir {job.log_dir}` has the details"]
     if failure is not None and failure.hint:
@@ -161,8 +139,6 @@ def _failed(outcome: Outcome, prune: Sequence[str]) -> JobError:
 
 @dataclass(frozen=True, kw_only=True)
 class _Package:
-    """One package after the test."""
-
     version: str
     """Its version."""
     units: Sequence[Unit]
@@ -172,7 +148,6 @@ class _Package:
 def _packages(
     bundle: ChosenBundle, manifest: Manifest, environment: Path
 ) -> Iterator[tuple[str, _Package]]:
-    """Yield each package with what was read of it."""
     site = f"lib/python{manifest.requires.python}/site-packages/"
     with opened(bundle.path, bundle.id) as file:
         for layer in manifest.layers:
@@ -193,7 +168,6 @@ def _packages(
 def _trace(
     packages: Mapping[str, _Package], *, outcome: Outcome, gpus: int, config: Config
 ) -> TraceResult:
-    """Return the result: sums, packages and proposals, the largest first."""
     rows = [_row(name, package) for name, package in packages.items()]
     rows.sort(key=lambda row: -row.bytes)
     parts: list[UnreadFiles] = []

@@ -62,7 +62,6 @@ def units(files: Iterable[ReadFile]) -> list[Unit]:
 
 
 def _named_by(path: str) -> str:
-    """Return the module of a bytecode file; else the path itself."""
     folder, name = posixpath.split(path)
     if posixpath.basename(folder) != _CACHE or not name.endswith(".pyc"):
         return path
@@ -70,13 +69,7 @@ def _named_by(path: str) -> str:
 
 
 def unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
-    """Yield what was not read of a package: the topmost directories, and single files.
-
-    Args:
-        package: its name.
-        made: its files.
-        gpus: number of GPUs that the test had; without one, files for a GPU are set apart.
-    """
+    """Yield unread topmost directories and files; without a GPU, set files for GPUs apart."""
     apart = _set_apart(package, made, gpus=gpus)
     small: list[Unit] = []
     for path, members in _left_out(made, apart).items():
@@ -91,7 +84,6 @@ def unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadF
 
 
 def _set_apart(package: str, made: Sequence[Unit], *, gpus: int) -> Mapping[str, list[Unit]]:
-    """Return the files that were not read and are not proposed, by the reason."""
     apart: dict[str, list[Unit]] = {PROGRAMS: [], gpu_files.REASON: []}
     for unit in made:
         if unit.read or is_metadata(unit.path):
@@ -106,7 +98,6 @@ def _set_apart(package: str, made: Sequence[Unit], *, gpus: int) -> Mapping[str,
 def _left_out(
     made: Sequence[Unit], apart: Mapping[str, Sequence[Unit]]
 ) -> Mapping[str, Sequence[Unit]]:
-    """Return the files that may be proposed, by the directory or file of the proposal."""
     kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)}
     kept.update(unit.path for units_apart in apart.values() for unit in units_apart)
     left = [unit for unit in made if unit.path not in kept and not is_top(unit.path)]
@@ -132,12 +123,10 @@ def _unread(
 
 
 def _holding(paths: Iterable[str]) -> set[str]:
-    """Return all directories above some files."""
     return {folder for path in paths for folder in _above(path)}
 
 
 def _tests_in(paths: Iterable[str]) -> set[str]:
-    """Return the patterns ``FOLDER/test_*`` that would leave out some files or their folders."""
     found = set()
     for path in paths:
         for part in (*_above(path), path):
@@ -148,7 +137,6 @@ def _tests_in(paths: Iterable[str]) -> set[str]:
 
 
 def _above(path: str) -> list[str]:
-    """Return the directories above a file, the topmost first."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
@@ -156,13 +144,6 @@ def _above(path: str) -> list[str]:
 def _groups(
     left: Iterable[Unit], kept: set[str], everything: set[str]
 ) -> Mapping[str, Sequence[Unit]]:
-    """Return the files that were not read by the topmost directory of which nothing was.
-
-    Args:
-        left: the files.
-        kept: directories that hold something that stays, and patterns that would match such.
-        everything: all files of the package.
-    """
     groups: dict[str, list[Unit]] = {}
     for unit in left:
         groups.setdefault(_group(unit.path, kept, everything), []).append(unit)
@@ -189,7 +170,6 @@ def _group(path: str, kept: set[str], everything: set[str]) -> str:
 
 
 def _pattern(path: str) -> str:
-    """Return the pattern for a directory, all directories in one, the tests in one, or a file."""
     for wildcard in ("/*/", f"/{_TEST}*"):
         if path.endswith(wildcard):
             return anchored(path.removesuffix(wildcard)) + wildcard

@@ -104,12 +104,6 @@ def trust_in(
 ) -> tuple[SignatureVerdict | None, Trust | None]:
     """Decide on a bundle that is about to be used.
 
-    Args:
-        config: the settings, which name the signers.
-        store: the offline root, which knows the bundles that it has written.
-        bundle: the bundle; its signature lies beside it.
-        bundle_id: its id.
-
     Returns:
         The decision, None where the settings name no signers; and where a signature is required,
         what nodes need to check it.
@@ -154,11 +148,6 @@ def inspected_signature(
 ) -> InspectedSignature | None:
     """Return what is known of the signature of a bundle that nobody is about to use.
 
-    Args:
-        config: the settings; None where there are none.
-        bundle: the bundle.
-        bundle_id: its id.
-
     Raises:
         BundleError: it cannot be read.
         ConfigError: the file of signers cannot be used.
@@ -183,15 +172,7 @@ def inspected_signature(
 def decide(
     config: Config, signature: str | None, bundle_id: str, *, what: str, place: str
 ) -> tuple[SignatureVerdict, Trust | None]:
-    """Decide on a signature; see :func:`trust_in`.
-
-    Args:
-        config: the settings.
-        signature: the signature; None if there is none.
-        bundle_id: the id of the bundle.
-        what: the bundle, for messages.
-        place: the signature that is missing, if it is, for messages.
-    """
+    """Decide on a signature, see :func:`trust_in`; ``what`` and ``place`` are for messages."""
     path = config.trust.allowed_signers
     signers = read_signers(path) if path is not None else None
     verdict = examine(signature, bundle_id, signers)
@@ -212,13 +193,7 @@ def decide(
 
 
 def examine(signature: str | None, bundle_id: str, signers: str | None) -> SignatureVerdict:
-    """Return the decision on a signature.
-
-    Args:
-        signature: the signature; None if there is none.
-        bundle_id: the id of the bundle.
-        signers: the keys that may sign; None if none are known.
-    """
+    """Return the decision on a signature."""
     if signature is None:
         return _refused("not signed")
     try:
@@ -228,11 +203,6 @@ def examine(signature: str | None, bundle_id: str, signers: str | None) -> Signa
 
 
 def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
-    """Return the decision on a signature.
-
-    Raises:
-        StagerError: ``ssh-keygen`` cannot be started, or is too old.
-    """
     made = keygen.signing_key(signature, bundle_id)
     if made.returncode:
         why = f"it is no signature of this bundle ({_why(made)})"
@@ -259,7 +229,6 @@ def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureV
 
 
 def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
-    """Return the decision on a key that is in no line of the file of signers that holds for it."""
     text = signers.split("\n")
     lines = []
     for line in lines_of(found):
@@ -296,7 +265,7 @@ def _refused(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the principals of ``find-principals``: older versions print a line's as one."""
+    """Yield the principals: older versions of ``ssh-keygen`` print those of a line as one."""
     for line in text.splitlines():
         for name in line.split(","):
             if name.strip() and not name.startswith("!"):

@@ -89,7 +89,6 @@ def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
 
 
 def _not_signed(key: Path, lines: Sequence[str]) -> StagerError:
-    """Return the error for a key that has made no signature."""
     last = lines[-1] if lines else "it did not say why"
     if _LOCKED in last and not _has_terminal():
         word = shlex.quote(str(key))
@@ -105,7 +104,7 @@ def _not_signed(key: Path, lines: Sequence[str]) -> StagerError:
 
 
 def _has_terminal() -> bool:
-    """Return whether ``ssh-keygen`` could ask: it uses this terminal, not its standard input."""
+    """Return whether ``ssh-keygen`` could ask: it uses ``/dev/tty``, not its standard input."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:

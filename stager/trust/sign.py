@@ -33,11 +33,6 @@ class SignResult:
 def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignResult:
     """Write the signature of a bundle beside it; one that is there is replaced.
 
-    Args:
-        chosen: the bundle.
-        key: the private key; or the public one, of a key that an agent holds.
-        say: called with what ``ssh-keygen`` says.
-
     Raises:
         BundleError: the bundle is damaged, or another one.
         StagerError: it cannot be signed, or the signature cannot be written.
@@ -77,11 +72,7 @@ def _write(place: Path, signature: str) -> None:
 
 
 def _signature(bundle_id: str, key: Path, say: Callable[[str], None]) -> str:
-    """Return the signature of a bundle's id, which has been checked.
-
-    Raises:
-        StagerError: there is none.
-    """
+    """Return the signature of a bundle's id, checked against it."""
     with tempfile.TemporaryDirectory(prefix="stager-sign-") as folder:
         text = Path(folder) / "statement"
         text.write_text(statement(bundle_id), encoding="ascii")

@@ -74,10 +74,7 @@ def _refuse_open_folder(folder: Path, setting: str) -> None:
 
 
 def _has_nobody_else(gid: int) -> bool:
-    """Return whether a group is root's, or the one that a system gives each user alone.
-
-    Where it does, folders are usually made with a umask of 002.
-    """
+    """Return whether a group is root's or user-private: there the umask is often 002."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

@@ -107,11 +107,7 @@ def read_mnist(folder: Path) -> Splits:
 
 
 def _idx_paths(folder: Path, split: str) -> dict[str, Path]:
-    """Return the files of a split by their kinds; empty if it has none.
-
-    Raises:
-        TrainerError: one of the two is missing.
-    """
+    """Return the files of a split by kind; empty if both are missing, TrainerError if one is."""
     paths = {}
     missing = ""
     for kind, axes in _KINDS.items():
@@ -216,7 +212,6 @@ def choose(splits: Splits, options: Options) -> RunImages:
 
 
 def _split(rows: Rows, options: Options) -> tuple[Rows, Rows]:
-    """Return the images to train on, and the last ones, held out."""
     count = options.held_out or min(1000, len(rows) // 7)
     if count >= len(rows):
         raise TrainerError(
@@ -251,18 +246,7 @@ def _idx_path(folder: Path, split: str, kind: str, axes: int) -> Path | None:
 
 
 def _joined(inputs: Tensor, labels: Tensor, names: dict[str, Path], shape: tuple[int, ...]) -> Rows:
-    """Return images with their labels.
-
-    Args:
-        inputs: the images, as bytes.
-        labels: their classes.
-        names: the sources of both.
-        shape: of one image.
-
-    Raises:
-        TrainerError: there are not as many of one as of the other, they are no images of this
-            shape, or a label is no class.
-    """
+    """Return images with their labels; TrainerError if they or ``shape`` do not match."""
     import torch
 
     if inputs.dtype != torch.uint8 or labels.is_floating_point() or labels.is_complex():

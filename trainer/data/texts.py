@@ -78,10 +78,7 @@ def _read(data: Path | None) -> tuple[list[LabelledText], list[LabelledText] | N
 
 
 def _sample(rows: list[LabelledText], count: int, seed: int) -> list[LabelledText]:
-    """Return some rows in the order of the file, not only from its beginning.
-
-    Files are often sorted by class.
-    """
+    """Sample the whole file, and keep its order: files are often sorted by class."""
     numbers = random.Random(seed).sample(range(len(rows)), count)  # noqa: S311
     return [rows[number] for number in sorted(numbers)]
 
@@ -170,7 +167,6 @@ def _read_folder(folder: Path) -> tuple[list[LabelledText], list[LabelledText] |
 def _split(
     rows: list[LabelledText], held_out: int | None, source: object
 ) -> tuple[list[LabelledText], list[LabelledText]]:
-    """Return the rows to train on, and the last ones, held out."""
     count = min(1000, len(rows) // 7) if held_out is None else held_out
     if count >= len(rows):
         raise TrainerError(
@@ -182,7 +178,6 @@ def _split(
 
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of each row that is neither a header nor empty."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         for index, cells in enumerate(reader):

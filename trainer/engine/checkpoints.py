@@ -124,11 +124,7 @@ def teach_torch_to_load() -> None:
 
 
 def _clear(out: Path) -> None:
-    """Remove the checkpoints of a finished run.
-
-    Left there they would be taken for this run's newest: the Trainer keeps those with the highest
-    numbers, whoever made them.
-    """
+    """Remove a finished run's checkpoints: the Trainer keeps the highest numbers, of any run."""
     folders = [folder for folder in _folders(out) if _state(folder) is not None]
     if not folders:
         return

@@ -27,11 +27,6 @@ _OPTIONS = (
 def require(world: World, options: Options, rows: Mapping[str, str]) -> None:
     """Continue only if every rank has the options and rows of rank 0.
 
-    Args:
-        world: the ranks.
-        options: this rank's options.
-        rows: descriptions of its rows, by their purpose.
-
     Raises:
         TrainerError: on every rank, with the ranks that differ, and the differences.
     """

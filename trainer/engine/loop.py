@@ -38,11 +38,7 @@ class Run:
     """One training run on this rank."""
 
     def __init__(self, task: Task, options: Options, world: World) -> None:
-        """Move the model to its device, and make the optimizer.
-
-        Raises:
-            TrainerError: on every rank, if the options do not fit the job.
-        """
+        """Prepare the run on all ranks; TrainerError on every rank if the options do not fit."""
         self.task, self.options, self.world = task, options, world
         rows = {"rows to train on": task.train, "rows held out": task.held_out}
         consistency.require(
@@ -80,8 +76,6 @@ class Run:
 
 @dataclass
 class _Mean:
-    """The sum of the losses of an epoch's rows so far."""
-
     total: float = 0.0
     rows: int = 0
     waiting: deque[tuple[Position, float, int]] = field(default_factory=deque)
@@ -117,11 +111,7 @@ def train(
 
 
 def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
-    """Train for the rest of an epoch; return the mean loss of its rows.
-
-    Raises:
-        Stopped: some rank has received a signal to stop.
-    """
+    """Train for the rest of an epoch; return its mean loss. TrainingStopped after a signal."""
     world, epoch = run.world, run.at.epoch
     reduction, mean = Reduction(world), _Mean()
     run.task.model.train()
@@ -145,17 +135,12 @@ def _epoch(run: Run, progress: Progress, stop_signal: StopSignal) -> float:
 
 
 def _is_due(run: Run) -> bool:
-    """Return True if a checkpoint is due here, in the middle of an epoch."""
     every = run.options.save_every
     return bool(every) and run.at.step % (every or 1) == 0
 
 
 def _record(run: Run, results: StepResults | None, mean: _Mean, progress: Progress) -> None:
-    """Record the results of earlier steps.
-
-    Raises:
-        TrainerError: on every rank, if a loss is not finite.
-    """
+    """Record results of earlier steps; TrainerError on every rank if a loss is not finite."""
     if results is None:
         return
     run.stopping = run.stopping or results.stop
@@ -249,13 +234,7 @@ def evaluate(task: Task, world: World) -> tuple[float, float]:
 
 
 def rate_at(done: float, peak: float, warmup: float) -> float:
-    """Return the learning rate: a linear rise over ``warmup`` of the run, then a fall to zero.
-
-    Args:
-        done: the fraction of the run that is done (0 to 1).
-        peak: the highest rate.
-        warmup: the fraction of the run over which it rises.
-    """
+    """Return the rate at ``done`` (0 to 1): a linear rise over ``warmup``, then a fall to zero."""
     if done < warmup:
         return peak * (0.1 + 0.9 * done / warmup)
     return peak * max(0.0, 1 - done) / (1 - warmup)

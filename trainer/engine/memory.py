@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 def peak(device: str) -> dict[str, int]:
-    """Return the most bytes that this process had of one GPU at a time, under its name in metrics.
-
-    Args:
-        device: the device of this process, as PyTorch names it; on CPUs there is nothing to say.
-    """
+    """Return the peak memory of one GPU in bytes, under its name in metrics; empty on CPUs."""
     if device != "cuda":
         return {}
     import torch

@@ -25,16 +25,7 @@ class Progress:
     """Counts steps and rows, and reports for all ranks, on one of them."""
 
     def __init__(self, out: Path, steps: int, *, speaks: bool) -> None:
-        """Begin.
-
-        Args:
-            out: the folder of ``metrics.jsonl`` and the TensorBoard files.
-            steps: steps that the run has in all.
-            speaks: True on the rank that reports; the others only count.
-
-        Raises:
-            TrainerError: ``metrics.jsonl`` cannot be written.
-        """
+        """Begin; only the rank that ``speaks`` writes ``metrics.jsonl``, and reports."""
         self._steps, self._speaks = steps, speaks
         self._file: IO[str] | None = _log(out) if speaks else None
         self._board = _board(out) if speaks else None
@@ -51,15 +42,7 @@ class Progress:
         return time.monotonic() - self._started
 
     def step(self, step: int, epoch: float, loss: float, lr: float, rows: int) -> None:
-        """Note a step that is done on all ranks.
-
-        Args:
-            step: its number, from 1.
-            epoch: epochs that are done, as a fraction.
-            loss: the mean over all rows of the step.
-            lr: the learning rate it was made with.
-            rows: number of its rows, over all ranks.
-        """
+        """Note a step, numbered from 1; ``rows`` are those of all ranks, ``loss`` is their mean."""
         self.rows, self._count = self.rows + rows, self._count + 1
         if not self._speaks:
             return
@@ -174,7 +157,6 @@ def _board(out: Path) -> Any:  # noqa: ANN401 - a type of a package that need no
 
 
 def _clock(seconds: float) -> str:
-    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

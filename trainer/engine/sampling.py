@@ -44,13 +44,7 @@ class Order:
     """The order of rows in each epoch."""
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
-        """Describe the order.
-
-        Args:
-            rows: number of rows.
-            batch: rows of one step, over all ranks.
-            seed: of the run.
-        """
+        """Describe the order; ``batch`` counts the rows of one step over all ranks."""
         self.rows, self.batch = rows, batch
         self._seed = seed
         self._epoch, self._order = -1, None

@@ -152,7 +152,6 @@ def _prepare(options: Options, job: str, *, again: bool) -> tuple[str, bytes] | 
 
 
 def _is_restart(environ: Mapping[str, str]) -> bool:
-    """Return True if torchrun or Slurm has started this job before."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(environ.get(name, "0") not in ("", "0") for name in counts)
 
@@ -172,11 +171,7 @@ def _is_its_own(out: Path, job: str, *, again: bool) -> bool:
 
 
 def _clear(out: Path) -> None:
-    """Remove the files of a finished run.
-
-    Raises:
-        TrainerError: the run did not finish.
-    """
+    """Remove the files of a finished run; TrainerError if it did not finish."""
     names = [note.path.stem for note in snapshot.complete(out)]
     left = names or sorted(snapshot.without_note(out))
     if left and not (out / checkpoints.METRICS).is_file():
@@ -192,11 +187,7 @@ def _clear(out: Path) -> None:
 
 
 def _restore(run: Run, state: dict[str, Any], name: str) -> None:
-    """Set a run to the position and the weights of a state.
-
-    Raises:
-        TrainerError: it is of another run, or of no run of ours.
-    """
+    """Set a run to a state's position and weights; TrainerError if it is another run's."""
     try:
         _require_same_run(run, state, name)
         run.task.model.load_state_dict(state["model"])
@@ -215,11 +206,6 @@ def _restore(run: Run, state: dict[str, Any], name: str) -> None:
 
 
 def _require_same_run(run: Run, state: dict[str, Any], name: str) -> None:
-    """Refuse a state of a run that is not like this one.
-
-    Raises:
-        TrainerError: it is of another model, of other data or of another seed.
-    """
     options = run.options
     expected = {"workload": options.workload, "rows": len(run.task.train), "seed": options.seed}
     differences = [

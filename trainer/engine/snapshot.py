@@ -40,11 +40,7 @@ class Note:
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """Return a state as the bytes of a file that ``torch.load`` reads.
-
-    Args:
-        state: tensors, numbers, texts, and mappings and lists of them.
-    """
+    """Return a state of tensors, numbers, texts, mappings and lists as ``torch.load`` reads it."""
     import torch
 
     memory = io.BytesIO()
@@ -54,11 +50,6 @@ def packed(state: Mapping[str, Any]) -> bytes:
 
 def save(path: Path, data: bytes, step: int) -> None:
     """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing.
-
-    Args:
-        path: its path; an older one there is replaced.
-        data: the result of :func:`packed`.
-        step: number of steps that are done.
 
     Raises:
         TrainerError: it cannot be written.
@@ -96,7 +87,6 @@ def without_note(out: Path) -> set[str]:
 
 
 def _checkpoints(out: Path) -> list[Path]:
-    """Return the checkpoints in a folder, complete or not; none if there is no folder."""
     if not out.is_dir():
         return []
     return [path for path in out.iterdir() if _NAME.fullmatch(path.name)]

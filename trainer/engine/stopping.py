@@ -39,7 +39,6 @@ class StopSignal:
     """The signal to stop that this rank has received, if any."""
 
     def __init__(self) -> None:
-        """Begin without a signal."""
         self.name: str = ""
         """The signal's name; empty if there was none."""
 
@@ -85,7 +84,6 @@ class Reduction:
     """
 
     def __init__(self, world: World) -> None:
-        """Begin without a reduction under way."""
         self._world = world
         self._parts: list[Tensor] = []
         self._every = 1

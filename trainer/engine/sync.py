@@ -49,7 +49,6 @@ class DataParallel(Alone):
     """One process that splits each batch over its GPUs; on a CPU there is nothing to split."""
 
     def __init__(self, model: Module, whole: Module) -> None:
-        """Wrap the model."""
         from torch import nn
 
         super().__init__(model, whole)
@@ -60,7 +59,6 @@ class Ddp(Alone):
     """DistributedDataParallel: it averages gradients in buckets during the backward pass."""
 
     def __init__(self, model: Module, whole: Module) -> None:
-        """Wrap the model; rank 0's weights go to all."""
         from torch import nn
 
         super().__init__(model, whole)
@@ -86,7 +84,6 @@ class AllReduce(Alone):
     """After the backward pass the gradients of all ranks are added up, and divided by the ranks."""
 
     def __init__(self, model: Module, whole: Module, world: World) -> None:
-        """Copy rank 0's weights to all."""
         super().__init__(model, whole)
         self._world = world
         self.share()
@@ -145,12 +142,6 @@ class ParameterServer(AllReduce):
 
 def synchronised(name: str, model: Module, world: World, *, mixed: bool) -> Alone:
     """Return a model that is synchronised over all ranks.
-
-    Args:
-        name: the way, one of :data:`trainer.config.SYNCS`.
-        model: the model, on its device.
-        world: the ranks.
-        mixed: True to compute in bfloat16.
 
     Raises:
         TrainerError: ``dp`` with more than one process.

@@ -178,7 +178,6 @@ def _reach_all(rendezvous: RendezvousStore, environ: Mapping[str, str]) -> None:
 
 
 def _unreached(rendezvous: RendezvousStore) -> list[str]:
-    """Connect to the leaders of all nodes; return a fault for each node that does not answer."""
     targets = {}
     for rank in rendezvous.leaders:
         address, port = json.loads(rendezvous.store.get(f"tcp/{rank}"))
@@ -193,7 +192,6 @@ def _unreached(rendezvous: RendezvousStore) -> list[str]:
 
 
 def _form_group(rendezvous: RendezvousStore) -> None:
-    """Connect every rank with every other one."""
     from torch import distributed
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -262,11 +260,7 @@ def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int
 
 
 def _there_and_back(other: int, first: bool, size: int, times: int, until: float) -> float:
-    """Return the seconds of the fastest of some round trips.
-
-    Raises:
-        RuntimeError: the time is up, or the connection is lost.
-    """
+    """Return the seconds of the fastest round trip; RuntimeError after ``until`` or a failure."""
     import torch
     from torch import distributed
 
@@ -317,7 +311,6 @@ def _measure_sum(rendezvous: RendezvousStore, size: int, backend: str) -> float:
 
 
 def _wrong(tensor: Tensor, expected: Tensor) -> str:
-    """Return the first wrong element of a sum; empty if all are right."""
     import torch
 
     if torch.equal(tensor, expected):

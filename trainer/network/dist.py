@@ -71,11 +71,7 @@ def world_of(environ: Mapping[str, str]) -> World:
 
 
 def _numbers_of(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the numbers in a launcher's variables.
-
-    Raises:
-        TrainerError: a variable is missing or wrong; all such variables are named.
-    """
+    """Return the numbers in a launcher's variables; TrainerError names all that are wrong."""
     problems = [f"{name} is not set" for name in _REQUIRED if not environ.get(name)]
     numbers = {}
     for name, default in _NUMBERS.items():
@@ -102,11 +98,6 @@ def start(
     A single process is kept to one GPU: Hugging Face's Trainer would otherwise split each batch
     over all of them in threads, and would not use the requested batch size.
 
-    Args:
-        world: the place of this process.
-        environ: the variables of the launcher.
-        all_gpus: True to let a single process have all GPUs.
-
     Raises:
         TrainerError: on every rank, if NCCL is requested and some nodes have no GPU for each
             process; they are named.
@@ -127,11 +118,7 @@ def start(
 
 
 def _require_gpus(world: World, environ: Mapping[str, str], gpus: int) -> None:
-    """Refuse NCCL without GPUs, on all ranks if the job requests it.
-
-    Raises:
-        TrainerError: there are too few GPUs.
-    """
+    """Refuse NCCL without GPUs, on all ranks if the job requests it."""
     if world.launched and environ.get("PYTORCH_DIST_BACKEND") == "nccl":
         _agree_on_gpus(world, environ, gpus)
     if not gpus:
@@ -234,7 +221,6 @@ def _raise_anywhere(world: World, problem: TrainerError | None) -> None:
 
 
 def _gathered(world: World, text: tuple[str, str] | None) -> list[tuple[str, str] | None]:
-    """Return the texts of all ranks, in their order."""
     if world.size == 1:
         return [text]
     import torch.distributed as group

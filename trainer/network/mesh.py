@@ -68,10 +68,6 @@ def listen(address: str) -> socket.socket:
 def unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
     """Connect to all targets, and hang up.
 
-    Args:
-        targets: addresses, by the names of their nodes.
-        timeout: seconds after which a connection has failed.
-
     Returns:
         The reason for each node that cannot be reached.
     """
@@ -85,7 +81,6 @@ def unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
 def _unreached(
     names: Sequence[str], targets: Mapping[str, Address], timeout: float
 ) -> dict[str, str]:
-    """Connect to some targets at the same time; see :func:`unreached`."""
     until = time.monotonic() + timeout
     failed, pending = {}, {}
     with contextlib.ExitStack() as sockets, selectors.DefaultSelector() as waiting:

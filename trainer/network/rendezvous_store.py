@@ -56,11 +56,6 @@ class RendezvousStore:
 def meet(world: World, timeout: float, environ: Mapping[str, str]) -> RendezvousStore:
     """Join the rendezvous, and learn the node of each rank.
 
-    Args:
-        world: this rank's place, from a launcher.
-        timeout: seconds that ranks may take to join, and for each later step.
-        environ: the variables of the launcher, and STAGER_NODE or SLURMD_NODENAME.
-
     Raises:
         TrainerError: not all ranks joined.
     """
@@ -163,7 +158,6 @@ def _linger(rendezvous: RendezvousStore, step: str, ranks: int) -> None:
 def _silence(
     rendezvous: RendezvousStore, step: str, ranks: Sequence[int], error: Exception
 ) -> TrainerError:
-    """Return the error about the ranks that did not report in time."""
     try:
         silent = [rank for rank in ranks if not rendezvous.store.check([f"{step}/{rank}"])]
     except RuntimeError:

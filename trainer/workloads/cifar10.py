@@ -62,12 +62,7 @@ def task(options: Options) -> Task:
 
 
 def model(seed: int, widths: Sequence[int]) -> Module:
-    """ResNet-18: four stages of two residual blocks, each twice as wide and half as large.
-
-    Args:
-        seed: of the first weights.
-        widths: channels of each stage.
-    """
+    """ResNet-18: four stages of two residual blocks, each twice as wide and half as large."""
     import torch
     from torch import nn
 
@@ -90,14 +85,7 @@ def optimizer(model: Module) -> Optimizer:
 
 
 def shifted(inputs: Tensor, numbers: Tensor, rows: int, seed: int) -> Tensor:
-    """Images, each mirrored or not and shifted by up to four pixels.
-
-    Args:
-        inputs: shape (n, channels, height, width).
-        numbers: which rows these are, of all: shape (n,).
-        rows: how many there are in all.
-        seed: decides for each row; so it does not matter which rank has it.
-    """
+    """Mirror and shift images by up to four pixels, by row number: the same on every rank."""
     import torch
     from torch.nn.functional import pad
 
@@ -121,7 +109,6 @@ def _norm(width: int) -> list[Module]:
 
 
 def _block(before: int, width: int, stride: int) -> Module:
-    """Two convolutions, whose result is added to what went in."""
     from torch import nn
 
     from ..engine.layers import Residual

@@ -84,7 +84,6 @@ def _hosts(text: str | None) -> tuple[str, ...]:
 
 
 def _request(slurm: SlurmFlags) -> JobOptions:
-    """Return the options that Slurm gets."""
     from ...config import checks
     from ...jobs.job_options import JobOptions
 

@@ -89,7 +89,6 @@ class ResolveFlags:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether a package, or a model or data set of the hub, may have this name."""
     from packaging.utils import InvalidName, canonicalize_name
 
     from ...hub.names import parse_request
@@ -105,7 +104,6 @@ def _is_name(text: str) -> bool:
 
 
 def _cutoff(text: str | None) -> str | None:
-    """Return the value of ``--exclude-newer``, checked."""
     from ...lock import cutoff
 
     if text is None:

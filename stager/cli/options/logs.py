@@ -38,14 +38,7 @@ def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
 def chosen_files(
     job: str | None, log_dir: Path | None, console: Console, *, named: bool = True
 ) -> JobFiles:
-    """Return the files of a job; without a number, of the newest, and say which one that is.
-
-    Args:
-        job: the job's number, or a directory.
-        log_dir: the directory for the logs of jobs.
-        console: shows which job was chosen.
-        named: False to leave out the project's name, which may be a secret.
-    """
+    """Return a job's files, or the newest's; its project, maybe a secret, is shown if ``named``."""
     files = job_files(job, log_dir)
     if job is None:
         summary = files.summary
