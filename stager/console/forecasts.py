@@ -81,4 +81,4 @@ def _rows(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
