@@ -54,6 +54,8 @@ class JobOptions:
     """Slurm reservation."""
     mem: str | None = None
     """Memory on each node: megabytes, or a number with K, M, G or T."""
+    cpus_per_task: int | None = None
+    """CPUs on each node."""
     gpus_per_node: str | None = None
     """GPUs on each node, as Slurm writes it."""
     salloc_args: tuple[str, ...] = ()
@@ -119,6 +121,7 @@ def settle(config: Config, options: JobOptions) -> Config:
         constraint=options.constraint,
         reservation=options.reservation,
         mem=options.mem,
+        cpus_per_task=options.cpus_per_task,
         gpus_per_node=options.gpus_per_node,
         salloc_args=(*own.salloc_args, *options.salloc_args),
         stage=options.stage,

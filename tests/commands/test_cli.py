@@ -182,6 +182,7 @@ SHARED = {
     "--constraint",
     "--reservation",
     "--mem",
+    "--cpus-per-task",
     "--gpus-per-node",
     "--salloc-arg",
     "--nproc-per-node",

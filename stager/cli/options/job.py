@@ -101,6 +101,9 @@ def _request(slurm: SlurmFlags) -> JobOptions:
         constraint=checked(checks.word, slurm.constraint, "--constraint", "one word"),
         reservation=checked(checks.word, slurm.reservation, "--reservation", "one word"),
         mem=checked(checks.memory, slurm.mem, "--mem", checks.MEMORY),
+        cpus_per_task=checked(
+            checks.whole(1), slurm.cpus_per_task, "--cpus-per-task", checks.COUNT
+        ),
         gpus_per_node=checked(checks.gpus, slurm.gpus_per_node, "--gpus-per-node", checks.GPUS),
         salloc_args=each(checks.text, slurm.salloc_arg, "--salloc-arg", "an option of salloc"),
     )

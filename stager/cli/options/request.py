@@ -48,6 +48,10 @@ class SlurmFlags:
     mem: Annotated[
         str | None, typer.Option("--mem", metavar="SIZE", help="Memory on each node, as in 64G.")
     ] = None
+    cpus_per_task: Annotated[
+        int | None,
+        typer.Option("-c", "--cpus-per-task", metavar="N", help="CPUs on each node."),
+    ] = None
     gpus_per_node: Annotated[
         str | None,
         typer.Option("--gpus-per-node", metavar="[TYPE:]N", help="GPUs on each node."),
