@@ -27,7 +27,7 @@ from tests.support.wheelhouse import make_wheel
 JOB = ("--allocation", "local", "--nproc-per-node", "1", "--log-dir", "logs")
 TWO_RANKS = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "logs")
-VARYING = re.compile(r"bytes(_.*)?|.*_(bytes|files)|size|sent|cpus|files|freed|removed")
+VARYING = re.compile(r"bytes(_.*)?|.*_(bytes|files)|size|sent|cpus|files|freed|removed|nfs")
 """Keys whose numbers depend on the machine, or on the size of our own program."""
 SLURM = {
     "sbatch": "cat >/dev/null; echo 4711",
@@ -59,6 +59,7 @@ def normalized(value: object, words: Mapping[str, str], key: str = "") -> object
         value = value.replace(text, word)
     value = re.sub(r"[0-9a-f]{64}", "<digest>", value)
     value = re.sub(r"(?<=project-)[0-9a-f]{12}(?=\.p)", "<id>", value)
+    value = re.sub(r"(?<=NFS from )\d+", "<count>", value)
     return re.sub(r"\b\d+\.\d+ s\b", "<seconds>", value)
 
 
