@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Action
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 
 from .building.current_bundle import Listener, offline_root
 from .config.load import Config

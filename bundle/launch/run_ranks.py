@@ -27,7 +27,7 @@ from ..protocol.launch_answers import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.requests import LaunchRequest
-from ..redaction.masking import masked
+from ..redaction.secrets import masked
 from ..system import files, network, open_files, signals
 from ..system.module_source import source_of
 from . import commands, hub_cache, rank_results

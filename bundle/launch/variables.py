@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from ..environment.merge import STATE
-from ..redaction.masking import without_secrets
+from ..redaction.secrets import without_secrets
 from . import hub_cache
 from .directories import JobDirectories
 from .group import RankGroup

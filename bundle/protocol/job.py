@@ -209,10 +209,7 @@ def _require_all_fields(raw: Mapping[str, object]) -> None:
 
 def redacted(job: Job) -> Job:
     """Return the job as it may be kept and shown, without the secrets among its arguments."""
-    from ..redaction.masking import (  # an agent needs this later, if at all
-        masked,
-        without_url_secrets,
-    )
+    from ..redaction.secrets import masked, without_url_secrets
 
     image = job.launch.container_image
     launch = replace(

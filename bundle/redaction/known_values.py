@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from .masking import HIDDEN
-from .secret_names import is_secret
+from .secrets import HIDDEN, is_secret
 
 _MIN_LENGTH = 5
 _MIN_DIFFERENT = 3

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Callable, Union
 
-from ..redaction.masking import masked
+from ..redaction.secrets import masked
 from . import open_files
 from .descendants import MARK, members_of, waited_for
 from .parent_death import end_with_parent

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bundle.redaction.masking import masked, without_url_secrets
+from bundle.redaction.secrets import masked, without_url_secrets
 
 from ..core.values import Target
 from .load import Config

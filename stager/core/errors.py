@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bundle.protocol import enumerations
-from bundle.redaction.masking import without_url_secrets
+from bundle.redaction.secrets import without_url_secrets
 
 EXIT_OK = 0
 EXIT_FAILURE = 1

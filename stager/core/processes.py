@@ -23,7 +23,7 @@ from types import FrameType
 from typing import IO
 
 from bundle.channel.lines import Lines
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 from bundle.system.parent_death import end_with_parent
 from bundle.system.processes import CompletedCommand
 from bundle.system.signals import USER_SIGNALS

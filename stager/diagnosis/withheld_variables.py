@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bundle.protocol.job import load
 from bundle.protocol.problem import NodeError
-from bundle.redaction.secret_names import is_secret
+from bundle.redaction.secrets import is_secret
 
 from .failure import FirstFailure
 

@@ -10,7 +10,7 @@ from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.planned_transfer import StagingWork
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 from bundle.transfer.forecast import (
     WIDEST,
     Forecast,

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.protocol.digest import canonical_json
-from bundle.redaction.masking import without_url_secrets
+from bundle.redaction.secrets import without_url_secrets
 
 from ..config import foreign_files
 from ..core import toml

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from bundle.node import interpreter
 from bundle.protocol.problem import NodeError
-from bundle.redaction.masking import without_url_secrets
+from bundle.redaction.secrets import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
 from ..core.deletion import remove

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from bundle.redaction.masking import without_url_secrets
+from bundle.redaction.secrets import without_url_secrets
 
 from ..config import foreign_files, script_block
 from ..config.load import Config

@@ -23,7 +23,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from bundle.redaction.masking import without_url_secrets
+from bundle.redaction.secrets import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
 from ..core import toml

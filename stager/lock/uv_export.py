@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from bundle.redaction.masking import without_url_secrets
+from bundle.redaction.secrets import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
 from ..core import toml

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from bundle.redaction.secret_names import meaning
+from bundle.redaction.secrets import meaning
 
 from .names import Name
 from .spans import end_of

@@ -1,4 +1,4 @@
-"""The names in a text that mean a secret, as :mod:`bundle.redaction.secret_names` defines them."""
+"""The names in a text that mean a secret, as :mod:`bundle.redaction.secrets` defines them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bundle.redaction.secret_names import SPLIT, Meaning, meaning
+from bundle.redaction.secrets import SPLIT, Meaning, meaning
 
 from .spans import end_of
 

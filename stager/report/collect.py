@@ -14,7 +14,7 @@ from typing import Any
 
 from bundle.protocol.enumerations import LogMode
 from bundle.protocol.events import JobEnds, TransferPlan
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 
 from .. import __version__
 from ..core.errors import BundleError

@@ -21,7 +21,7 @@ from pathlib import Path
 from bundle.driver.transports.slurm_commands import CREDENTIALS
 from bundle.protocol.enumerations import LogMode
 from bundle.protocol.job import Job
-from bundle.redaction.masking import without_secrets
+from bundle.redaction.secrets import without_secrets
 
 from ..core.errors import ConfigError
 from .request import Request

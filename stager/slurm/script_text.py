@@ -11,7 +11,7 @@ from bundle.protocol import log_names
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action
 from bundle.protocol.job import ONE_A_CPU
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 
 if TYPE_CHECKING:
     from .script import ScriptFacts

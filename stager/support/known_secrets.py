@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from bundle.redaction.secret_names import is_secret
+from bundle.redaction.secrets import is_secret
 
 from ..redaction.known_values import spellings, worth_looking_for
 from ..redaction.redact import Redactor

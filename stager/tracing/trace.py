@@ -17,7 +17,7 @@ from bundle.node.location import ROOT_VARIABLE, node_root_name
 from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
 from bundle.protocol.records import Record
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 
 from ..building.current_bundle import offline_root
 from ..config.load import Config

@@ -17,7 +17,7 @@ LIMIT = 600.0
 
 PROGRAM = """
 import sys
-from bundle.redaction.masking import masked
+from bundle.redaction.secrets import masked
 from stager.console.logs import _short
 from stager.diagnosis import exit_reports, driver_verdict
 from stager.logs.prefixes import show_block_as_terminal

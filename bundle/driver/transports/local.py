@@ -27,7 +27,7 @@ from ...protocol.enumerations import Action, LogMode, PhaseName
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
-from ...redaction.masking import without_secrets
+from ...redaction.secrets import without_secrets
 from ...system import permissions, processes, signals
 from . import apptainer
 from .slurm_commands import PYTHONS

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.masking import without_secrets
+from ...redaction.secrets import without_secrets
 from ...system import processes
 from . import apptainer, sbcast, slurm_commands, slurm_faults
 from .agent_program import may_carry

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ...launch.variables import drop_schedulers
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.masking import without_secrets
+from ...redaction.secrets import without_secrets
 from ...system.hostlist import wrong_hosts
 from . import apptainer, ssh_faults
 from .file_sender import FileSender, SendCommand

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bundle.redaction.masking import masked, without_url_secrets
+from bundle.redaction.secrets import masked, without_url_secrets
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from bundle.redaction.secret_names import meaning
+from bundle.redaction.secrets import meaning
 from stager.redaction import redact
 from stager.redaction.known_values import KnownValues, worth_looking_for
 from stager.redaction.pseudonyms import Pseudonyms
