@@ -21,7 +21,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from bundle.protocol.answers import (  # noqa: E402
+from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEvent  # noqa: E402
+from bundle.protocol.messages import (  # noqa: E402
     AgentEvent,
     Answer,
     OutOfReach,
@@ -30,7 +31,6 @@ from bundle.protocol.answers import (  # noqa: E402
     Relaying,
     Unpacking,
 )
-from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEvent  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "events.md"
 _INTRODUCTION = """\

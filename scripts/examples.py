@@ -20,8 +20,11 @@ sys.path.insert(0, str(REPO))
 
 from bundle.protocol.digest import Digest  # noqa: E402
 from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher  # noqa: E402
-from bundle.protocol.job import Job, Launch  # noqa: E402
-from bundle.protocol.requires import Requires  # noqa: E402
+from bundle.protocol.job import (  # noqa: E402
+    Job,
+    Launch,
+    Requires,
+)
 from stager import __version__  # noqa: E402
 from stager.slurm.request import Request  # noqa: E402
 from stager.slurm.script import ScriptFacts, batch_script  # noqa: E402

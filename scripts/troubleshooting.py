@@ -17,9 +17,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
+from bundle.protocol.node_wordings import Wording  # noqa: E402
 from bundle.protocol.problem import ProblemCode  # noqa: E402
 from bundle.protocol.problem_table import TABLE  # noqa: E402
-from bundle.protocol.wording import Wording  # noqa: E402
 from stager.catalogue.catalogue import (  # noqa: E402
     CatalogueEntry,
     LineRole,

@@ -26,7 +26,7 @@ from .core.errors import StagerError
 from .core.store import Store
 
 if TYPE_CHECKING:
-    from bundle.protocol.records import Record
+    from bundle.protocol.events import Record
 
     from .building.build import BuildOptions, BuildResult
     from .building.project_lock import LockResult
@@ -323,7 +323,7 @@ def _clean_nodes(
 
     There is no job where a dry run would have to ask Slurm for nodes.
     """
-    from bundle.protocol.clean_answers import CleanAnswer
+    from bundle.protocol.reports import CleanAnswer
 
     from .cleanup.clean import nodes_keep
     from .cleanup.result import keeps, removed_on_node

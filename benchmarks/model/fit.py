@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED
 
 from .job import PHASES, TRANSFER, JobCosts, PhaseCosts, phase_seconds
 from .measure import JobMeasured, Measurements, RelayMeasured

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bundle.protocol.planned_transfer import StagingWork
+from bundle.protocol.events import StagingWork
 
 from .events import Clock, Process, Processors
 from .transfer import TURN, Site, StagingCosts, relay

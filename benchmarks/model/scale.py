@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED
 
 from .fit import Check
 from .job import JobCosts, PhaseCosts, job_seconds

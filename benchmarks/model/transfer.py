@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED
 from bundle.transfer import trees
 from bundle.transfer.chunks import chunk_size
 from bundle.transfer.forecast import BLOCK, WIDEST, best_width, levels

@@ -1,10 +1,10 @@
 """One node's part of each phase. An agent is a process on the node, started by the transport.
 
-It is asked with one JSON object (:mod:`bundle.protocol.requests`, through
+It is asked with one JSON object (:mod:`bundle.protocol.messages`, through
 :mod:`bundle.channel.agent_channel`) and answers with JSON lines: the answer of the phase
-(:mod:`bundle.protocol.answers`), and events on the way. With ``hold`` a ``launch`` sends ``ready``
+(:mod:`bundle.protocol.messages`), and events on the way. With ``hold`` a ``launch`` sends ``ready``
 and waits for a command before a rank begins; it also sends ``output`` events with what its ranks
-write (:mod:`bundle.protocol.output`), and reports at last how many bytes of each that were.
+write (:mod:`bundle.protocol.messages`), and reports at last how many bytes of each that were.
 """
 
 from __future__ import annotations
@@ -19,38 +19,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..channel.agent_channel import GO, AgentChannel
-from ..protocol.answers import (
-    Answer,
-    PreflightAnswer,
-    ProbeAnswer,
-    Ready,
-    TidyAnswer,
-    UnpackAnswer,
-)
 from ..protocol.enumerations import Action, Allocation, PhaseName
-from ..protocol.problem import NodeError
-from ..protocol.requests import (
+from ..protocol.messages import (
     AgentRequest,
+    Answer,
     CleanRequest,
     CollectRequest,
     DeepRequest,
     EarlyRequest,
     LaunchRequest,
     PlacedRequest,
+    PreflightAnswer,
     PreflightRequest,
+    ProbeAnswer,
     ProbeRequest,
+    Ready,
     RelayTask,
+    TidyAnswer,
     TidyRequest,
+    UnpackAnswer,
     UnpackRequest,
 )
+from ..protocol.problem import NodeError
 from ..system import descendants, open_files, signals
 from ..system.running_python import loads_modules_for
 
 if TYPE_CHECKING:
     from ..launch.early_torchrun import EarlyLauncher
-    from ..protocol.clean_answers import CleanAnswer
-    from ..protocol.deep_answers import DeepAnswer
-    from ..protocol.launch_answers import LaunchAnswer
+    from ..protocol.reports import CleanAnswer, DeepAnswer, LaunchAnswer
     from ..transfer.staging import ReceiverOf
 
 # Each phase imports what it alone needs when it is asked for.
@@ -265,7 +261,7 @@ def _run_ranks(
 ) -> LaunchAnswer:
     """Run this task's ranks; answer even if ended first, or the exit status seems the cause."""
     from ..launch.run_ranks import run_ranks
-    from ..protocol.launch_answers import LaunchAnswer
+    from ..protocol.reports import LaunchAnswer
 
     try:
         return run_ranks(request, channel, early)
@@ -294,7 +290,7 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
 def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
     from ..environment import clean
     from ..node.location import ROOT_VARIABLE
-    from ..protocol.clean_answers import CleanAnswer
+    from ..protocol.reports import CleanAnswer
 
     job = request.job
     roots = clean.roots(job.node_root, os.environ)

@@ -14,10 +14,9 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from ..protocol import output
-from ..protocol.answers import AgentEvent
+from ..protocol import messages
 from ..protocol.codec import decode, encode
-from ..protocol.requests import FramesAgain, Handover, RequestReader
+from ..protocol.messages import AgentEvent, FramesAgain, Handover, RequestReader
 from ..system import signals
 from ..system.signals import USER_SIGNALS
 from ..system.step_variables import node_name
@@ -113,7 +112,7 @@ class AgentChannel:
     def output(self, rank: int | None, data: bytes) -> None:
         """Pass on what a rank has written, or the launcher (None)."""
         self.sent[rank] = self.sent.get(rank, 0) + len(data)
-        self._send(output.line(self.node, rank, data))
+        self._send(messages.line(self.node, rank, data))
 
     def _send(self, line: bytes) -> None:
         with signals.held(), self._writing:  # half of it would be lost

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ..protocol.facts import GpuFacts
+from ..protocol.messages import GpuFacts
 from ..protocol.problem import Problem, ProblemCode
 
 Version = tuple[int, ...]

@@ -15,9 +15,9 @@ from dataclasses import replace
 from ..channel.agent_channel import AgentChannel
 from ..node import host
 from ..node.location import env_path
-from ..protocol.deep_answers import DeepAnswer, NetworkReport, NodeClock
+from ..protocol.messages import DeepRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import DeepRequest
+from ..protocol.reports import DeepAnswer, NetworkReport, NodeClock
 from . import deep, reachability
 
 REACH_SECONDS = 20.0

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..protocol.codec import decode
-from ..protocol.deep_answers import NetworkReport
-from ..protocol.deep_report import AllReduceMeasured
-from ..protocol.launch_answers import FailureRecord, LaunchAnswer
+from ..protocol.events import AllReduceMeasured
 from ..protocol.problem import Problem, ProblemCode
+from ..protocol.reports import FailureRecord, LaunchAnswer, NetworkReport
 from ..system.signals import TERMINATED
 from . import network_agreement
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..protocol.answers import PreflightAnswer, ProbeAnswer
 from ..protocol.counts import sized
-from ..protocol.facts import NodeRootFacts
+from ..protocol.messages import NodeRootFacts, PreflightAnswer, ProbeAnswer
 
 SHOWN = {"torch": "torch", "transformers": "tfm", "datasets": "datasets", "numpy": "numpy"}
 """Packages that the probe's line shows, in this order, with the name it uses."""

@@ -15,11 +15,10 @@ from ..node import gpus, interpreter, locks, removal
 from ..node.host import host_facts
 from ..node.location import base_for, choose_base, env_path, node_root_name
 from ..node.root import secure_root
-from ..protocol.answers import PreflightAnswer
 from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
+from ..protocol.messages import PreflightAnswer, PreflightRequest
 from ..protocol.problem import NodeError, Problem
-from ..protocol.requests import PreflightRequest
 from ..system import files, network, step_variables
 from . import probe
 

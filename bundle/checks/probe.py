@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.answers import ProbeAnswer
 from ..protocol.codec import decode
-from ..protocol.facts import HostFacts
+from ..protocol.job import Requires
+from ..protocol.messages import HostFacts, ProbeAnswer
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.requires import Requires
 from ..system import processes
 from ..system.module_source import source_of
 

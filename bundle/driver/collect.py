@@ -11,14 +11,13 @@ from typing import IO
 
 from ..checks.node_lines import few_names
 from ..launch import directories
-from ..protocol.answers import TidyAnswer
 from ..protocol.counts import counted
 from ..protocol.enumerations import PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
-from ..protocol.launch_answers import LaunchAnswer
+from ..protocol.messages import CollectRequest, TidyAnswer, TidyRequest
 from ..protocol.problem import NodeError
-from ..protocol.requests import CollectRequest, TidyRequest
+from ..protocol.reports import LaunchAnswer
 from ..results.receive import Received, receive
 from .state import State
 

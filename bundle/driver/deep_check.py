@@ -15,16 +15,13 @@ from ..checks import findings, network_agreement, reachability
 from ..checks.findings import Problems
 from ..checks.network_agreement import ClockReading
 from ..launch.choices import choose_backend
-from ..protocol import output
-from ..protocol.agent_events import RankOutput
-from ..protocol.answers import Answer
-from ..protocol.deep_answers import DeepAnswer, NodeClock
-from ..protocol.deep_report import AllReduceMeasured, ClockOffset, DeepReport
+from ..protocol import messages
 from ..protocol.enumerations import Allocation, PhaseName
+from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport, RankOutput
 from ..protocol.job import Job
-from ..protocol.launch_answers import LaunchAnswer
+from ..protocol.messages import Answer, DeepRequest, GroupSettings, LaunchRequest
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.requests import DeepRequest, GroupSettings, LaunchRequest
+from ..protocol.reports import DeepAnswer, LaunchAnswer, NodeClock
 from ..system import network
 from .state import State
 from .transports.transport import Event
@@ -194,7 +191,7 @@ def _run_ranks(
 
     def on_event(event: Event) -> None:
         if isinstance(event, RankOutput) and event.rank is not None:
-            printed.setdefault((event.node, event.rank), []).extend(output.lines_of(event.data))
+            printed.setdefault((event.node, event.rank), []).extend(messages.lines_of(event.data))
 
     def request(node: str) -> LaunchRequest:
         asked = LaunchRequest(**state.placed(node), group=group, shared=False, own=True)

@@ -17,9 +17,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from ..protocol.agent_events import RankOutput
-from ..protocol.events import OutputShown
-from ..protocol.output import lines_of
+from ..protocol.events import OutputShown, RankOutput
+from ..protocol.messages import lines_of
 from ..system import signals
 from . import event_lines
 

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ..format.archive import BundleFile
-from ..protocol.answers import Answer
 from ..protocol.enumerations import EXIT_INTERRUPTED, EXIT_JOB, Allocation
 from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
-from ..protocol.launch_answers import LaunchAnswer
+from ..protocol.messages import Answer
 from ..protocol.problem import NodeError, Problem
 from ..protocol.problem_table import ending_problem
+from ..protocol.reports import LaunchAnswer
 from ..system import open_files, signals
 from . import collect
 from .logs import Logs

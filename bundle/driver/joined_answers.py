@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..protocol.answers import Answer
-from ..protocol.launch_answers import LaunchAnswer
+from ..protocol.messages import Answer
+from ..protocol.reports import LaunchAnswer
 
 
 def joined(first: Answer | None, second: Answer) -> Answer:

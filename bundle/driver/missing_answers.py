@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..protocol.agent_events import answer_class
-from ..protocol.answers import Answer
+from ..protocol.events import answer_class
+from ..protocol.messages import Answer
 from ..protocol.problem import Problem, ProblemCode
 from .transports.transport import Ended
 

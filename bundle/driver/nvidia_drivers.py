@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ..checks.cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
 from ..checks.node_lines import few_names
-from ..protocol.answers import PreflightAnswer
-from ..protocol.facts import Gpu, GpuFacts
+from ..protocol.messages import Gpu, GpuFacts, PreflightAnswer
 from .state import State
 
 

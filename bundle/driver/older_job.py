@@ -13,9 +13,8 @@ from contextlib import suppress
 
 from ..protocol import log_names
 from ..protocol.enumerations import Allocation
-from ..protocol.events import JobBegins
+from ..protocol.events import JobBegins, Record, read_record
 from ..protocol.job import Job
-from ..protocol.records import Record, read_record
 from ..system import permissions, processes
 from .transports.slurm_commands import submit_time
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass, field
 
-from ..protocol.events import FramesLost
-from ..protocol.launch_answers import LaunchAnswer
-from ..protocol.output_loss import OutputLoss
+from ..protocol.events import FramesLost, OutputLoss
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.problem_table import TABLE
+from ..protocol.reports import LaunchAnswer
 
 _LOST_ON_THE_WAY = TABLE[ProblemCode.OUTPUT_LOST].why
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ..protocol.agent_events import RankOutput
-from ..protocol.output_loss import OutputLoss
+from ..protocol.events import OutputLoss, RankOutput
 from ..protocol.problem import Problem, ProblemCode
 from .logs import Logs
 from .output_account import OutputAccount, loss_problem

@@ -7,11 +7,17 @@ from dataclasses import replace
 from ..checks.node_lines import few_names, preflight_line
 from ..format.manifest import room_for
 from ..node.location import MEMORY
-from ..protocol.answers import PreflightAnswer, ProbeAnswer, UnpackAnswer
 from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.job import Job
+from ..protocol.messages import (
+    CleanRequest,
+    PreflightAnswer,
+    PreflightRequest,
+    ProbeAnswer,
+    ProbeRequest,
+    UnpackAnswer,
+)
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import CleanRequest, PreflightRequest, ProbeRequest
 from . import collect, nvidia_drivers, placement, ranks
 from .state import State
 

@@ -16,14 +16,18 @@ from ..checks.node_lines import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..format.partial_bundle import digest_of_all, write_excerpt
-from ..protocol.answers import Answer, PreflightAnswer, UnpackAnswer
 from ..protocol.enumerations import Allocation, PhaseName, Stage
-from ..protocol.events import FileSent, TransferPlan
-from ..protocol.job import Job
-from ..protocol.planned_transfer import StagingForecast
+from ..protocol.events import FileSent, StagingForecast, TransferPlan
+from ..protocol.job import ASSUMED, Job
+from ..protocol.messages import (
+    Answer,
+    Incoming,
+    PreflightAnswer,
+    RelayTask,
+    UnpackAnswer,
+    UnpackRequest,
+)
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.rates import ASSUMED
-from ..protocol.requests import Incoming, RelayTask, UnpackRequest
 from ..transfer.forecast import forecast
 from ..transfer.plan import (
     RELAY,

@@ -12,9 +12,9 @@ from ..launch.choices import choose_backend, must_use_cpus
 from ..launch.variables import USE_CPU
 from ..protocol.enumerations import PhaseName
 from ..protocol.events import JobEnds
-from ..protocol.launch_answers import Departure, LaunchAnswer, Started
+from ..protocol.messages import GroupSettings, LaunchRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import GroupSettings, LaunchRequest
+from ..protocol.reports import Departure, LaunchAnswer, Started
 from .collect import note_unnamed
 from .resume import send_earlier_results
 from .state import State

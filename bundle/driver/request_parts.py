@@ -8,7 +8,7 @@ from ..protocol.job import Job
 
 
 class CommonPart(TypedDict):
-    """The fields of :class:`~bundle.protocol.requests.AgentRequest`."""
+    """The fields of :class:`~bundle.protocol.messages.AgentRequest`."""
 
     job: Job
     node: str
@@ -17,7 +17,7 @@ class CommonPart(TypedDict):
 
 
 class PlacedPart(CommonPart):
-    """The fields of :class:`~bundle.protocol.requests.PlacedRequest`."""
+    """The fields of :class:`~bundle.protocol.messages.PlacedRequest`."""
 
     root: str
     python: str

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ..protocol.counts import counted, sized
 from ..protocol.enumerations import Allocation
-from ..protocol.facts import NodeRootFacts
+from ..protocol.messages import NodeRootFacts
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..results import patterns
 from ..results.pack import send

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..protocol.launch_answers import Started
+from ..protocol.reports import Started
 
 _OWN = re.compile(
     r"""

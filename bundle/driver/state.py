@@ -11,13 +11,11 @@ from typing import TypeVar
 from ..checks.node_lines import probe_line
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
-from ..protocol.agent_events import RankOutput
-from ..protocol.answers import Answer, PreflightAnswer, ProbeAnswer
 from ..protocol.enumerations import Launcher, PhaseName
-from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, Remark
+from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, RankOutput, Remark
 from ..protocol.job import ONE_A_CPU, Job
-from ..protocol.launch_answers import LaunchAnswer, Started
-from ..protocol.requests import AgentRequest
+from ..protocol.messages import AgentRequest, Answer, PreflightAnswer, ProbeAnswer
+from ..protocol.reports import LaunchAnswer, Started
 from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from ..node import location, removal
 from ..node.locks import ROOT_LOCK, taken
 from ..node.root import SUBDIRECTORIES, secure_root
-from ..protocol.clean_answers import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.reports import NodeCleanup
 from .unpack import lock_path
 
 IDLE_SECONDS = 3600.0

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..node import location, removal
-from ..protocol.clean_answers import NodeCleanup
 from ..protocol.codec import decode, encode
 from ..protocol.counts import counted, sized
 from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.reports import NodeCleanup
 from ..system import signals
 from .clean import clean, listed
 from .unpack import lock_path

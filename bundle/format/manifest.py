@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from ..protocol.codec import decode
 from ..protocol.digest import Digest, canonical_json
-from ..protocol.requires import Requires, printable
+from ..protocol.job import Requires, printable
 
 FORMAT = 4
 """Version of the bundle's layout; raised with each change that an older program cannot read."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..node.location import env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job
-from ..protocol.requests import PlacedRequest
+from ..protocol.messages import PlacedRequest
 
 
 @dataclass(frozen=True)

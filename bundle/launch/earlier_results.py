@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 
 from ..node import removal
-from ..protocol.answers import UnpackAnswer
+from ..protocol.messages import UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, ProblemCode
-from ..protocol.requests import UnpackRequest
 from ..results.receive import receive
 from ..system.files import disk_problem
 from .directories import work_dir, work_tree

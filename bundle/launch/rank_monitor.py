@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..channel.lines import Lines
-from ..protocol.codec import decode
-from ..protocol.json_values import AnyText
+from ..protocol.codec import AnyText, decode
 from ..system import processes
 
 PIPE = "ranks"

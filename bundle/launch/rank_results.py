@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..protocol.codec import decode
 from ..protocol.counts import counted
-from ..protocol.launch_answers import FailureRecord
+from ..protocol.reports import FailureRecord
 from .rank_monitor import Rank, RankMonitor
 from .wrapper import keep_own_frame
 

@@ -16,7 +16,9 @@ from ..environment import unpack
 from ..node import host, locks, removal
 from ..protocol.counts import counted
 from ..protocol.enumerations import Allocation, Launcher
-from ..protocol.launch_answers import (
+from ..protocol.messages import LaunchRequest
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..protocol.reports import (
     Departure,
     FailureRecord,
     LaunchAnswer,
@@ -25,8 +27,6 @@ from ..protocol.launch_answers import (
     Started,
     Vanished,
 )
-from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import LaunchRequest
 from ..redaction.secrets import masked
 from ..system import files, network, open_files, signals
 from ..system.module_source import source_of

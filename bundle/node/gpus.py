@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.facts import Gpu, GpuFacts
+from ..protocol.messages import Gpu, GpuFacts
 from ..system import processes
 
 _COLUMNS = "name,memory.total,driver_version,mig.mode.current"

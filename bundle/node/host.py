@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.facts import HostFacts, NodeRootFacts, NodeRootProblem
+from ..protocol.messages import HostFacts, NodeRootFacts, NodeRootProblem
 from ..protocol.problem import NodeError
 from ..system import files, processes
 

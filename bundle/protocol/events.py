@@ -1,25 +1,167 @@
-"""The events of a job's driver: one class for each, and the line that each becomes.
-
-A line is one JSON object with ``v``, the job's id, the time, the phase it belongs to, ``event``,
-the name of a class here or of an agent's event, and that class's fields. ``events.<jobid>.jsonl``
-has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
-"""
+"""The events of a job's driver: one class for each, the lines they become, and back."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Union
 
-from . import answers, clean_answers, deep_answers, launch_answers
-from .answers import AgentEvent
-from .codec import REQUIRED, encode
-from .deep_report import DeepReport
+from . import messages, reports
+from .codec import REQUIRED, AnyText, DecodeError, decode, encode
+from .counts import counted
 from .enumerations import PhaseName
-from .json_values import AnyText
-from .launch_answers import Departure, FailureRecord, Lingering, Vanished
-from .output_loss import OutputLoss
-from .planned_transfer import PlannedGroup, StagingForecast
-from .problem import Problem
+from .messages import VERSION, AgentEvent, Answer
+from .problem import Problem, ProblemCode
+from .reports import Departure, FailureRecord, Lingering, Vanished
+
+# --- Output of ranks that is in no log -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutputLoss:
+    """Output that is in no log; its size is known in bytes or in frames."""
+
+    node: str = field(default="", metadata=REQUIRED)
+    """The node whose ranks wrote it."""
+    rank: int | None = field(default=None, metadata=REQUIRED)
+    """The rank that wrote it; null where that is unknown, or for the launcher."""
+    why: AnyText = field(default="", metadata=REQUIRED)
+    """The reason, in words."""
+    code: ProblemCode = ProblemCode.OUTPUT_LOST
+    """The kind of problem that it is."""
+    bytes: int | None = None
+    """Bytes that are lost, where they were counted."""
+    frames: int | None = None
+    """Frames of messages that are lost, where bytes were not counted."""
+
+    def __str__(self) -> str:
+        """Return the loss in words: ``rank 3 (120 bytes)``."""
+        source = "the node's ranks" if self.rank is None else f"rank {self.rank}"
+        return f"{source} ({self._amount()})"
+
+    def _amount(self) -> str:
+        if self.bytes is not None:
+            return counted(self.bytes, "byte")
+        if self.frames is not None:
+            return f"{counted(self.frames, 'frame')} of messages"
+        return "some frames of messages"
+
+
+# --- The values of a transfer's plan, as its event has them --------------------------------------
+
+
+@dataclass(frozen=True)
+class StagingWork:
+    """The work of one node for its environment."""
+
+    sent: int
+    """Bytes that are sent to it."""
+    bytes: int
+    """Bytes that it writes."""
+    files: int
+    """Files that it writes."""
+    linked: int = field(default=0, metadata=REQUIRED)
+    """Files that it has already, and takes by hard link."""
+
+    def __post_init__(self) -> None:
+        if min(self.sent, self.bytes, self.files, self.linked) < 0:
+            raise ValueError("a count is below zero")
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """Nodes that get their environment in the same way."""
+
+    nodes: tuple[str, ...]
+    """Their names."""
+    how: str
+    """``present``: the environment is there; ``shared``: they read the bundle where it lies;
+    ``relay``, ``sbcast`` and ``ssh``: it is sent to them."""
+    bytes: int = field(default=0, metadata=REQUIRED)
+    """Size of the file that is sent."""
+    layers: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    """Names of the layers in it: packages, the project and assets."""
+    work: StagingWork | None = field(default=None, metadata=REQUIRED)
+    """The work of each node; null if there is none, or it is not known."""
+
+
+@dataclass(frozen=True)
+class StagingForecast:
+    """The expected time until the ranks run."""
+
+    measured: bool
+    """True if the rates were measured on earlier jobs, and not assumed."""
+    seconds: dict[str, float]
+    """Seconds by phase, and ``total``."""
+
+
+# --- The measurements of ``verify --deep``, as a job's result has them ---------------------------
+
+
+@dataclass(frozen=True)
+class NodePair:
+    """The network between two nodes, as ranks of both have measured it."""
+
+    a: str
+    """One node."""
+    b: str
+    """The other."""
+    gb_per_s: float
+    """10^9 bytes a second, one way."""
+    latency_us: float
+    """Microseconds that a few bytes take, one way."""
+
+
+@dataclass(frozen=True)
+class AllReduceMeasured:
+    """The measurements of an all-reduce over all ranks."""
+
+    world_size: int
+    """The number of ranks."""
+    nodes: tuple[str, ...]
+    """The nodes, in the order of their ranks."""
+    backend: str
+    """``gloo`` or ``nccl``."""
+    bytes: int
+    """Size of the tensor."""
+    seconds: float
+    """Time that the all-reduce took."""
+    gb_per_s: float
+    """Bytes of the tensor by that time, in 10^9 bytes a second."""
+    pairs: tuple[NodePair, ...]
+    """The pairs of nodes that were measured."""
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """A node's clock against the driver's, in seconds."""
+
+    ahead: float
+    """Seconds by which it is ahead; negative if it is behind."""
+    give_or_take: float
+    """The uncertainty of that."""
+
+
+@dataclass(frozen=True)
+class DeepReport:
+    """The measurements of ``verify --deep``."""
+
+    connect_seconds: dict[str, float] | None = None
+    """Time in which each node has connected to the head; absent where all are one machine."""
+    clocks: dict[str, ClockOffset] | None = None
+    """The clock of each node; absent where all are one machine."""
+    all_reduce: AllReduceMeasured | None = field(default=None, metadata=REQUIRED)
+    """The all-reduce; null where there was none, or it failed."""
+    skipped: str = field(default="", metadata=REQUIRED)
+    """The reason why there was none; empty if there was one."""
+
+
+# --- The events of a job's driver: one class for each, and the line that each becomes ------------
+
+# A line is one JSON object with ``v``, the job's id, the time, the phase it belongs to, ``event``,
+# the name of a class here or of an agent's event, and that class's fields. ``events.<jobid>.jsonl``
+# has all of them but the output of ranks, which has logs of its own; ``docs/events.md`` lists them.
 
 
 @dataclass(frozen=True)
@@ -293,23 +435,164 @@ OF_DRIVER: tuple[type[DriverEvent], ...] = (
     JobEnds,
 )
 OF_AGENTS: tuple[type[AgentEvent], ...] = (
-    answers.PreflightAnswer,
-    answers.Ready,
-    answers.OutOfReach,
-    answers.Relaying,
-    answers.Unpacking,
-    answers.Relayed,
-    answers.UnpackAnswer,
-    answers.ProbeAnswer,
-    deep_answers.NodeClock,
-    deep_answers.DeepAnswer,
-    launch_answers.Started,
-    launch_answers.Lingering,
-    launch_answers.RanksEnded,
-    launch_answers.LaunchAnswer,
-    answers.TidyAnswer,
-    clean_answers.CleanAnswer,
+    messages.PreflightAnswer,
+    messages.Ready,
+    messages.OutOfReach,
+    messages.Relaying,
+    messages.Unpacking,
+    messages.Relayed,
+    messages.UnpackAnswer,
+    messages.ProbeAnswer,
+    reports.NodeClock,
+    reports.DeepAnswer,
+    reports.Started,
+    reports.Lingering,
+    reports.RanksEnded,
+    reports.LaunchAnswer,
+    messages.TidyAnswer,
+    reports.CleanAnswer,
     OutputShown,
 )
 PRINTED_ONLY = (OutputShown,)
 """Events that are not kept in the file."""
+
+
+# --- The line that an event becomes, and events read back from lines that may be damaged ---------
+
+_BY_NAME: dict[str, type[DriverEvent] | type[AgentEvent]] = {
+    **{kind.event: kind for kind in OF_DRIVER},
+    **{kind.event: kind for kind in OF_AGENTS},
+}
+_LAST_TIME = 1e12
+"""No time since the epoch is as late as this."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event as a line has it."""
+
+    event: Event
+    """The event."""
+    job_id: str = ""
+    """The allocation's id, or one made up for a local job."""
+    time: float | None = None
+    """Seconds since the epoch, by the driver's clock; None in lines of older versions."""
+    phase: str = ""
+    """The phase of an agent's event; empty for others."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the line as a JSON object."""
+        phase = {"phase": self.phase} if self.phase else {}
+        head = {"v": VERSION, "job_id": self.job_id, "time": self.time, **phase}
+        return {**head, **self.event.to_json()}
+
+
+def read_record(raw: object) -> Record | None:
+    """Read a line that was decoded from JSON.
+
+    It may be damaged, written by somebody hostile, or of another version: what cannot be used of it
+    is left out.
+
+    Returns:
+        The event; None for one that has no class here, or whose main fields are damaged.
+    """
+    if not isinstance(raw, Mapping):
+        return None
+    name = raw.get("event")
+    kind = _BY_NAME.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return None
+    event: Event | None
+    event = _shown_at_once(raw) if kind is OutputShown else None
+    if event is None:
+        try:
+            event = decode(kind, raw, strict=False)
+        except (DecodeError, RecursionError):
+            return None
+    return Record(event, _text(raw, "job_id"), _time(raw), _text(raw, "phase"))
+
+
+def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
+    """Read output without the codec (a million lines are possible); None if it needs the codec."""
+    node, rank = raw.get("node"), raw.get("rank")
+    lines, head = raw.get("lines"), raw.get("head")
+    if "skipped" in raw:
+        return None
+    if not isinstance(node, str) or not isinstance(head, bool) or not isinstance(lines, list):
+        return None
+    if rank is not None and type(rank) is not int:
+        return None
+    if not all(isinstance(line, str) for line in lines):
+        return None
+    return OutputShown(node, rank, tuple(lines), head)
+
+
+def _text(raw: Mapping[str, object], key: str) -> str:
+    value = raw.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _time(raw: Mapping[str, object]) -> float | None:
+    value = raw.get("time")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < _LAST_TIME else None
+
+
+# --- The lines of agents, as their driver reads them: each is an event, or else output -----------
+
+_KINDS: Mapping[str, type[AgentEvent]] = {
+    kind.event: kind for kind in OF_AGENTS if kind is not OutputShown
+}
+
+
+@dataclass(frozen=True)
+class RankOutput(AgentEvent):
+    """Output of a rank, of the launcher, or of an agent itself."""
+
+    event: ClassVar[str] = "output"
+
+    rank: int | None = None
+    """The rank; None for the launcher, or the agent itself."""
+    data: bytes = b""
+    """The bytes."""
+    of_ranks: bool = False
+    """True if a rank or the launcher wrote it; only that is counted by agents."""
+
+
+def answer_class(phase: str) -> type[Answer]:
+    """Return the class of the answers to a phase."""
+    kind = _KINDS.get(phase, Answer)
+    return kind if issubclass(kind, Answer) else Answer
+
+
+def read_agent_line(line: bytes, node: str, phase: str) -> AgentEvent:
+    """Read a line that an agent has written, without its end.
+
+    Returns:
+        The event; a line that is none, such as a traceback's, is the agent's own output.
+    """
+    try:
+        return _event(line, node, phase)
+    except (KeyError, RecursionError, TypeError, ValueError):  # a DecodeError is a ValueError
+        return RankOutput(node, data=line + b"\n")
+
+
+def _event(line: bytes, node: str, phase: str) -> AgentEvent:
+    raw = json.loads(line)
+    if not isinstance(raw, dict) or raw.pop("v", None) != VERSION:
+        raise DecodeError("v", "it is no event of this version")
+    name = raw.pop("event")
+    if name == RankOutput.event:
+        rank = raw["rank"]
+        if rank is not None and type(rank) is not int:
+            raise DecodeError("rank", "it is not a whole number")
+        return RankOutput(node, rank, messages.decoded(raw), of_ranks=True)
+    kind = _KINDS[phase if name == PhaseName.SESSION else name]
+    return _decoded(kind, {**raw, "node": node})
+
+
+def _decoded(kind: type[AgentEvent], raw: Mapping[str, object]) -> AgentEvent:
+    """Read the fields of an event; those of a failed answer may be few."""
+    has_failed = issubclass(kind, Answer) and raw.get("ok") is False
+    return decode(kind, raw, strict=not has_failed)

@@ -10,17 +10,137 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from .codec import decode, encode
+from .codec import DecodeError, decode, encode
 from .digest import Digest
 from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage, TransferWay
-from .json_values import DecodeError
 from .problem import NodeError, Problem, ProblemCode
-from .rates import Rates
-from .requires import Requires
+
+# --- The speed of a cluster, from which the model of ``forecast`` computes seconds ---------------
+
+# Once earlier jobs have measured the rates, they travel in a job as JSON.
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The speed of a cluster, in seconds unless said otherwise.
+
+    The defaults are assumed: measured on one machine of 2 cores, with nodes in memory (tmpfs) and
+    a bridge between them, or taken from publications. Unpacking to a disk may take twice as long.
+    """
+
+    link: float = 600e6
+    """Bytes a second of one sender, for all it serves."""
+    exchange: float = 0.013
+    """For a block to be taken in and acknowledged, on each level of the tree. These two fit 334 MB
+    to 1, 3 and 6 nodes on one machine, in 1.2, 2.0 and 4.4 s, and decide how wide a tree is; not
+    measured on a large cluster."""
+    broadcast: float = 0.15
+    """For ``sbcast`` to start, and to ask the controller once."""
+    relay: float = 0.3
+    """For the nodes of a relay to learn of each other, and to connect."""
+    relay_level: float = 0.06
+    """For each level of a relay's trees. These two fit 40 MB over links of 200 Mbit/s to 16 nodes
+    in 2.3 s; not measured on a large cluster."""
+    received: float = 0.3e-9
+    """CPU time for a byte that a node takes in, beside the unpacking."""
+    byte: float = 1.2e-9
+    """CPU time for a byte that is unpacked: decompressed, checked and written."""
+    file: float = 45e-6
+    """CPU time for a file that is made. 34,928 files of 1.39 GB: 3.2 s of CPU time in all."""
+    link_file: float = 15e-6
+    """For a hard link to a file of an older environment; ``cp -rl`` needs as long."""
+    environment: float = 0.3
+    """For an environment besides: reading the indexes, directories, publishing."""
+    step: float = 0.25
+    """For a step of Slurm's to start and to end, beside the agents' own time."""
+    node: float = 0.007
+    """CPU time of the driver for each node, of all phases together: measured on up to 64 nodes
+    (docs/scale.md), and assumed to be the same on more."""
+    agent: float = 0.25
+    """CPU time of an agent's start on its node; 0.24 s were measured, most of them imports."""
+    probe: float = 0.3
+    """CPU time of the check, without imports."""
+    torchrun: float = 1.7
+    """For the launcher to start: an import of torch. Nothing where ``srun`` starts the ranks."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not above zero: the model divides and multiplies by them."""
+        for name, value in asdict(self).items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise ValueError(f"rates.{name} is {value!r}")
+
+    def scaled(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
+        """Return the rates of a cluster on which these take so many times as long."""
+        return replace(
+            self,
+            link=self.link / send,
+            exchange=self.exchange * send,
+            broadcast=self.broadcast * send,
+            relay=self.relay * send,
+            relay_level=self.relay_level * send,
+            received=self.received * unpack,
+            byte=self.byte * unpack,
+            file=self.file * unpack,
+            link_file=self.link_file * unpack,
+            environment=self.environment * unpack,
+            step=self.step * step,
+            node=self.node * step,
+            agent=self.agent * step,
+        )
+
+
+ASSUMED = Rates()
+
+
+# --- The requirements that a node must meet to run a bundle --------------------------------------
+
+_PYTHON = re.compile(r"3\.\d{1,3}")
+_LIBC_VERSION = re.compile(r"(?:\d{1,4}(?:\.\d{1,4}){0,3})?")
+
+
+@dataclass(frozen=True)
+class Requires:
+    """Requirements of a bundle on a node."""
+
+    python: str
+    """Version of CPython as ``major.minor``."""
+    machine: str
+    """Processor architecture as ``uname -m`` prints it."""
+    libc: str
+    """``glibc`` or ``musl``."""
+    libc_version: str
+    """The lowest version of the C library that all that is inside accepts, ``2.28``."""
+    libc_needed_by: str = ""
+    """What needs that version, with the file or tag that says so; empty for nothing."""
+    bundled_python: bool = False
+    """True if the bundle has that Python, and a node needs none of this version."""
+
+    def __post_init__(self) -> None:
+        for value in (self.machine, self.libc, self.libc_version, self.libc_needed_by):
+            printable(value, "requires")
+        if not _LIBC_VERSION.fullmatch(self.libc_version):
+            raise ValueError(f"requires.libc_version is {self.libc_version[:20]!r}")
+        if not _PYTHON.fullmatch(printable(self.python, "requires.python")):
+            raise ValueError(f"requires.python is {self.python[:20]!r}")
+
+
+def printable(value: object, what: str) -> str:
+    """Return a value that is printable text.
+
+    Raises:
+        ValueError: it is of another type, or holds what cannot be printed.
+    """
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{what} holds {value!r}")
+    return value
+
 
 VERSION = 5
 NAME_BYTES = 200

@@ -19,8 +19,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..protocol.codec import decode
-from ..protocol.json_values import AnyText, DecodeError
+from ..protocol.codec import AnyText, DecodeError, decode
 
 VERSION = 3
 LINE_LIMIT = 16 << 20

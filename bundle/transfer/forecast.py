@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..format.manifest import Layer
-from ..protocol.planned_transfer import StagingWork
-from ..protocol.rates import ASSUMED, Rates
+from ..protocol.events import StagingWork
+from ..protocol.job import ASSUMED, Rates
 
 BLOCK = 8 << 20
 """Bytes that ``sbcast`` sends at a time."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from ..checks.node_lines import few_names
 from ..format.archive import END
 from ..format.manifest import BLOCK, Layer, Manifest, padding
-from ..protocol.answers import PreflightAnswer
 from ..protocol.counts import counted, sized
 from ..protocol.enumerations import Stage, TransferWay
-from ..protocol.planned_transfer import PlannedGroup, StagingWork
+from ..protocol.events import PlannedGroup, StagingWork
+from ..protocol.job import ASSUMED, Rates
+from ..protocol.messages import PreflightAnswer
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.rates import ASSUMED, Rates
 from .forecast import Nodes, Staging, staging, staging_by_reading, staging_work
 
 PRESENT, SHARED, RELAY, SBCAST, SSH = "present", "shared", "relay", "sbcast", "ssh"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from ..channel.agent_channel import AgentChannel
-from ..protocol.answers import Unpacking
+from ..protocol.messages import Unpacking
 from ..system import hung_tasks
 
 LOOK_SECONDS = 5.0

@@ -10,10 +10,18 @@ from dataclasses import replace
 
 from ..channel.agent_channel import RELAY, REPORT, AgentChannel, unpacked
 from ..format.arriving_file import Arrival
-from ..protocol.answers import OutOfReach, Ready, Relayed, Relaying
 from ..protocol.codec import decode
+from ..protocol.messages import (
+    RELAY_SOURCE,
+    Incoming,
+    OutOfReach,
+    Ready,
+    Relayed,
+    Relaying,
+    RelayStart,
+    RelayTask,
+)
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import RELAY_SOURCE, Incoming, RelayStart, RelayTask
 from ..system import files, step_variables
 from . import trees
 from .chunks import ChunkFile

@@ -18,10 +18,9 @@ from ..format.archive import Excerpt
 from ..format.arriving_file import Arrival
 from ..node import host, locks, removal
 from ..node.location import env_path
-from ..protocol.answers import Ready, UnpackAnswer
 from ..protocol.digest import Digest
+from ..protocol.messages import Incoming, Ready, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.requests import Incoming, UnpackRequest
 from ..system import files
 from .progress_reports import reporting
 

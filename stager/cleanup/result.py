@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.protocol.clean_answers import CleanAnswer, NodeCleanup
+from bundle.protocol.reports import CleanAnswer, NodeCleanup
 
 from ..jobs.outcome import Outcome
 from .clean import UnusedItem

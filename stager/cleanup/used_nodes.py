@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bundle.protocol.answers import UnpackAnswer
-from bundle.protocol.clean_answers import CleanAnswer
 from bundle.protocol.counts import counted
+from bundle.protocol.messages import UnpackAnswer
+from bundle.protocol.reports import CleanAnswer
 from bundle.system.hostlist import fold
 
 from ..core.regular_files import opened

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 
 from bundle.checks.node_lines import few_names
-from bundle.protocol.answers import Answer, PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (
@@ -16,13 +15,14 @@ from bundle.protocol.events import (
     OutputsCollected,
     OutputShown,
     PhaseBegins,
+    PlannedGroup,
+    Record,
     Remark,
     StrayLines,
     TransferPlan,
 )
-from bundle.protocol.launch_answers import Lingering, Started
-from bundle.protocol.planned_transfer import PlannedGroup
-from bundle.protocol.records import Record
+from bundle.protocol.messages import Answer, PreflightAnswer, ProbeAnswer, UnpackAnswer
+from bundle.protocol.reports import Lingering, Started
 
 from ..core.printable import overwritten
 from ..slurm import messages

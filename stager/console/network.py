@@ -11,7 +11,7 @@ from ..core.printable import visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bundle.protocol.deep_report import AllReduceMeasured, NodePair
+    from bundle.protocol.events import AllReduceMeasured, NodePair
 
 SHOWN = 20
 """Pairs that are shown; of more, the slowest. ``--json`` has all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bundle.protocol.launch_answers import FailureRecord
+from bundle.protocol.reports import FailureRecord
 
 # Each begins where the one before it cannot go on: else a long word is read again from each letter.
 _ROOT = r"(?<![^\s'\"`(<\[=:,])[^\s'\"`(<\[=:,]*/stager-\d+"

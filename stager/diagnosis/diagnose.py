@@ -10,8 +10,8 @@ from bundle.launch.rank_results import CAUSE
 from bundle.protocol.enumerations import Action, FailureClass
 from bundle.protocol.events import JobEnds
 from bundle.protocol.job import load
-from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import NodeError
+from bundle.protocol.reports import FailureRecord
 
 from ..catalogue.catalogue import LineTells
 from ..logs import events

@@ -12,9 +12,9 @@ from functools import partial
 
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
 from bundle.protocol.enumerations import Ending, FailureClass
-from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import Problem
 from bundle.protocol.problem_table import TABLE
+from bundle.protocol.reports import FailureRecord
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
 from ..logs.result import JobResult, RankProcess

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from bundle.protocol.answers import Answer
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.events import Event, JobEnds
-from bundle.protocol.launch_answers import Departure, LaunchAnswer, Lingering, Vanished
+from bundle.protocol.messages import Answer
 from bundle.protocol.problem import Problem
+from bundle.protocol.reports import Departure, LaunchAnswer, Lingering, Vanished
 
 from ..catalogue.catalogue import LineRole
 from ..logs.events import parse_event

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
 from bundle.launch.wrapper import is_own_frame, keep_own_frame
 from bundle.protocol.enumerations import FailureClass
-from bundle.protocol.launch_answers import FailureRecord
+from bundle.protocol.reports import FailureRecord
 
 from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
 from .failure import FirstFailure

@@ -9,7 +9,7 @@ from pathlib import Path
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Stage, TransferWay
-from bundle.protocol.planned_transfer import StagingWork
+from bundle.protocol.events import StagingWork
 from bundle.redaction.secrets import masked
 from bundle.transfer.forecast import (
     WIDEST,

@@ -12,14 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from bundle.protocol.answers import UnpackAnswer
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import PhaseName
-from bundle.protocol.events import FileSent, PhaseEnds, TransferPlan
-from bundle.protocol.planned_transfer import PlannedGroup, StagingWork
-from bundle.protocol.rates import ASSUMED, Rates
-from bundle.protocol.records import Record
+from bundle.protocol.events import (
+    FileSent,
+    PhaseEnds,
+    PlannedGroup,
+    Record,
+    StagingWork,
+    TransferPlan,
+)
+from bundle.protocol.job import ASSUMED, Rates
+from bundle.protocol.messages import UnpackAnswer
 from bundle.transfer.forecast import BLOCK, Nodes, a_step, staging
 from bundle.transfer.plan import SENT, SHARED
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.protocol.enumerations import TransferWay
-from bundle.protocol.rates import Rates
+from bundle.protocol.job import Rates
 from bundle.transfer.forecast import Forecast
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bundle.protocol.codec import AnyText
 from bundle.protocol.enumerations import Ending
 from bundle.protocol.events import JobEnds
-from bundle.protocol.json_values import AnyText
 from bundle.protocol.problem import Problem
 
 from ..diagnosis.failure import FirstFailure

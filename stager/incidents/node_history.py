@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from bundle.protocol.codec import AnyText
 from bundle.protocol.counts import counted
-from bundle.protocol.json_values import AnyText
 
 from .faults import NodeFault
 from .incident import Incident

@@ -10,8 +10,7 @@ from time import time
 from typing import Protocol
 
 from bundle.protocol.enumerations import Allocation
-from bundle.protocol.events import JobBegins
-from bundle.protocol.records import Record
+from bundle.protocol.events import JobBegins, Record
 from bundle.system.hostlist import fold
 
 from ..core.store import Store

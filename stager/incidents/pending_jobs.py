@@ -18,9 +18,8 @@ from pathlib import Path
 
 from bundle.driver.older_job import CLOCK_SECONDS
 from bundle.protocol import log_names
-from bundle.protocol.codec import decode, encode
+from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import Ending
-from bundle.protocol.json_values import AnyText
 
 from ..core.errors import StagerError
 from ..core.regular_files import opened

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending
-from bundle.protocol.events import JobBegins, JobEnds
+from bundle.protocol.events import JobBegins, JobEnds, Record
 from bundle.protocol.job import Job
-from bundle.protocol.records import Record
 from bundle.system.files import facts_of
 
 from ..building.current_bundle import offline_root

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bundle.protocol.enumerations import PhaseName
-from bundle.protocol.events import OutputShown
-from bundle.protocol.records import Record
+from bundle.protocol.events import OutputShown, Record
 
 from ..core.errors import StagerError
 from ..logs.files import of_job

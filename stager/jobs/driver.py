@@ -14,9 +14,8 @@ from pathlib import Path
 
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending, LogMode
-from bundle.protocol.events import PRINTED_ONLY, JobBegins, JobEnds
+from bundle.protocol.events import PRINTED_ONLY, JobBegins, JobEnds, Record
 from bundle.protocol.job import Job
-from bundle.protocol.records import Record
 from bundle.system import permissions
 
 from ..building.current_bundle import offline_root

@@ -9,8 +9,8 @@ from ..building.current_bundle import Listener
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bundle.protocol.events import Record
     from bundle.protocol.job import Job
-    from bundle.protocol.records import Record
 
     from .summary import SubmittedJob
 

@@ -11,7 +11,7 @@ from bundle.checks.cuda import parsed
 from bundle.driver.transports.slurm_commands import step_argv
 from bundle.driver.transports.step import Step
 from bundle.node.gpus import Question, kernel_driver, version_in
-from bundle.protocol.answers import PreflightAnswer
+from bundle.protocol.messages import PreflightAnswer
 from bundle.system.hostlist import expand_hostlist
 
 from ..core.errors import StagerError

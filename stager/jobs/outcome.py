@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from bundle.protocol.answers import ProbeAnswer
 from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import (
     Event,
     JobBegins,
     JobEnds,
+    OutputLoss,
     OutputsCollected,
     PhaseBegins,
+    Record,
     TransferPlan,
 )
 from bundle.protocol.job import Job
-from bundle.protocol.launch_answers import Started
-from bundle.protocol.output_loss import OutputLoss
+from bundle.protocol.messages import ProbeAnswer
 from bundle.protocol.problem import Problem
-from bundle.protocol.records import Record
+from bundle.protocol.reports import Started
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.files import of_job

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.protocol import log_names
-from bundle.protocol.deep_report import DeepReport
 from bundle.protocol.enumerations import Launcher
-from bundle.protocol.events import OutputsCollected, TransferPlan
+from bundle.protocol.events import DeepReport, OutputLoss, OutputsCollected, TransferPlan
 from bundle.protocol.job import Job
-from bundle.protocol.output_loss import OutputLoss
 from bundle.protocol.problem import Problem
 
 from ..diagnosis.failure import FirstFailure

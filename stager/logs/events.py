@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol.enumerations import PhaseName
-from bundle.protocol.events import JobBegins, JobEnds, NodesLeftOut, PhaseBegins
+from bundle.protocol.events import (
+    JobBegins,
+    JobEnds,
+    NodesLeftOut,
+    PhaseBegins,
+    Record,
+    read_record,
+)
 from bundle.protocol.problem import Problem
-from bundle.protocol.records import Record, read_record
 
 from ..core.regular_files import opened
 

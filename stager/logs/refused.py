@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
-from bundle.protocol.codec import decode, encode
+from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import LogMode
-from bundle.protocol.json_values import AnyText
 from bundle.system import permissions
 
 from ..core.atomic_write import replacing

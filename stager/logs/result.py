@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bundle.protocol.events import JobEnds
-from bundle.protocol.launch_answers import Departure, FailureRecord, Lingering, Vanished
 from bundle.protocol.problem import Problem
+from bundle.protocol.reports import Departure, FailureRecord, Lingering, Vanished
 
 _OfRank = TypeVar("_OfRank", FailureRecord, Departure, Vanished, Lingering)
 

@@ -25,7 +25,7 @@ from bundle.format.manifest import (
 )
 from bundle.protocol.counts import counted
 from bundle.protocol.digest import Digest
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Requires
 
 from ..core.errors import WheelError
 from ..core.regular_files import bytes_of

@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.protocol.answers import Answer
-from bundle.protocol.events import Event, FileSent, JobBegins, JobEnds, PhaseBegins, PhaseEnds
-from bundle.protocol.records import Record
+from bundle.protocol.events import (
+    Event,
+    FileSent,
+    JobBegins,
+    JobEnds,
+    PhaseBegins,
+    PhaseEnds,
+    Record,
+)
+from bundle.protocol.messages import Answer
 
 from ..core.regular_files import bytes_of
 from ..logs.events import records

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bundle.protocol.answers import Answer, ProbeAnswer
 from bundle.protocol.events import JobBegins, JobEnds, NodesLeftOut
-from bundle.protocol.launch_answers import LaunchAnswer
+from bundle.protocol.messages import Answer, ProbeAnswer
 from bundle.protocol.problem import Problem
+from bundle.protocol.reports import LaunchAnswer
 
 from .attempt import Attempt
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bundle.protocol.answers import Answer
 from bundle.protocol.events import Event, JobBegins, NodesLeftOut, PhaseBegins, PhaseEnds
-from bundle.protocol.launch_answers import Started
+from bundle.protocol.messages import Answer
+from bundle.protocol.reports import Started
 
 from .attempt import Attempt
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bundle.protocol.answers import ProbeAnswer
+from bundle.protocol.messages import ProbeAnswer
 
 from .. import __version__
 from ..core.errors import StagerError

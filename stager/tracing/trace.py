@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bundle.format.manifest import Manifest, room_for
 from bundle.node.location import ROOT_VARIABLE, node_root_name
-from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
-from bundle.protocol.records import Record
+from bundle.protocol.events import Record
+from bundle.protocol.messages import PreflightAnswer
 from bundle.redaction.secrets import masked
 
 from ..building.current_bundle import offline_root

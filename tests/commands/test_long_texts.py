@@ -23,7 +23,7 @@ from stager.diagnosis import exit_reports, driver_verdict
 from stager.logs.prefixes import show_block_as_terminal
 from stager.catalogue.catalogue import match
 from stager.diagnosis.comparison import comparable
-from bundle.protocol.records import read_record
+from bundle.protocol.events import read_record
 from stager.logs.result import job_result
 from stager.redaction.redact import Redactor
 from stager.core.printable import visible

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import broadcasts, forecasts, relays, tools
 from benchmarks.errors import BenchError
 from benchmarks.rounds import Samples
-from bundle.protocol.planned_transfer import StagingWork
+from bundle.protocol.events import StagingWork
 from bundle.transfer.forecast import Nodes, staging
 from stager.forecast.history import Seen
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED
 from bundle.transfer.forecast import block_seconds
 
 REPO = Path(__file__).resolve().parents[2]

@@ -9,8 +9,7 @@ from typing import Any
 
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation
-from bundle.protocol.job import Job
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Job, Requires
 from stager.slurm.request import Request
 from stager.slurm.script import ScriptFacts
 from tests.support.jobs import LAUNCH

@@ -7,7 +7,7 @@ from typing import Any
 
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.digest import Digest
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Requires
 from stager.config.load import Config, parse
 
 ZERO = Digest("0" * 64)

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bundle.protocol.events import JobEnds
-from bundle.protocol.records import Record, read_record
+from bundle.protocol.events import JobEnds, Record, read_record
 
 
 def record(event: str, **fields: Any) -> Record:

@@ -12,8 +12,7 @@ from typing import Any
 from bundle.format.manifest import room_for
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher
-from bundle.protocol.job import Job, Launch
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Job, Launch, Requires
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON
 

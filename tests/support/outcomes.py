@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.protocol.enumerations import Action, Allocation, Backend, Launcher
-from bundle.protocol.job import Job, Launch
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Job, Launch, Requires
 from stager.jobs.outcome import Outcome
 from tests.support.events import job_ends
 

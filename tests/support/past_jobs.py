@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bundle.protocol.planned_transfer import StagingWork
+from bundle.protocol.events import StagingWork
 from bundle.transfer.forecast import Nodes, a_step, staging
 from stager.forecast.history import Seen
 

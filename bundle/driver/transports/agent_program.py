@@ -24,7 +24,7 @@ from ...channel.agent_channel import PACKED
 from ...environment.merge import HOOK_MODULES, HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
-from ...protocol.requests import RelayStart, StepMessage
+from ...protocol.messages import RelayStart, StepMessage
 from .strip_source import stripped
 from .transport import Requests
 

@@ -21,12 +21,11 @@ from ...channel.lines import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.location import ROOT_VARIABLE, base_for, choose_base, env_path, node_root_name
 from ...node.root import secure_root
-from ...protocol.agent_events import read_agent_line
-from ...protocol.answers import Answer
 from ...protocol.enumerations import Action, LogMode, PhaseName
+from ...protocol.events import read_agent_line
 from ...protocol.job import Job
+from ...protocol.messages import AgentRequest, Answer, EarlyRequest, PlacedRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...protocol.requests import AgentRequest, EarlyRequest, PlacedRequest
 from ...redaction.secrets import without_secrets
 from ...system import permissions, processes, signals
 from . import apptainer

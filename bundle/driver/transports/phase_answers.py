@@ -7,18 +7,9 @@ import time
 from collections.abc import Collection, KeysView, Mapping
 from dataclasses import replace
 
-from ...protocol.agent_events import RankOutput, read_agent_line
-from ...protocol.answers import (
-    AgentEvent,
-    Answer,
-    OutOfReach,
-    Ready,
-    Relayed,
-    Relaying,
-    Unpacking,
-)
-from ...protocol.events import FramesLost
-from ...protocol.launch_answers import LaunchAnswer
+from ...protocol.events import FramesLost, RankOutput, read_agent_line
+from ...protocol.messages import AgentEvent, Answer, OutOfReach, Ready, Relayed, Relaying, Unpacking
+from ...protocol.reports import LaunchAnswer
 from .transport import OnEvent, Requests
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...checks.node_lines import few_names
-from ...protocol.answers import Relayed
+from ...protocol.messages import Relayed
 
 _SENDERS = 2
 """Senders that fail one node, and no other, for it to be the node that is at fault."""

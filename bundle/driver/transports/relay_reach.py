@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...protocol.requests import RELAY_SOURCE
+from ...protocol.messages import RELAY_SOURCE
 from ...transfer import trees
 from ...transfer.relay import MOST_OF_SOURCE
 

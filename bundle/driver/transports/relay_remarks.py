@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...protocol.answers import Relayed
 from ...protocol.counts import counted, sized
+from ...protocol.messages import Relayed
 from .phase_answers import PhaseAnswers
 from .relay_damage import damage_lines
 

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from ...channel import agent_channel
 from ...format.archive import digest_of
 from ...format.partial_bundle import digest_of_all
-from ...protocol.answers import Ready
 from ...protocol.enumerations import PhaseName
+from ...protocol.messages import RELAY_SOURCE, Ready, RelayStart
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...protocol.requests import RELAY_SOURCE, RelayStart
 from ...system.files import error_text
 from ...transfer import trees
 from ...transfer.chunks import ChunkFile

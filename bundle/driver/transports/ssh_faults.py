@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ...channel import login_reasons
 from ...channel.fanout_host import LOGIN_SECONDS, REPORT_PREFIX
-from ...protocol.codec import decode
-from ...protocol.json_values import DecodeError
+from ...protocol.codec import DecodeError, decode
 from ...protocol.problem import ProblemCode
 from ...system.processes import describe_exit
 from .step_faults import StepFault

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...protocol.enumerations import Action, Launcher, PhaseName, Stage, TransferWay
 from ...protocol.job import Job
-from ...protocol.requests import AgentRequest, LaunchRequest
+from ...protocol.messages import AgentRequest, LaunchRequest
 from .agent_program import AgentProgram, factored
 from .driver_channel import DriverChannel
 from .step import Step

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from ...protocol.answers import Answer
 from ...protocol.events import Remark
-from ...protocol.launch_answers import RanksEnded
+from ...protocol.messages import Answer
 from ...protocol.problem import Problem, ProblemCode
+from ...protocol.reports import RanksEnded
 from . import slurm_faults
 from .driver_channel import DriverChannel
 from .step_faults import StepErrors, StepFault

@@ -9,11 +9,10 @@ from typing import IO, Protocol, Union
 
 from ...format.archive import BundleFile
 from ...node.location import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
-from ...protocol.answers import AgentEvent
 from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
+from ...protocol.messages import AgentEvent, AgentRequest
 from ...protocol.problem import ProblemCode
-from ...protocol.requests import AgentRequest
 
 Event = Union[AgentEvent, DriverEvent]
 """An event of an agent, or of the driver about agents."""

@@ -22,7 +22,7 @@ from bundle.channel.frames import FrameReader, heartbeat
 from bundle.driver.transports import agent_program
 from bundle.protocol.codec import encode
 from bundle.protocol.job import Job
-from bundle.protocol.requests import StepMessage
+from bundle.protocol.messages import StepMessage
 from tests.support.jobs import PLAIN
 
 REPO = str(Path(__file__).resolve().parents[3])
@@ -31,7 +31,7 @@ import os, sys, time
 sys.path.insert(0, {REPO!r})
 from bundle.system import signals
 from bundle.channel import agent_channel
-from bundle.protocol.launch_answers import LaunchAnswer
+from bundle.protocol.reports import LaunchAnswer
 signals.end_on_signals()
 agent_channel._REPEAT_SECONDS = 0.4
 agent_channel.STAY_SECONDS = float(sys.argv[2])

@@ -6,7 +6,7 @@ import pytest
 
 from bundle.checks import cuda
 from bundle.checks.cuda import CudaNeed, driver_problem, needed, parsed
-from bundle.protocol.facts import GpuFacts
+from bundle.protocol.messages import GpuFacts
 
 
 @pytest.mark.parametrize(

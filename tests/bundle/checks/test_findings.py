@@ -10,9 +10,8 @@ import pytest
 
 from bundle.checks import findings
 from bundle.protocol.codec import encode
-from bundle.protocol.deep_answers import NetworkReport
-from bundle.protocol.launch_answers import FailureRecord, LaunchAnswer
 from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.reports import FailureRecord, LaunchAnswer, NetworkReport
 from tests.support.problems import worded
 
 NODES = ("n1", "n2", "n3", "n4")

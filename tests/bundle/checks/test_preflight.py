@@ -23,13 +23,16 @@ from bundle.format.manifest import room_for
 from bundle.node import locks
 from bundle.node.host import host_facts
 from bundle.node.root import secure_root
-from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.enumerations import Allocation
-from bundle.protocol.facts import NodeRootFacts, NodeRootProblem
-from bundle.protocol.job import Job
+from bundle.protocol.job import Job, Requires
+from bundle.protocol.messages import (
+    NodeRootFacts,
+    NodeRootProblem,
+    PreflightAnswer,
+    PreflightRequest,
+    RequestReader,
+)
 from bundle.protocol.problem import NodeError
-from bundle.protocol.requests import PreflightRequest, RequestReader
-from bundle.protocol.requires import Requires
 from bundle.system import network
 from stager.core.store import Store
 from stager.core.values import Wheel

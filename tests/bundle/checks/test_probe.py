@@ -16,9 +16,9 @@ import pytest
 from bundle.checks import probe
 from bundle.checks.node_lines import probe_line
 from bundle.node.host import host_facts
-from bundle.protocol.answers import ProbeAnswer
+from bundle.protocol.job import Requires
+from bundle.protocol.messages import ProbeAnswer
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.requires import Requires
 from tests.support.missing_libraries import library_of, without
 from tests.support.needs import lacks
 from tests.support.problems import worded

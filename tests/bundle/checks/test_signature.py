@@ -19,8 +19,8 @@ from bundle.driver.transports.agent_program import AgentProgram, factored
 from bundle.driver.transports.step_starter import phases_of
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.job import Job, Trust, redacted
+from bundle.protocol.messages import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.protocol.requests import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
 from bundle.system.processes import CompletedCommand
 from stager.core.store import Store
 from stager.core.values import Wheel

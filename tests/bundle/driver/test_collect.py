@@ -18,9 +18,9 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.launch.staged_files import has_outputs_besides
-from bundle.protocol.answers import PreflightAnswer, TidyAnswer
-from bundle.protocol.launch_answers import LaunchAnswer
+from bundle.protocol.messages import PreflightAnswer, TidyAnswer
 from bundle.protocol.problem import ProblemCode
+from bundle.protocol.reports import LaunchAnswer
 from bundle.results import stream as stream_format
 from bundle.results.pack import pack
 from stager.pack.bundle import Packed

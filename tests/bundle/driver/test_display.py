@@ -17,7 +17,7 @@ import pytest
 
 from bundle.driver import display
 from bundle.driver.display import HELD_BYTES, Display
-from bundle.protocol.agent_events import RankOutput
+from bundle.protocol.events import RankOutput
 
 REPO = str(Path(__file__).resolve().parents[3])
 LINES = 64

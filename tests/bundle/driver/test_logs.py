@@ -17,7 +17,7 @@ import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 from bundle.driver.logs import Logs
 from bundle.driver.output_logs import OutputLogs
-from bundle.protocol.agent_events import RankOutput
+from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
 job = Job.from_json(json.loads(sys.stdin.read()))
 logs = Logs(job)
@@ -59,7 +59,7 @@ CUT = """
 import json, resource, signal, sys
 from bundle.driver.logs import Logs
 from bundle.driver.output_logs import OutputLogs
-from bundle.protocol.agent_events import RankOutput
+from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 logs = Logs(Job.from_json(json.loads(sys.stdin.read())))

@@ -12,7 +12,7 @@ import pytest
 
 from bundle.checks.cuda import CudaNeed
 from bundle.driver.nvidia_drivers import described, line, notes
-from bundle.protocol.facts import Gpu, GpuFacts
+from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store
 from stager.core.values import Wheel
 from tests.support.bundles import make_bundle

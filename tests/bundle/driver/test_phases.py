@@ -10,7 +10,7 @@ import pytest
 from bundle.driver.logs import Logs
 from bundle.driver.phases import PreflightPhase, ProbePhase
 from bundle.driver.state import NodesFailed, State
-from bundle.protocol.answers import PreflightAnswer, ProbeAnswer
+from bundle.protocol.messages import PreflightAnswer, ProbeAnswer
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed

@@ -21,11 +21,16 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
-from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Stage, TransferWay
+from bundle.protocol.messages import (
+    Incoming,
+    PreflightAnswer,
+    RelayTask,
+    UnpackAnswer,
+    UnpackRequest,
+)
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.requests import Incoming, RelayTask, UnpackRequest
 from stager.core.store import Store
 from stager.pack.bundle import Packed
 from tests.support.bundles import make_bundle, wheel

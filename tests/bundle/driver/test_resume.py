@@ -19,8 +19,8 @@ from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.step_starter import phases_of
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.node.host import host_facts
-from bundle.protocol.answers import PreflightAnswer, UnpackAnswer
 from bundle.protocol.enumerations import Allocation, PhaseName, Stage
+from bundle.protocol.messages import PreflightAnswer, UnpackAnswer
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.results.receive import receive
 from bundle.results.stream import CHUNK

@@ -8,7 +8,7 @@ from bundle.driver.started_commands import StartedCommands
 from bundle.launch import commands
 from bundle.launch.directories import JobDirectories
 from bundle.launch.group import RankGroup
-from bundle.protocol.launch_answers import Started
+from bundle.protocol.reports import Started
 
 GROUP = RankGroup(
     node="n0",

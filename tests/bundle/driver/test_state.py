@@ -19,14 +19,12 @@ from bundle.driver.logs import Logs
 from bundle.driver.output_logs import problems_of
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
-from bundle.protocol.agent_events import RankOutput, answer_class
-from bundle.protocol.answers import Answer, PreflightAnswer
 from bundle.protocol.enumerations import Launcher
-from bundle.protocol.events import FramesLost
+from bundle.protocol.events import FramesLost, RankOutput, answer_class
 from bundle.protocol.job import Job, Launch
-from bundle.protocol.launch_answers import FailureRecord, LaunchAnswer
+from bundle.protocol.messages import AgentRequest, Answer, CollectRequest, PreflightAnswer
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.requests import AgentRequest, CollectRequest
+from bundle.protocol.reports import FailureRecord, LaunchAnswer
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
 from tests.support.jobs import LAUNCH, job_for
@@ -300,7 +298,7 @@ def test_what_is_not_text_is_written_all_the_same(job: Job, tmp_path: Path) -> N
         "from bundle.protocol.job import load\n"
         "from bundle.driver.logs import Logs\n"
         "from bundle.driver.state import State\n"
-        "from bundle.protocol.agent_events import RankOutput\n"
+        "from bundle.protocol.events import RankOutput\n"
         "job = load(sys.argv[1])\n"
         "state = State(job, Logs(job))\n"
         "state.take('launch', RankOutput('n1', 0, '\\u20ac\\n'.encode(), of_ranks=True))\n"

@@ -22,7 +22,7 @@ from bundle.format.manifest import (
     parse,
 )
 from bundle.protocol.digest import Digest, canonical_json
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Requires
 from stager.pack.bundle import Packed
 
 GIB8 = 8 << 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bundle.node import gpus
-from bundle.protocol.facts import Gpu, GpuFacts
+from bundle.protocol.messages import Gpu, GpuFacts
 from tests.support.gpu_machines import CLOSED_MODULE, OPEN_MODULE, nvidia_smi, proc
 from tests.support.processes import until
 

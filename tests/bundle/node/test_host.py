@@ -13,7 +13,7 @@ import pytest
 from bundle.node import host
 from bundle.node.host import Limits
 from bundle.protocol.codec import decode, encode
-from bundle.protocol.facts import HostFacts, NodeRootFacts, NodeRootProblem
+from bundle.protocol.messages import HostFacts, NodeRootFacts, NodeRootProblem
 from bundle.system import files
 
 REPO = Path(__file__).resolve().parents[3]

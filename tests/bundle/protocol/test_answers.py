@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol import answers, clean_answers, deep_answers, launch_answers
-from bundle.protocol.answers import AgentEvent, Answer, UnpackAnswer
-from bundle.protocol.codec import decode, encode
-from bundle.protocol.facts import HostFacts
-from bundle.protocol.json_values import DecodeError
-from bundle.protocol.requests import VERSION
+from bundle.protocol import messages, reports
+from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.messages import VERSION, AgentEvent, Answer, HostFacts, UnpackAnswer
 from tests.support.generated import generated
 
-MODULES = {module.__name__ for module in (answers, clean_answers, deep_answers, launch_answers)}
+MODULES = {module.__name__ for module in (messages, reports, reports, reports)}
 
 
 def kinds(base: type[AgentEvent]) -> Iterator[type[AgentEvent]]:

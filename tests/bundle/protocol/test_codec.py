@@ -10,9 +10,8 @@ from typing import ClassVar
 
 import pytest
 
-from bundle.protocol.codec import REQUIRED, WRITTEN, decode, encode
+from bundle.protocol.codec import REQUIRED, WRITTEN, AnyText, DecodeError, decode, encode
 from bundle.protocol.digest import Digest
-from bundle.protocol.json_values import AnyText, DecodeError
 
 
 class Colour(str, enum.Enum):

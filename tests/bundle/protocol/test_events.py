@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.answers import AgentEvent
-from bundle.protocol.events import OF_AGENTS, OF_DRIVER, DriverEvent, JobEnds, TransferPlan
-from bundle.protocol.output_loss import OutputLoss
-from bundle.protocol.records import Record, read_record
+from bundle.protocol.events import (
+    OF_AGENTS,
+    OF_DRIVER,
+    DriverEvent,
+    JobEnds,
+    OutputLoss,
+    Record,
+    TransferPlan,
+    read_record,
+)
+from bundle.protocol.messages import AgentEvent
 from tests.support.generated import generated
 
 KINDS: tuple[type[DriverEvent] | type[AgentEvent], ...] = (*OF_DRIVER, *OF_AGENTS)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action, Allocation
-from bundle.protocol.job import VERSION, Job, Launch, load, parse
+from bundle.protocol.job import ASSUMED, VERSION, Job, Launch, Rates, load, parse
 from bundle.protocol.problem import NodeError
-from bundle.protocol.rates import ASSUMED, Rates
 from tests.support.jobs import LAUNCH, PLAIN
 
 JOB = replace(

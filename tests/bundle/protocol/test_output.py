@@ -9,8 +9,8 @@ from base64 import b64encode
 
 import pytest
 
-from bundle.protocol import output
-from bundle.protocol.agent_events import RankOutput, read_agent_line
+from bundle.protocol import messages
+from bundle.protocol.events import RankOutput, read_agent_line
 
 REPEATED = b"".join(b"rank 3 step %d: loss is 0.25\n" % step for step in range(3000))
 
@@ -26,7 +26,7 @@ REPEATED = b"".join(b"rank 3 step %d: loss is 0.25\n" % step for step in range(3
     ],
 )
 def test_every_byte_comes_back(data: bytes, key: str) -> None:
-    line = output.line("n1", 3, data)
+    line = messages.line("n1", 3, data)
     assert key in json.loads(line)
     assert b"\n" not in line
     assert b"\x1e" not in line  # it begins a frame
@@ -34,7 +34,7 @@ def test_every_byte_comes_back(data: bytes, key: str) -> None:
 
 
 def test_what_repeats_is_short() -> None:
-    assert len(output.line("n1", 3, REPEATED)) < len(REPEATED) / 3
+    assert len(messages.line("n1", 3, REPEATED)) < len(REPEATED) / 3
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from bundle.driver.transports.agent_program import factored
 from bundle.protocol.codec import encode
 from bundle.protocol.job import Job
-from bundle.protocol.problem import NodeError
-from bundle.protocol.requests import (
+from bundle.protocol.messages import (
     REQUESTS,
     VERSION,
     AgentRequest,
@@ -20,6 +19,7 @@ from bundle.protocol.requests import (
     ProbeRequest,
     RequestReader,
 )
+from bundle.protocol.problem import NodeError
 from tests.support.generated import generated
 from tests.support.jobs import PLAIN
 

@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from bundle.driver.transports import slurm_commands
-from bundle.protocol.codec import decode, encode
+from bundle.protocol.codec import DecodeError, decode, encode
 from bundle.protocol.enumerations import Launcher
-from bundle.protocol.json_values import DecodeError
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED, Rates
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED, Rates
 from bundle.transfer.forecast import (
     BLOCK,
     Nodes,

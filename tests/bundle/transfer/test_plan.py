@@ -10,11 +10,10 @@ import pytest
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
 from bundle.format.partial_bundle import write_excerpt
-from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Stage, TransferWay
-from bundle.protocol.facts import HostFacts
-from bundle.protocol.rates import ASSUMED
+from bundle.protocol.job import ASSUMED
+from bundle.protocol.messages import HostFacts, PreflightAnswer
 from bundle.transfer.forecast import Nodes, staging, staging_by_reading, staging_work
 from bundle.transfer.plan import (
     NodeGroup,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bundle.driver.transports.relay_damage import damage_lines
-from bundle.protocol.answers import Relayed
+from bundle.protocol.messages import Relayed
 from bundle.transfer import relay_child, relay_inflow, relay_pace, relay_parent, relay_process
 from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen

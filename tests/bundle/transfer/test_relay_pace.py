@@ -9,7 +9,7 @@ import pytest
 
 from bundle.driver.transports import relay_remarks
 from bundle.driver.transports.phase_answers import PhaseAnswers
-from bundle.protocol.answers import Relayed
+from bundle.protocol.messages import Relayed
 from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
 from bundle.transfer.relay_pace import Pace
 from bundle.transfer.trees import parent

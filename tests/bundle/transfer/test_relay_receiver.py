@@ -17,8 +17,15 @@ import pytest
 from bundle.channel.agent_channel import GO, RELAY, AgentChannel
 from bundle.driver.transports.agent_program import packed
 from bundle.driver.transports.relay_candidates import RelayDirectory
-from bundle.protocol.answers import AgentEvent, OutOfReach, Relayed
-from bundle.protocol.requests import RELAY_SOURCE, Incoming, RelayStart, RelayTask
+from bundle.protocol.messages import (
+    RELAY_SOURCE,
+    AgentEvent,
+    Incoming,
+    OutOfReach,
+    Relayed,
+    RelayStart,
+    RelayTask,
+)
 from bundle.transfer import relay_places
 from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import listen

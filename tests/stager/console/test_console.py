@@ -16,11 +16,10 @@ import pytest
 
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, PhaseName, TransferWay
-from bundle.protocol.events import PhaseBegins
-from bundle.protocol.launch_answers import Started
+from bundle.protocol.events import PhaseBegins, Record
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
-from bundle.protocol.records import Record
+from bundle.protocol.reports import Started
 from stager.cleanup.result import CleanedItem, CleanResult
 from stager.cli.program import boundary
 from stager.config.template import InitResult

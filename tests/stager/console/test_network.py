@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console as RichConsole
 
 from bundle.protocol.codec import decode, encode
-from bundle.protocol.deep_report import AllReduceMeasured
 from bundle.protocol.enumerations import Action
+from bundle.protocol.events import AllReduceMeasured
 from stager.console import network
 from stager.console.job_result import Console
 from stager.jobs.outcome import Outcome

@@ -8,9 +8,9 @@ import pytest
 
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import FailureClass
-from bundle.protocol.launch_answers import FailureRecord
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import TABLE
+from bundle.protocol.reports import FailureRecord
 from stager.diagnosis.comparison import comparable
 from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
 from stager.diagnosis.failure import FirstFailure

@@ -10,9 +10,8 @@ import pytest
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, Launcher, TransferWay
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED
-from bundle.protocol.requires import Requires
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED, Requires
 from bundle.transfer.forecast import Nodes, forecast, staging, staging_work
 from bundle.transfer.plan import excerpt_size
 from stager.config.load import load

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.planned_transfer import StagingWork
-from bundle.protocol.rates import ASSUMED
-from bundle.protocol.records import Record
+from bundle.protocol.events import Record, StagingWork
+from bundle.protocol.job import ASSUMED
 from bundle.transfer.forecast import Nodes, a_step, staging
 from stager.core.store import Store
 from stager.forecast import history

@@ -6,8 +6,7 @@ from time import time
 
 import pytest
 
-from bundle.protocol.events import JobBegins
-from bundle.protocol.records import Record
+from bundle.protocol.events import JobBegins, Record
 from stager.config.template import default
 from stager.core.store import Store
 from stager.incidents.nodes_of_job import avoiding, expect, failed_nodes, pointing_out, remember

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.records import read_record
+from bundle.protocol.events import read_record
 from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
 from stager.jobs.batch import Submission, Submitted, follow, submit

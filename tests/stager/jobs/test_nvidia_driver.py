@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.answers import PreflightAnswer
 from bundle.protocol.enumerations import Action
-from bundle.protocol.facts import GpuFacts
+from bundle.protocol.messages import GpuFacts, PreflightAnswer
 from bundle.system.processes import CompletedCommand
 from stager.jobs.nvidia_driver import find_driver
 from stager.lock.torch_backend import KnownDriver

@@ -62,8 +62,7 @@ class Written:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from bundle.protocol.digest import Digest
-        from bundle.protocol.job import Job
-        from bundle.protocol.requires import Requires
+        from bundle.protocol.job import Job, Requires
         from tests.support.bundles import BASE_PYTHON
         from tests.support.jobs import LAUNCH
 

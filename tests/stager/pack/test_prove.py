@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol.requires import Requires
+from bundle.protocol.job import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
 from stager.pack.prove import Proof, Wanted, prove

@@ -20,7 +20,7 @@ from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_commands
 from bundle.environment.virtual_environment import hooks
 from bundle.protocol.codec import encode
-from bundle.protocol.requests import (
+from bundle.protocol.messages import (
     Incoming,
     ProbeRequest,
     RelayTask,
@@ -201,9 +201,9 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     said = done.stderr.decode()
     assert "ValueError: tuple.index(x): x not in tuple" in said
     (line,) = re.findall(
-        r'File "/proc/self/fd/\d+/bundle/protocol/requests.py", line (\d+), in next', said
+        r'File "/proc/self/fd/\d+/bundle/protocol/messages.py", line (\d+), in next', said
     )
-    source = (REPO / "bundle/protocol/requests.py").read_text().split("\n")
+    source = (REPO / "bundle/protocol/messages.py").read_text().split("\n")
     assert "job.nodes.index(self._node)" in source[int(line) - 1]
 
 

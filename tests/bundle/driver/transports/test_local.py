@@ -20,12 +20,11 @@ import pytest
 from bundle.driver.transports import local
 from bundle.driver.transports.local import LocalTransport
 from bundle.driver.transports.transport import Ended, Transfer
-from bundle.protocol.agent_events import RankOutput
-from bundle.protocol.answers import Ready
+from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
-from bundle.protocol.launch_answers import RanksEnded
+from bundle.protocol.messages import PreflightRequest, Ready, TidyRequest
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.protocol.requests import PreflightRequest, TidyRequest
+from bundle.protocol.reports import RanksEnded
 from bundle.system import processes
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for

@@ -15,7 +15,7 @@ from bundle.driver.transports.relay_candidates import (
     in_order_of_preference,
 )
 from bundle.protocol.codec import decode
-from bundle.protocol.requests import RelayStart
+from bundle.protocol.messages import RelayStart
 from bundle.transfer.relay_places import RelayCandidates, RelayPlace, key_of
 from bundle.transfer.trees import SOURCE, TREES, ancestors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bundle.driver.transports.relay_damage import damage_lines
-from bundle.protocol.answers import Relayed
+from bundle.protocol.messages import Relayed
 
 
 def lines(failure: str = "", **corrupt: str) -> list[str]:

@@ -13,8 +13,8 @@ import pytest
 
 from bundle.driver.transports.relay_source import in_network_order, listen, send
 from bundle.driver.transports.transport import Event, Transfer
-from bundle.protocol.answers import Ready
 from bundle.protocol.events import Remark
+from bundle.protocol.messages import Ready
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.transfer.relay_places import RelayCandidates
 from bundle.transfer.relay_process import RelayProcess

@@ -15,9 +15,8 @@ from bundle.driver.transports import slurm_commands, slurm_faults
 from bundle.driver.transports.step import Step
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Launcher
-from bundle.protocol.job import Job
+from bundle.protocol.job import Job, Requires
 from bundle.protocol.problem import NodeError, Problem, ProblemCode
-from bundle.protocol.requires import Requires
 from tests.support.jobs import LAUNCH
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples" / "slurm-22.05"

@@ -1,13 +1,15 @@
-"""A node's report on its ranks."""
+"""A node's reports of one phase: on its ranks, on removed environments, on ``--deep``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .answers import AgentEvent, Answer
-from .codec import REQUIRED, WRITTEN
-from .json_values import AnyText
+from .codec import REQUIRED, WRITTEN, AnyText
+from .messages import AgentEvent, Answer
+from .problem import Problem
+
+# --- A node's report on its ranks ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -126,3 +128,77 @@ class LaunchAnswer(Answer):
     """Ranks that have been in a process group of PyTorch's."""
     alone: tuple[int, ...] = field(default=(), metadata=WRITTEN)
     """Ranks that have never been in one."""
+
+
+# --- A node's report on the environments that it has removed -------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeCleanup:
+    """The result of cleaning one node root; in a dry run, the plan."""
+
+    root: str
+    """The node root."""
+    removed: tuple[tuple[str, int], ...] = field(default=(), metadata=REQUIRED)
+    """Environments: the bundle's id, and the bytes that became free."""
+    kept: tuple[tuple[str, str], ...] = field(default=(), metadata=REQUIRED)
+    """Everything that stays: the bundle's id or the path in the root, and the reason."""
+    left_overs: tuple[tuple[str, int], ...] = field(default=(), metadata=REQUIRED)
+    """Everything else that was removed: its path in the root, and the bytes that became free."""
+    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
+    """The failures to remove something."""
+    gone: bool = field(default=False, metadata=REQUIRED)
+    """True if nothing was left and the root itself was removed."""
+    freed: int = field(default=0, metadata=REQUIRED)
+    """Bytes that became free, without files that other environments share."""
+
+
+@dataclass(frozen=True)
+class CleanAnswer(Answer):
+    """The node roots of one node after a cleaning."""
+
+    event: ClassVar[str] = "clean"
+
+    roots: tuple[NodeCleanup, ...] = field(default=(), metadata=WRITTEN)
+    """Each node root of this user."""
+
+
+# --- A node's report in ``verify --deep`` --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeClock(AgentEvent):
+    """A node's clock, as soon as it is asked."""
+
+    event: ClassVar[str] = "clock"
+
+    clock: float = field(default=0.0, metadata=REQUIRED)
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class NetworkReport:
+    """The network as one node sees it."""
+
+    differs: dict[str, tuple[str, ...]]
+    """Names for which it finds other addresses than the driver, and these."""
+    missing: tuple[str, ...] | None = None
+    """On the head: the nodes that did not connect."""
+    seconds: float | None = None
+    """On every other node: time that connecting to the head took."""
+    problem: Problem | None = None
+    """The reason why there is neither."""
+
+
+@dataclass(frozen=True)
+class DeepAnswer(Answer):
+    """A node after the thorough check."""
+
+    event: ClassVar[str] = "deep"
+
+    torch: bool = field(default=False, metadata=WRITTEN)
+    """True if ranks can be started in its environment."""
+    damage: tuple[Problem, ...] | None = None
+    """The damage to its environment; None if that is unknown."""
+    network: NetworkReport | None = None
+    """The network as it sees it; None where all nodes are one machine."""

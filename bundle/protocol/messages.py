@@ -1,0 +1,759 @@
+"""Messages between the driver and a node's agent: requests, answers, facts and output."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from .codec import REQUIRED, WRITTEN, AnyText, DecodeError, decode, encode
+from .digest import Digest
+from .job import Job
+from .problem import NodeError, Problem, ProblemCode
+
+# --- Output of ranks in JSON events, which hold any bytes exactly and are readable if it is text
+
+# ``{"event": "output", "rank": 3, "text": "..."}``, or ``"base64"`` in place of ``"text"`` for
+# bytes that are not UTF-8. Much output at once is compressed where that saves a quarter:
+# ``"zlib"``, in base64. What travels through ``srun`` costs more time than compressing it does.
+
+_WORTH_BYTES = 1 << 12
+"""Bytes from which on output is compressed."""
+_MOST_BYTES = 1 << 24
+"""Bytes that one event may hold, many times what an agent sends at once."""
+
+
+def encoded(data: bytes) -> dict[str, str]:
+    """Return these bytes as part of an event."""
+    if len(data) >= _WORTH_BYTES:
+        packed = binascii.b2a_base64(zlib.compress(data, 1), newline=False)
+        if len(packed) < len(data) * 3 // 4:
+            return {"zlib": packed.decode("ascii")}
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode("ascii")}
+
+
+def decoded(event: Mapping[str, object]) -> bytes:
+    """Return the bytes that an event holds.
+
+    Raises:
+        KeyError, ValueError: it holds none, or more than any agent sends.
+    """
+    if "zlib" in event:
+        return _decompressed(binascii.a2b_base64(str(event["zlib"])))
+    if "base64" in event:
+        return base64.b64decode(str(event["base64"]))
+    return str(event["text"]).encode(errors="replace")
+
+
+def _decompressed(packed: bytes) -> bytes:
+    reader = zlib.decompressobj()
+    try:
+        data = reader.decompress(packed, _MOST_BYTES)
+    except zlib.error as exc:
+        raise ValueError(str(exc)) from exc
+    if not reader.eof:
+        raise ValueError("the output is cut off, or too long")
+    return data
+
+
+def lines_of(data: bytes) -> list[str]:
+    """Return output as lines of text."""
+    lines = data.decode(errors="replace").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return lines
+
+
+def line(node: str, rank: int | None, data: bytes) -> bytes:
+    """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
+
+    UTF-8 stays readable. The line has no end.
+    """
+    event = {"v": 1, "node": node, "event": "output", "rank": rank, **encoded(data)}
+    return json.dumps(event, ensure_ascii=False).encode()
+
+
+# --- Facts about a machine and one of its directories, as a node finds and reports them ----------
+
+
+@dataclass(frozen=True)
+class NodeRootFacts:
+    """A directory, and the file system that it is on."""
+
+    path: str
+    """The directory."""
+    fstype: str
+    """Type of the file system."""
+    free_bytes: int
+    """Bytes that this user may still write there."""
+    free_inodes: int | None
+    """Files that may still be made there; None for any number."""
+    noexec: bool
+    """True if no program can be started from there."""
+    read_only: bool
+    """True if nothing can be written there."""
+    shared: bool
+    """True if other machines see the same file system."""
+    owner: int
+    """The user that owns it."""
+    mode: str
+    """Its mode in octal, ``0700``."""
+
+
+@dataclass(frozen=True)
+class NodeRootProblem:
+    """A directory that cannot be examined."""
+
+    path: str
+    """The directory."""
+    problem: str
+    """The reason."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    name: str
+    """Its kind: ``NVIDIA A100-SXM4-80GB``."""
+    memory: int = 0
+    """Bytes of its memory; 0 where that is unknown."""
+    mig: tuple[str, ...] = ()
+    """The profiles of its MIG instances: ``3g.20gb``."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """The NVIDIA driver of a machine, and its GPUs."""
+
+    driver: str = ""
+    """Version of the driver: ``570.124.06``; empty where that is unknown."""
+    library: str = ""
+    """Version of the driver's library that LD_LIBRARY_PATH puts first; empty for the driver's."""
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs that can be seen."""
+    fault: str = ""
+    """What ``nvidia-smi`` says of a driver that does not work; empty for one that does."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Everything about a machine that may trouble a job."""
+
+    hostname: str
+    """Its own name."""
+    kernel: str
+    """Release of the kernel."""
+    machine: str
+    """Processor architecture as ``uname -m`` prints it."""
+    libc: str
+    """``glibc``, ``musl`` or ``unknown``."""
+    libc_version: str
+    """Version of the C library."""
+    python: str
+    """Version of the interpreter that the agent runs under."""
+    cpus: int
+    """CPUs that this job may use."""
+    memory_total: int
+    """Bytes of memory, within the job's limit."""
+    memory_available: int
+    """Bytes of it that are free."""
+    gpus: int
+    """GPUs that this job may use."""
+    shm_free: int | None
+    """Bytes free in /dev/shm; None where there is none."""
+    clock: float
+    """Its clock, in seconds since the epoch."""
+    node_root: NodeRootFacts | NodeRootProblem | None
+    """The directory of the node root; None if there is none."""
+
+
+# --- The requests that a node's agent is asked with, one class a phase ---------------------------
+
+# On the wire a request is one JSON object with ``v``, the version, ``phase`` and the fields
+# of its class. In a step of Slurm's, whose tasks all get the same bytes, the requests of all nodes
+# travel as one :class:`StepMessage`. :class:`RequestReader` is an agent's side of it.
+
+_T = TypeVar("_T")
+VERSION = 1
+"""Version of the protocol between a driver and its agents."""
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """The part that all requests have."""
+
+    phase: ClassVar[str]
+    """The name of the phase."""
+
+    job: Job
+    """The job."""
+    node: str
+    """The node that is asked."""
+    node_rank: int
+    """Its rank among the job's nodes, from 0."""
+    nodes_here: int
+    """The number of nodes that share one machine."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the request as a JSON object, without the fields that have their default."""
+        return {"v": VERSION, "phase": self.phase, **encode(self, short=True)}
+
+
+@dataclass(frozen=True)
+class PlacedRequest(AgentRequest):
+    """A request to a node whose node root and interpreter the preflight has found."""
+
+    root: str
+    """The node root."""
+    python: str
+    """The interpreter for the environment; empty for the bundle's own."""
+
+
+@dataclass(frozen=True)
+class EarlyRequest(AgentRequest):
+    """Start the launcher before all other phases; there is no answer."""
+
+    phase: ClassVar[str] = "early"
+
+
+@dataclass(frozen=True)
+class PreflightRequest(AgentRequest):
+    """Report everything that could stop the job. Without a bundle only ``marker`` is known."""
+
+    phase: ClassVar[str] = "preflight"
+
+    marker: str = ""
+    """The name of a file in the run directory, by which a node sees that it is the same one."""
+    heads: tuple[str, ...] = ()
+    """Digest of the head of each layer of the bundle."""
+    room: tuple[tuple[int, int], ...] | None = None
+    """Bytes and inodes that each layer takes."""
+    own_room: tuple[int, int] = (0, 0)
+    """Bytes and inodes that an environment takes besides."""
+    size: int = 0
+    """Bytes of the bundle."""
+    wheel: tuple[str, int] | None = None
+    """Name and size of the bundle's decompressor."""
+
+
+@dataclass(frozen=True)
+class RelayTask:
+    """A node's part in a relay."""
+
+    token: str
+    """The random token of this transfer, in hexadecimal digits."""
+    address: str
+    """The address of this node that others reach."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A file that is sent to a node."""
+
+    target: str
+    """Its path there."""
+    manifest: str | None
+    """The bundle's manifest, where the file has only a part of the bundle."""
+    members: tuple[str, ...]
+    """The members of the bundle that the file has, where it has only a part."""
+    size: int
+    """Bytes."""
+    relay: RelayTask | None = None
+    """Given if the nodes pass the file on to each other; else ``sbcast`` brings it."""
+    results: bool = False
+    """True for earlier results, for the ranks' working directory, instead of a bundle."""
+
+
+@dataclass(frozen=True)
+class UnpackRequest(PlacedRequest):
+    """Make the environment, from a bundle that the node sees or a file that is sent to it."""
+
+    phase: ClassVar[str] = "unpack"
+
+    bundle: str = ""
+    """The bundle's path, unless a file is sent."""
+    checked: bool = False
+    """True if the preflight has just found the environment undamaged."""
+    incoming: Incoming | None = None
+    """The file that is sent."""
+
+
+@dataclass(frozen=True)
+class ProbeRequest(PlacedRequest):
+    """Let the environment describe itself."""
+
+    phase: ClassVar[str] = "probe"
+
+    head: str
+    """Address of the head node."""
+
+
+@dataclass(frozen=True)
+class DeepRequest(PlacedRequest):
+    """Check the node thoroughly."""
+
+    phase: ClassVar[str] = "deep"
+
+    head: tuple[str, int] | None = None
+    """Address and port of the head node; None where all nodes are one machine."""
+    names: dict[str, tuple[str, ...]] | None = None
+    """The addresses that the driver finds for each node's name."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """The meeting point of the ranks, and what is the same for all of them."""
+
+    address: str
+    """Address of the head node."""
+    port: int
+    """Port on the head node."""
+    backend: str
+    """``gloo`` or ``nccl``."""
+    nproc: int
+    """Ranks on each node."""
+    on_cpus: bool = False
+    """True if ranks must not use GPUs, since some node has none."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest(PlacedRequest):
+    """Start the ranks, and follow them to their end."""
+
+    phase: ClassVar[str] = "launch"
+
+    group: GroupSettings
+    """The meeting point of the ranks."""
+    shared: bool
+    """True if the nodes share the run directory."""
+    own: bool = False
+    """True if the program is ours, and not the user's."""
+    limit: float | None = None
+    """Seconds after which the ranks are told to end; None for any time."""
+    hold: bool = False
+    """True to report ``ready``, and wait for a word before a rank begins."""
+
+
+@dataclass(frozen=True)
+class CollectRequest(PlacedRequest):
+    """Send the job's outputs, as a stream of bytes."""
+
+    phase: ClassVar[str] = "collect"
+
+    directory: str
+    """The directory that they are in."""
+    brought: tuple[AnyText, ...] | None = None
+    """Files that other nodes have sent: only others are, with their directories. None: send all."""
+
+
+@dataclass(frozen=True)
+class TidyRequest(PlacedRequest):
+    """Remove the ranks' working directory on a node that does not share the run directory."""
+
+    phase: ClassVar[str] = "tidy"
+
+    keep_files: bool = False
+    """True to leave it where there are files in it."""
+    brought: tuple[AnyText, ...] | None = None
+    """Outputs that have been sent by other nodes: a directory that has more is left. None: any."""
+
+
+@dataclass(frozen=True)
+class CleanRequest(AgentRequest):
+    """Remove the environments that nobody uses."""
+
+    phase: ClassVar[str] = "clean"
+
+
+REQUESTS: dict[str, type[AgentRequest]] = {
+    kind.phase: kind
+    for kind in (
+        EarlyRequest,
+        PreflightRequest,
+        UnpackRequest,
+        ProbeRequest,
+        DeepRequest,
+        LaunchRequest,
+        CollectRequest,
+        TidyRequest,
+        CleanRequest,
+    )
+}
+"""The class of a request by its phase."""
+
+
+@dataclass(frozen=True)
+class StepMessage:
+    """The requests of the nodes of a step as one, with what all of them have written once."""
+
+    phase: str
+    """The phase that is asked for."""
+    common: dict[str, object]
+    """Fields that all requests have; the job is left out where the agents know it."""
+    own: dict[str, dict[str, object]]
+    """By node, the fields that only its request has; of a value in a field, too, only these."""
+    nodes: tuple[str, ...] | None = None
+    """The nodes that are asked; None for all of the step."""
+    v: int = field(default=VERSION, metadata=REQUIRED)
+    """Version of the protocol."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A request that an agent passes on to itself under another interpreter."""
+
+    request: dict[str, object]
+    """The request."""
+    in_step: bool
+    """True in a step of Slurm's."""
+    frames_sent: int
+    """The number of frames that the agent had sent."""
+
+
+RELAY_SOURCE = "the source"
+"""What the driver's host is called in a relay, beside the names of nodes."""
+
+
+@dataclass(frozen=True)
+class RelayStart:
+    """The beginning of a relay. Each node asks its source for the places that it must know."""
+
+    port: int
+    """The port of the source on the driver's host."""
+    nodes: int
+    """The number of nodes that take part."""
+    left_out: tuple[str, ...] = ()
+    """The names of those that take no part: they listened too late, or were lost."""
+
+
+@dataclass(frozen=True)
+class FramesAgain:
+    """A question of the driver's for frames that it has not received."""
+
+    again: dict[str, tuple[tuple[int, int], ...]]
+    """By source, the first and the last number of frames that are missing."""
+
+
+class RequestReader:
+    """Reads the requests that come to one agent.
+
+    Attributes:
+        in_step: True in a step of Slurm's.
+        handed_over: True if the agent was started under this interpreter by itself.
+        frames_sent: the number of frames that it had sent before.
+    """
+
+    def __init__(self, node: str, phase: str = "") -> None:
+        self.in_step = self.handed_over = False
+        self.frames_sent = 0
+        self._node, self._phase = node, phase
+        self._job: object = None
+        """The job of the last message, as JSON."""
+
+    def first(self, raw: object) -> AgentRequest:
+        """Read the first request.
+
+        Raises:
+            NodeError: it is of another version, or a field is missing, unknown or wrong.
+        """
+        fields = raw if isinstance(raw, dict) else {}
+        if "handover" in fields:
+            handover = _decoded(Handover, fields["handover"])
+            self.in_step, self.frames_sent = handover.in_step, handover.frames_sent
+            self.handed_over = True
+            self._job = handover.request.get("job")
+            return self._request(handover.request)
+        self.in_step = "common" in fields
+        request = self.next(raw)
+        if request is None:
+            raise NodeError(_unreadable(DecodeError("nodes", f"{self._node} is not asked")))
+        return request
+
+    def next(self, raw: object) -> AgentRequest | None:
+        """Read a further request; return None for one to other nodes.
+
+        Raises:
+            NodeError: it is of another version, or a field is missing, unknown or wrong.
+        """
+        if not self.in_step:
+            return self._request(raw)
+        message = _decoded(StepMessage, raw)
+        self._job = message.common.get("job", self._job)  # it may be new in one to other nodes
+        if message.nodes is not None and self._node not in message.nodes:
+            return None
+        job = Job.from_json(self._job)
+        return self._request(
+            {
+                **_merged(message.common, message.own.get(self._node, {})),
+                "v": message.v,
+                "phase": message.phase,
+                "job": self._job,
+                "node": self._node,
+                "node_rank": job.nodes.index(self._node),
+            }
+        )
+
+    def _request(self, raw: object) -> AgentRequest:
+        try:
+            if not isinstance(raw, dict):
+                raise DecodeError("", "it is not an object")
+            fields = {"v": None, "phase": self._phase, **raw}
+            version, phase = fields.pop("v"), str(fields.pop("phase"))
+            if version != VERSION:
+                raise DecodeError("v", f"version {version!r}, this program speaks {VERSION}")
+            if phase not in REQUESTS:
+                raise DecodeError("phase", f"{phase!r} is none of {', '.join(REQUESTS)}")
+            return decode(REQUESTS[phase], fields)
+        except DecodeError as exc:
+            raise NodeError(_unreadable(exc)) from exc
+
+
+def _merged(common: dict[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """Merge the fields of a request; a value may have its own fields in both parts."""
+    merged = dict(common)
+    for name, value in own.items():
+        shared = common.get(name)
+        has_both = isinstance(shared, dict) and isinstance(value, dict)
+        merged[name] = _merged(shared, value) if has_both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _decoded(kind: type[_T], raw: object) -> _T:
+    try:
+        return decode(kind, raw)
+    except DecodeError as exc:
+        raise NodeError(_unreadable(exc)) from exc
+
+
+def _unreadable(exc: DecodeError) -> Problem:
+    return Problem(ProblemCode.REQUEST_UNREADABLE, exc.path, {"why": exc.reason})
+
+
+# --- The events of a node's agent: its answer to each phase, and what it reports on the way ------
+
+# On the wire each is one JSON object with ``v``, the protocol's version, and ``event``, the name of
+# its class. Output of ranks has a form of its own (:mod:`bundle.protocol.messages`). What only one
+# phase needs is in modules of their own: ``deep_answers``, ``launch_answers``, ``clean_answers``.
+# :mod:`bundle.protocol.events` reads all of them.
+
+
+@dataclass(frozen=True)
+class AgentEvent:
+    """An event of a node's agent."""
+
+    event: ClassVar[str] = ""
+    """Its name on the wire."""
+
+    node: str = field(default="", metadata=REQUIRED)
+    """The node's name."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the event as a JSON object, without the fields that have their default."""
+        return {"v": VERSION, "event": self.event, **encode(self, short=True)}
+
+
+@dataclass(frozen=True)
+class Answer(AgentEvent):
+    """A node's answer to a phase."""
+
+    ok: bool = field(default=True, metadata=REQUIRED)
+    """True if the node has done its part."""
+    seconds: float = field(default=0.0, metadata=REQUIRED)
+    """Time that it took."""
+    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
+    """Everything that keeps the node from running the job."""
+    exit_code: int | None = None
+    """Exit status of a launch; of a node that gave no answer, that of its agent."""
+    task: int | None = None
+    """The number of the task that answers, where Slurm starts several on a node."""
+    tasks: int = 1
+    """The number of tasks whose answers these are."""
+    lost: bool = False
+    """True if the node gave no answer, and the driver made up this one."""
+    unreachable: bool = False
+    """True if no rank has begun anywhere because none could begin here."""
+
+
+@dataclass(frozen=True)
+class PreflightAnswer(Answer):
+    """Everything about a node that matters before anything is sent to it."""
+
+    event: ClassVar[str] = "preflight"
+
+    root: str = field(default="", metadata=WRITTEN)
+    """The node root; empty if no directory fits."""
+    python: str = field(default="", metadata=WRITTEN)
+    """An interpreter for the environment; empty if there is none, or the bundle has its own."""
+    address: str = field(default="", metadata=WRITTEN)
+    """Address at which the others reach the node; empty if none is known."""
+    port: int = field(default=0, metadata=WRITTEN)
+    """Free port that it has as the head; 0 if it cannot be the head."""
+    no_head: Problem | None = None
+    """Why it cannot be the head; its address is then that of its way to the driver's host."""
+    loopback: str = ""
+    """The loopback address at which ``ssh`` has reached it: the machine that ``ssh`` came from."""
+    proj: bool = field(default=False, metadata=WRITTEN)
+    """True if the node sees the run directory."""
+    pkgs: bool = field(default=False, metadata=WRITTEN)
+    """True if the node has the environment, or can read the bundle."""
+    ready: bool = field(default=False, metadata=WRITTEN)
+    """True if it has the environment, undamaged."""
+    rate: float | None = field(default=None, metadata=WRITTEN)
+    """Bytes a second at which it reads the bundle; None if it cannot, or need not."""
+    check_seconds: float = field(default=0.0, metadata=WRITTEN)
+    """Time that the check of the environment took."""
+    damage: Problem | None = None
+    """The damage of its environment."""
+    lacks: tuple[int, ...] | None = None
+    """The numbers of the layers that no environment there has; None if that is unknown."""
+    has_wheel: bool = field(default=False, metadata=WRITTEN)
+    """True if an environment there has the bundle's decompressor, or none is needed."""
+    host: HostFacts | None = None
+    """The machine."""
+    gpus: GpuFacts | None = None
+    """Its NVIDIA driver and GPUs; None where there is no such driver."""
+    unchecked: str = ""
+    """Why it could not check the bundle's signature; empty if it has, or none is required."""
+
+
+@dataclass(frozen=True)
+class UnpackAnswer(Answer):
+    """The environment that a node has made, or had already."""
+
+    event: ClassVar[str] = "unpack"
+
+    path: str = field(default="", metadata=WRITTEN)
+    """The environment's directory."""
+    reused: bool = field(default=False, metadata=WRITTEN)
+    """True if it was there already."""
+    files_linked: int = field(default=0, metadata=WRITTEN)
+    """Files that were taken from older environments by hard link."""
+    files_written: int = field(default=0, metadata=WRITTEN)
+    """Files that were written from the bundle."""
+    unpack_seconds: float | None = None
+    """Time that the unpacking took, without the wait for bytes; None where nothing was unpacked."""
+    mended: Problem | None = None
+    """The damage of the environment that was there before."""
+    lacking: bool = False
+    """True if layers that were not sent are missing: an older environment has been removed."""
+    arrived: Digest | None = None
+    """Of a damaged file that was sent, the digest of the bytes that arrived."""
+
+
+@dataclass(frozen=True)
+class ProbeAnswer(Answer):
+    """An environment, as its own Python describes it."""
+
+    event: ClassVar[str] = "probe"
+
+    python: str = field(default="", metadata=WRITTEN)
+    """Its full version."""
+    prefix: str = field(default="", metadata=WRITTEN)
+    """Its ``sys.prefix``."""
+    packages: dict[str, str | None] = field(default_factory=dict, metadata=WRITTEN)
+    """Version of each package that was asked for; None for one that is missing."""
+    origins: dict[str, str] = field(default_factory=dict, metadata=WRITTEN)
+    """File or directory of each module."""
+    origin_ok: bool = field(default=False, metadata=WRITTEN)
+    """True if every module comes from the environment."""
+    line: AnyText = ""
+    """The line that people look for: ``NODE hpc09 OK -> ...``; the driver adds it."""
+    interface: str = field(default="", metadata=WRITTEN)
+    """The network interface by which the node reaches the head."""
+    address: str = field(default="", metadata=WRITTEN)
+    """Its address there."""
+    warnings: tuple[Problem, ...] = ()
+    """What its Python lacks there, and no module of the job's ``imports`` needs."""
+
+
+@dataclass(frozen=True)
+class TidyAnswer(Answer):
+    """The ranks' working directory on the node has been looked after."""
+
+    event: ClassVar[str] = "tidy"
+    left: bool = False
+    """True if it is still there, with files in it."""
+    unsent: bool = False
+    """True if outputs are among them that no other node has sent."""
+
+
+@dataclass(frozen=True)
+class Ready(AgentEvent):
+    """An agent waits for a file, or for permission to start its ranks.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "ready"
+
+    step: str = ""
+    """The Slurm step that a file is to be sent to."""
+    address: str = ""
+    """The address at which the agent takes part in a relay."""
+    port: int = 0
+    """The port there."""
+    switches: str = ""
+    """The switches above the node from the top down, with dots between, where Slurm knows them."""
+
+
+@dataclass(frozen=True)
+class OutOfReach(AgentEvent):
+    """A node cannot connect to some of those that it would take a file from.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "out-of-reach"
+
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Their names, with the reasons."""
+
+
+@dataclass(frozen=True)
+class Relaying(AgentEvent):
+    """The file of a relay is still on its way to a node: the driver has asked.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "relaying"
+
+
+@dataclass(frozen=True)
+class Unpacking(AgentEvent):
+    """A node still unpacks: it makes progress, or hangs.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "unpacking"
+
+    hung: str = ""
+    """The processes that hang, and what in; empty while it makes progress."""
+    seconds: float = 0.0
+    """Time since its last progress."""
+
+
+@dataclass(frozen=True)
+class Relayed(AgentEvent):
+    """A relay has brought the file to a node, or has not.
+
+    The driver keeps this to itself: no job's events have it.
+    """
+
+    event: ClassVar[str] = "relayed"
+
+    seconds: float = 0.0
+    """Time until the last byte had come."""
+    failure: str = ""
+    """Why the file did not come; empty if it did."""
+    corrupt: tuple[str, ...] = ()
+    """Those that sent damaged bytes."""
