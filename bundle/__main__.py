@@ -103,16 +103,16 @@ def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def _drive(path: str) -> int:
     from .protocol.job import load
-    from .system.parent_death import signal_at_parent_death
+    from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
     job = load(path)
     begun = None
     if job.allocation is Allocation.LOCAL:
         from .driver.transports import local
-        from .system import descendants
+        from .system import processes
 
-        descendants.adopt_orphans()  # of agents that are killed
+        processes.adopt_orphans()  # of agents that are killed
         begun = local.begin(job)
     from .driver import driver
     from .system import signals  # most of it: the agents start meanwhile
@@ -132,7 +132,7 @@ def _agent(phase: str, handle: int | None) -> int:
 
 def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
     from .channel import fanout
-    from .system.parent_death import signal_at_parent_death
+    from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
     return fanout.main(hosts, script, attached=attached)
@@ -205,7 +205,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     from .node.host import host_facts
     from .node.location import base_for, env_path
     from .node.root import secure_root
-    from .system import running_python
+    from .system import own_program
 
     with BundleFile(options.bundle, options.id) as bundle:
         manifest = bundle.manifest
@@ -215,7 +215,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     version, python = manifest.requires.python, ""
     if not manifest.requires.bundled_python:
         python = interpreter.find(version, options.python)
-        if not running_python.loads_modules_for(version):
+        if not own_program.loads_modules_for(version):
             os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
     base = base_for(options.base, manifest.id, room_for(manifest.layers, manifest), os.environ)
     root = secure_root(base)

@@ -41,8 +41,8 @@ from ..protocol.messages import (
     UnpackRequest,
 )
 from ..protocol.problem import NodeError
-from ..system import descendants, open_files, signals
-from ..system.running_python import loads_modules_for
+from ..system import processes, signals
+from ..system.own_program import loads_modules_for
 
 if TYPE_CHECKING:
     from ..launch.early_torchrun import EarlyLauncher
@@ -61,8 +61,8 @@ def main(phase: str, handle: int | None = None) -> int:
     """Run a phase of `PHASES`, or ``session``; the request is in the open file, None for stdin."""
     signals.end_on_signals()
     signals.receive_user_signals()
-    open_files.raise_open_files()
-    descendants.adopt_orphans()
+    processes.raise_open_files()
+    processes.adopt_orphans()
     try:
         if phase == PhaseName.SESSION:
             return _serve_session(AgentChannel(handle))
@@ -151,7 +151,7 @@ def _switch_python(channel: AgentChannel) -> None:
     if not isinstance(request, PlacedRequest) or not request.python:
         return
     if not channel.handed_over and not loads_modules_for(request.job.requires.python):
-        open_files.restore_open_files()  # the other Python must not inherit the raised limit
+        processes.restore_open_files()  # the other Python must not inherit the raised limit
         argv = [request.python, "-I", "-S", sys.argv[0], "agent", PhaseName.SESSION]
         os.execv(request.python, [*argv, "--request", str(channel.handover_file())])
 

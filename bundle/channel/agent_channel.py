@@ -18,8 +18,8 @@ from ..protocol import messages
 from ..protocol.codec import decode, encode
 from ..protocol.messages import AgentEvent, FramesAgain, Handover, RequestReader
 from ..system import signals
+from ..system.hostlist import node_name
 from ..system.signals import USER_SIGNALS
-from ..system.step_variables import node_name
 from .frames import FrameWriter, heartbeat
 from .lines import Lines
 

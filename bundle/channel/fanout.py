@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Sequence
 
-from ..system import open_files, signals
+from ..system import processes, signals
 from .fanout_host import Host
 from .login_queue import LoginQueue
 
@@ -37,7 +37,7 @@ def main(names: Sequence[str], script: str, *, attached: bool = False) -> int:
             ended: whoever has started this has gone, or wants the end.
     """
     signals.end_on_signals()
-    open_files.raise_open_files()  # three for each host
+    processes.raise_open_files()  # three for each host
     fanout = Fanout(names, script, attached=attached)
     try:
         while fanout.runs():

@@ -19,7 +19,7 @@ from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
 from ..protocol.messages import PreflightAnswer, PreflightRequest
 from ..protocol.problem import NodeError, Problem
-from ..system import files, network, step_variables
+from ..system import files, hostlist, network
 from . import probe
 
 SAMPLE = 1 << 20
@@ -90,7 +90,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
             python = interpreter.find(job.requires.python, job.python_hints)
     host = host_facts(root)
     problems += probe.check_requires(job.requires, host)
-    place, reached = NodeAddress(), step_variables.reached_address(os.environ)
+    place, reached = NodeAddress(), hostlist.reached_address(os.environ)
     with _collecting(problems):
         place = _node_address(request)
     answer = PreflightAnswer(
@@ -120,7 +120,7 @@ def _node_address(request: PreflightRequest) -> NodeAddress:
 
 def _way_to_driver() -> str:
     """Return this node's source address towards the driver's host; empty for none."""
-    host = step_variables.driver_host(os.environ)
+    host = hostlist.driver_host(os.environ)
     if not host or network.is_loopback(host):
         return ""
     with contextlib.suppress(NodeError):
@@ -144,7 +144,7 @@ def _advertised_address(*, alone: bool) -> str:
     try:
         return network.advertised_address(os.uname().nodename)
     except NodeError:
-        reached = step_variables.reached_address(os.environ)
+        reached = hostlist.reached_address(os.environ)
         if not reached or (network.is_loopback(reached) and not alone):
             raise
         return reached

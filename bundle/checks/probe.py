@@ -17,7 +17,7 @@ from ..protocol.job import Requires
 from ..protocol.messages import HostFacts, ProbeAnswer
 from ..protocol.problem import Problem, ProblemCode
 from ..system import processes
-from ..system.module_source import source_of
+from ..system.own_program import source_of
 
 _FOREIGN = (ProblemCode.MODULE_FOREIGN, ProblemCode.PACKAGE_FOREIGN)
 

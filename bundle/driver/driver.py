@@ -23,7 +23,7 @@ from ..protocol.messages import Answer
 from ..protocol.problem import NodeError, Problem
 from ..protocol.problem_table import ending_problem
 from ..protocol.reports import LaunchAnswer
-from ..system import open_files, signals
+from ..system import processes, signals
 from . import collect
 from .logs import Logs
 from .older_job import cluster_name
@@ -74,7 +74,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     """
     signals.end_on_signals()
     signals.receive_user_signals()
-    open_files.raise_open_files()
+    processes.raise_open_files()
     if job.allocation is Allocation.SLURM:
         job = slurm_commands.bind(job, os.environ)
     state = State(job, Logs(job))

@@ -20,8 +20,8 @@ from typing import IO
 from ..protocol import log_names
 from ..protocol.job import Job, redacted
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import files, open_files, permissions, signals
-from ..system.module_source import source_of
+from ..system import files, permissions, processes, signals
+from ..system.own_program import source_of
 from .older_job import move_older_files
 
 _FEWEST, _MOST = 8, 1 << 14
@@ -58,7 +58,7 @@ class Logs:
         self._job = job
         self._files: collections.OrderedDict[str, IO[bytes]] = collections.OrderedDict()
         self._begun: set[str] = set()
-        self._most_open = min(_MOST, max(_FEWEST, open_files.open_files() // 2))
+        self._most_open = min(_MOST, max(_FEWEST, processes.open_files() // 2))
         self._unended: dict[str, PieceWriter] = {}
         try:
             permissions.make_folder(job.log_dir, job.log_mode)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import signals
-from ..system.parent_death import prctl, signal_at_parent_death
+from ..system.processes import prctl, signal_at_parent_death
 
 _NUMBER = struct.Struct("<I")
 _CLOSED = -1

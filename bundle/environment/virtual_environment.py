@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.manifest import Manifest
-from ..system.module_source import source_of
+from ..system.own_program import source_of
 from . import imports, listing, patches
 from .damage import MANIFEST
 from .interpreter_link import pyvenv_cfg

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system.running_python import loads_modules_for, short_version
+from ..system.own_program import loads_modules_for, short_version
 from .elf import mapped
 from .foreign_zstd import ForeignZstd, ZstdError, is_library, python_of
 from .layer import LayerError

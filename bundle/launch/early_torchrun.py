@@ -18,7 +18,7 @@ from ..node.location import choose_base, env_path
 from ..node.root import secure_root
 from ..protocol.job import Job
 from ..protocol.problem import NodeError
-from ..system import descendants, processes
+from ..system import processes
 from .directories import JobDirectories
 from .variables import environment_variables
 
@@ -86,8 +86,8 @@ class EarlyLauncher:
         running = self._running
         if running.stdin is None or running.poll() is not None or not self._would_run(argv):
             return None
-        marks = filter(None, (os.environ.get(descendants.MARK), running.mark))
-        variables = {**variables, descendants.MARK: "/".join(marks)}
+        marks = filter(None, (os.environ.get(processes.MARK), running.mark))
+        variables = {**variables, processes.MARK: "/".join(marks)}
         launch = {"argv": list(argv[3:]), "variables": variables, "cwd": cwd}
         try:
             running.stdin.write(json.dumps(launch).encode() + b"\n")

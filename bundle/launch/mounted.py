@@ -21,7 +21,7 @@ from ..format.manifest import Manifest, ManifestError, parse
 from ..node import interpreter, removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from ..system.module_source import source_of
+from ..system.own_program import source_of
 from . import import_path
 from .directories import JobDirectories
 from .variables import environment_variables

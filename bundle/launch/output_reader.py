@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import descendants, open_files, processes, signals
+from ..system import processes, signals
 from .rank_monitor import RankMonitor
 from .recent_output import OnOutput, OutputRecorder, RecentOutput
 
@@ -115,7 +115,7 @@ class Outputs:
 
     def __init__(self, folder: str, ranks: Sequence[range], grace: float) -> None:
         """Make a pipe per local rank, for the ranks it may be; EMFILE at the limit of files."""
-        if ranks and len(ranks) + _RESERVE > open_files.open_files():
+        if ranks and len(ranks) + _RESERVE > processes.open_files():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self.folder = folder
         nonce = os.urandom(16).hex()
@@ -204,7 +204,7 @@ class Outputs:
 
     def _look_after_ranks(self) -> None:
         self.monitor.take()
-        descendants.reap_orphans()
+        processes.reap_orphans()
         self._report_finished()
         for number in signals.take_user_signals():
             self.on_signal(number, self.monitor.send_signal(number))

@@ -28,8 +28,8 @@ from ..protocol.reports import (
     Vanished,
 )
 from ..redaction.secrets import masked
-from ..system import files, network, open_files, signals
-from ..system.module_source import source_of
+from ..system import files, network, processes, signals
+from ..system.own_program import source_of
 from . import commands, hub_cache, rank_results
 from .choices import choose_threads
 from .directories import JobDirectories, directories_of
@@ -287,6 +287,6 @@ def _no_pipes(directories: JobDirectories, exc: OSError, ranks: int) -> Problem:
     values = {
         "why": str(exc.strerror or exc),
         "ranks": counted(ranks, "rank"),
-        "limit": counted(open_files.open_files(), "open file"),
+        "limit": counted(processes.open_files(), "open file"),
     }
     return Problem(ProblemCode.PIPES_OVER_LIMIT, directories.job_dir, values)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import processes
-from ..system.running_python import short_version
+from ..system.own_program import short_version
 
 TIMEOUT_SECONDS = 10.0
 _NOT_FOUND = 127

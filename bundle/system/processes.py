@@ -7,9 +7,12 @@ agent leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import logging
 import os
+import resource
 import selectors
 import shlex
 import signal
@@ -18,12 +21,172 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Callable, Union
+from pathlib import Path
+from typing import IO, Any, Callable, Union
 
 from ..redaction.secrets import masked
-from . import open_files
-from .descendants import MARK, members_of, waited_for
-from .parent_death import end_with_parent
+
+# --- The end of a process with its parent: the kernel sends it a signal then ---------------------
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def prctl() -> Callable[..., Any] | None:
+    """Return libc's function of this name; None where there is none."""
+    try:
+        function: Callable[..., Any] = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return None
+    return function
+
+
+def signal_at_parent_death(number: int) -> None:
+    """Ask for a signal when the thread that started this process ends."""
+    call = prctl()
+    if call is not None:
+        call(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def end_with_parent() -> Callable[[], None]:
+    """Return what a child does between fork and exec, to get SIGTERM when its parent ends.
+
+    libc is loaded now, as that is unsafe after a fork.
+    """
+    call = prctl()
+    parent = os.getpid()
+
+    def request() -> None:
+        if call is None:
+            return
+        call(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the request was made
+            os._exit(1)
+
+    return request
+
+
+# --- The descendants of a process: those with its mark, and orphans that are adopted -------------
+
+# :mod:`bundle.system.processes` starts them, and ends them.
+
+MARK = "STAGER_PROCESS"
+"""The variable by which descendants are found that left for a session of their own.
+
+It holds one token for each process started by us on the way from the first one, joined by slashes.
+A process that has lost it, as by ``env -i``, is found where :func:`adopt_orphans` was called.
+"""
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+waited_for: set[int] = set()
+"""Processes started by us whose exit status nobody has collected yet."""
+_adopting = [False]
+"""True if orphans become children of this process; a list, as it changes."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended; they are stopped, too.
+
+    It is for a process that looks after the user's programs: these may start others in a session of
+    their own and without our variable, and leave them behind. A process that calls this must not
+    start processes in one thread and stop others in another at the same time: a new child could be
+    mistaken for an orphan. A program that replaces this one (``execve``) keeps the role.
+    """
+    call = prctl()
+    _adopting[0] = call is not None and call(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def reap_orphans() -> None:
+    """Collect orphans that have ended: an adopted zombie stays until it is waited for.
+
+    It costs one system call where there are none.
+    """
+    while _adopting[0]:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or not _is_orphan(ended.si_pid):
+                return  # its own waiter takes it soon, and those behind it come next time
+        except (ChildProcessError, ProcessLookupError):
+            return
+        with suppress(ChildProcessError):  # another thread was quicker
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def _is_orphan(child: int) -> bool:
+    """Tell an adopted child; forked ones share our session, which started ones never rejoin."""
+    return child not in waited_for and os.getsid(child) != os.getsid(0)
+
+
+def members_of(group: int, mark: str) -> set[int]:
+    """Return the living processes of a group or session, those with the mark, and orphans.
+
+    If several processes are stopped, the orphans belong to the one that is stopped first.
+    """
+    reap_orphans()
+    members = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        pid = int(name)
+        if pid == os.getpid():
+            continue
+        with suppress(OSError):  # it ended meanwhile, or belongs to another user
+            if _is_member(pid, group, mark):
+                members.add(pid)
+    return members
+
+
+def _is_member(pid: int, group: int, mark: str) -> bool:
+    """Tell a living process of a group or session, with a mark, or an orphan of ours."""
+    line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    # proc(5): the name, in parentheses, may hold anything; then state ppid pgrp session
+    state, parent, process_group, session = line.rpartition(")")[2].split()[:4]
+    if state in "ZX":
+        return False
+    if group in (int(process_group), int(session)):
+        return True
+    if _adopting[0] and int(parent) == os.getpid() and _is_orphan(pid):
+        return True
+    return bool(mark) and mark in _marks(Path(f"/proc/{pid}/environ").read_bytes())
+
+
+def _marks(environ: bytes) -> list[str]:
+    prefix = f"{MARK}=".encode()
+    for item in environ.split(b"\0"):
+        if item.startswith(prefix):
+            return item[len(prefix) :].decode(errors="replace").split("/")
+    return []
+
+
+# --- The limit on open files: its soft value is for programs that cannot handle many -------------
+
+_FILES = resource.RLIMIT_NOFILE
+_ENOUGH = 1 << 16
+"""Higher limits are of no use, and some programs close every number up to the limit."""
+_previous: list[tuple[int, int]] = []
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may; what it starts keeps the limit it had."""
+    soft, hard = resource.getrlimit(_FILES)
+    wanted = min(_finite(hard), _ENOUGH)
+    if _finite(soft) >= wanted:
+        return
+    with contextlib.suppress(OSError, ValueError):  # forbidden: the limit stays
+        resource.setrlimit(_FILES, (wanted, hard))
+        _previous[:] = [(soft, hard)]
+
+
+def restore_open_files() -> None:
+    """Restore the former limit, in a child before it becomes another program."""
+    for limit in _previous:
+        resource.setrlimit(_FILES, limit)
+
+
+def open_files() -> int:
+    """Return the number of files that this process may have open."""
+    return _finite(resource.getrlimit(_FILES)[0])
+
+
+def _finite(limit: int) -> int:
+    return _ENOUGH if limit == resource.RLIM_INFINITY else limit
+
 
 log = logging.getLogger(__name__)
 
@@ -369,7 +532,94 @@ def _before_exec() -> Callable[[], None]:
     ask = end_with_parent()
 
     def prepare() -> None:
-        open_files.restore_open_files()
+        restore_open_files()
         ask()
 
     return prepare
+
+
+# --- Processes that hang in the kernel: whether they make progress, and what they wait for, by
+# /proc
+
+# A disk or file server that does not answer puts a process to sleep from which no signal wakes it
+# (state D). One that is merely slow wakes it again and again, and each time counts: so whoever
+# waits in that state, and was not switched to once in a minute, hangs.
+
+_HANGING = "DTt"
+"""States of a process that nothing but others can wake: it waits in the kernel, or is stopped."""
+_WORDS = {"D": "state D", "T": "stopped, state T", "t": "traced, state t"}
+_UNKNOWN = ("", "0")
+"""What /proc has as the place of a wait where it is not shown."""
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """A process as it was at some moment."""
+
+    pid: int
+    """Its id."""
+    state: str
+    """The letter of its state, see proc(5)."""
+    switches: int
+    """The number of times that it was switched away from, by its own doing or not."""
+
+    @property
+    def hangs(self) -> bool:
+        """True if it is in a state from which it cannot wake by itself."""
+        return self.state in _HANGING
+
+    @property
+    def stopped(self) -> bool:
+        """True if another process has stopped it, by a signal or to trace it."""
+        return self.state in "Tt"
+
+    def __str__(self) -> str:
+        """Return its command, its state and the kernel's function that it waits in."""
+        wait = _text(f"/proc/{self.pid}/wchan").strip()
+        place = "" if wait in _UNKNOWN else f" in {wait}"
+        command = _text(f"/proc/{self.pid}/comm").strip() or "a process"
+        return f"{command} (pid {self.pid}, {_WORDS.get(self.state, self.state)}{place})"
+
+
+def own_tasks() -> tuple[TaskState, ...]:
+    """Return this process by its first thread, and the children that it has forked.
+
+    Programs that it has started are in sessions of their own, and do not count.
+    """
+    return tuple(found for pid in _own_pids() if (found := task(pid)) is not None)
+
+
+def made_progress(before: tuple[TaskState, ...], now: tuple[TaskState, ...]) -> bool:
+    """Return whether some of these processes works, or all of them wait for what may come."""
+    if before != now:
+        return True
+    return any(task.state == "R" for task in now) or not any(task.hangs for task in now)
+
+
+def _own_pids() -> Iterator[int]:
+    own, session = os.getpid(), os.getsid(0)
+    yield own
+    for thread in os.listdir(f"/proc/{own}/task"):
+        for child in map(int, _text(f"/proc/{own}/task/{thread}/children").split()):
+            with suppress(ProcessLookupError):
+                if os.getsid(child) == session:
+                    yield child
+
+
+def task(pid: int) -> TaskState | None:
+    """Return a process as it is; None for one that has ended."""
+    fields = dict(
+        line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line
+    )
+    state = fields.get("State", "").split()
+    if not state or state[0] in "ZX":
+        return None
+    kinds = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    return TaskState(pid, state[0], sum(int(fields.get(kind, 0)) for kind in kinds))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:  # it has ended, or this kernel does not show it
+        return ""

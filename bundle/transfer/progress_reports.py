@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ..channel.agent_channel import AgentChannel
 from ..protocol.messages import Unpacking
-from ..system import hung_tasks
+from ..system import processes
 
 LOOK_SECONDS = 5.0
 """Time between two looks at this node's processes."""
@@ -41,10 +41,10 @@ def reporting(channel: AgentChannel) -> Iterator[None]:
 
 
 def _report(channel: AgentChannel, over: threading.Event) -> None:
-    progress = UnpackProgress(hung_tasks.own_tasks())
+    progress = UnpackProgress(processes.own_tasks())
     next_report = time.monotonic() + REPORT_SECONDS
     while not over.wait(LOOK_SECONDS):
-        hung = progress.look(hung_tasks.own_tasks(), LOOK_SECONDS)
+        hung = progress.look(processes.own_tasks(), LOOK_SECONDS)
         if time.monotonic() < next_report or not (hung or progress.has_moved):
             continue
         event = Unpacking(hung=hung, seconds=round(progress.still_seconds, 1))
@@ -62,14 +62,14 @@ class UnpackProgress:
         has_moved: True if one has made progress; who reports it makes it False again.
     """
 
-    def __init__(self, tasks: tuple[hung_tasks.TaskState, ...]) -> None:
+    def __init__(self, tasks: tuple[processes.TaskState, ...]) -> None:
         self._tasks = tasks
         self.still_seconds = 0.0
         self.has_moved = False
 
-    def look(self, tasks: tuple[hung_tasks.TaskState, ...], seconds: float) -> str:
+    def look(self, tasks: tuple[processes.TaskState, ...], seconds: float) -> str:
         """Return what the processes hang in, or empty; no clock: all may have been stopped."""
-        moved = hung_tasks.made_progress(self._tasks, tasks)
+        moved = processes.made_progress(self._tasks, tasks)
         self._tasks = tasks
         if moved:
             self.still_seconds, self.has_moved = 0.0, True

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ..protocol.codec import decode, encode
 from ..system import processes, signals
-from ..system.parent_death import prctl, signal_at_parent_death
+from ..system.processes import prctl, signal_at_parent_death
 from .chunks import ChunkFile, UnwritableFile
 from .relay import Relay, RelayOutcome
 from .relay_child import Directory

@@ -22,7 +22,7 @@ from ..protocol.messages import (
     RelayTask,
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..system import files, step_variables
+from ..system import files, hostlist
 from . import trees
 from .chunks import ChunkFile
 from .relay import RelayOutcome, listen
@@ -116,7 +116,7 @@ class RelayReceiver:
         self._report(channel, outcome, names)
 
     def _ask(self, channel: AgentChannel, start: RelayStart) -> RelayCandidates:
-        driver_host = step_variables.driver_host(os.environ)
+        driver_host = hostlist.driver_host(os.environ)
 
         def report_unreached(why: str) -> None:
             self._source_unreached = True

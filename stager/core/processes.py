@@ -24,8 +24,7 @@ from typing import IO
 
 from bundle.channel.lines import Lines
 from bundle.redaction.secrets import masked
-from bundle.system.parent_death import end_with_parent
-from bundle.system.processes import CompletedCommand
+from bundle.system.processes import CompletedCommand, end_with_parent
 from bundle.system.signals import USER_SIGNALS
 
 from .errors import StagerError

@@ -7,7 +7,7 @@ import multiprocessing.forkserver
 import os
 import signal
 
-from bundle.system.parent_death import signal_at_parent_death
+from bundle.system.processes import signal_at_parent_death
 
 
 def end_with_parent() -> None:

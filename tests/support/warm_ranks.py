@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bundle.system.parent_death import signal_at_parent_death
+from bundle.system.processes import signal_at_parent_death
 from tests.support.ports import held_port
 
 _PAUSE_SECONDS = 0.02

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ...protocol.events import Remark
-from ...system import hung_tasks
+from ...system import processes
 from ...transfer.relay_process import RelayProcess
 from .transport import OnEvent
 
@@ -57,11 +57,11 @@ class SourceWatch:
         """Return what the source hangs in; empty if it makes progress, or was merely stopped."""
         if self._still < STILL_SECONDS or self._source.rounds != self._rounds:
             return ""
-        task = hung_tasks.task(self._source.pid)
+        task = processes.task(self._source.pid)
         return "" if task is None or task.stopped else str(task)
 
     def _tell(self) -> None:
-        task = hung_tasks.task(self._source.pid)
+        task = processes.task(self._source.pid)
         if task is None:
             return
         self._told = True

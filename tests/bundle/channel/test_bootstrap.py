@@ -18,7 +18,7 @@ from bundle.channel.frames import FrameReader
 from bundle.driver.transports import slurm_commands
 from bundle.driver.transports.agent_program import MAIN, compressed
 from bundle.protocol.problem import Problem
-from bundle.system.module_source import source_of
+from bundle.system.own_program import source_of
 
 BOOT = source_of("channel.bootstrap").decode()
 PROGRAM = """\

@@ -15,7 +15,7 @@ from tests.support.jobs import job_for
 REPO = Path(__file__).resolve().parents[3]
 BEGIN = (
     f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    "from bundle.system import open_files, processes\n"
+    "from bundle.system import processes as open_files, processes\n"
     "from bundle.protocol.job import load\n"
     "from bundle.launch.output_reader import Outputs\n"
     "from bundle.driver.logs import Logs\n"

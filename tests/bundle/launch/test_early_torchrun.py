@@ -17,7 +17,7 @@ from bundle.launch import early_torchrun
 from bundle.launch.directories import JobDirectories
 from bundle.launch.early_torchrun import EarlyLauncher
 from bundle.protocol.enumerations import Action, Launcher
-from bundle.system import descendants
+from bundle.system import processes
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -103,7 +103,7 @@ def test_it_becomes_the_launcher_that_was_asked_for(
     assert (said["stdin"], said["pid"]) == ("", running.pid)
     assert "" not in said["path"]  # the working directory hides no module
     assert str(tmp_path) not in said["path"]
-    mark = said["variables"].pop(descendants.MARK)
+    mark = said["variables"].pop(processes.MARK)
     assert mark.endswith(running.mark)
     assert variables.items() <= said["variables"].items()
     assert set(said["variables"]) - set(variables) <= {"LC_CTYPE", "PWD"}

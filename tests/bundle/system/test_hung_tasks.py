@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.system.hung_tasks import TaskState, made_progress, own_tasks
+from bundle.system.processes import TaskState, made_progress, own_tasks
 from tests.support.processes import until
 
 

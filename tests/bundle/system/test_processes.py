@@ -247,7 +247,7 @@ def adopting(code: str, *args: str) -> str:
     """What code writes that runs where orphans are adopted, which a test's own process is not."""
     begin = (
         "import os, sys, time\n"
-        "from bundle.system import descendants, processes\n"
+        "from bundle.system import processes as descendants, processes\n"
         "descendants.adopt_orphans()\n"
     )
     argv = python(begin + code, *args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bundle.system.hung_tasks import TaskState
+from bundle.system.processes import TaskState
 from bundle.transfer.progress_reports import HANG_SECONDS, UnpackProgress
 
 WRITER = TaskState(999_999_999, "D", 5)  # no such process: its command and its wait are not known

@@ -15,7 +15,7 @@ from bundle.driver.transports import driver_channel, slurm_faults, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.driver.transports.timeouts import endings
 from bundle.protocol.problem import ProblemCode
-from bundle.system import descendants, processes
+from bundle.system import processes
 from tests.support.processes import living
 
 
@@ -178,7 +178,7 @@ def test_a_pipe_that_another_keeps_open_does_not_keep_us(monkeypatch: pytest.Mon
         "print('\\x1en1:0 0 0 - . begun', flush=True)\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
-        f"    os.environ.pop({descendants.MARK!r})\n"
+        f"    os.environ.pop({processes.MARK!r})\n"
         "    argv = [sys.executable, '-c', 'import time; time.sleep(240.4)']\n"
         "    os.execve(argv[0], argv, dict(os.environ))\n"
     )

@@ -1,0 +1,37 @@
+"""The program that runs: its Python, and the source of its modules."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+
+from ..protocol.problem import NodeError, Problem, ProblemCode
+
+# --- The Python that this process runs under -----------------------------------------------------
+
+
+def short_version() -> str:
+    """Return its version as ``major.minor``."""
+    return "%d.%d" % sys.version_info[:2]
+
+
+def loads_modules_for(version: str) -> bool:
+    """Return True if it loads what was compiled for CPython of this version, ``major.minor``."""
+    own = (sys.implementation.name, short_version(), "t" in sys.abiflags)
+    return own == ("cpython", version, False)
+
+
+# --- The source of a module of the far side, for those that run in a process of their own --------
+
+
+def source_of(name: str) -> bytes:
+    """Return the source of a module, from the directory or the zip that this one came from.
+
+    Raises:
+        NodeError: there is no such module.
+    """
+    top = __name__.partition(".")[0]
+    data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
+    if data is None:
+        raise NodeError(Problem(ProblemCode.PROGRAM_INCOMPLETE, name))
+    return data
