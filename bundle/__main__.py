@@ -131,11 +131,11 @@ def _agent(phase: str, handle: int | None) -> int:
 
 
 def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
-    from .channel import fanout
+    from .channel import ssh_fanout
     from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
-    return fanout.main(hosts, script, attached=attached)
+    return ssh_fanout.main(hosts, script, attached=attached)
 
 
 def _clean_node(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..channel.lines import Lines
+from ..channel.frames import Lines
 from ..protocol.codec import AnyText, decode
 from ..system import processes
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from ..channel.agent_channel import GO, AgentChannel
+from ..channel.agent_channel import GO, AgentChannel, reporting
 from ..environment import unpack
 from ..environment.merge import own_python
 from ..format import archive
@@ -22,7 +22,6 @@ from ..protocol.digest import Digest
 from ..protocol.messages import Incoming, Ready, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
-from .progress_reports import reporting
 
 _DAMAGED = (
     ProblemCode.BUNDLE_DAMAGED,

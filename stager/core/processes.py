@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from bundle.channel.lines import Lines
+from bundle.channel.frames import Lines
 from bundle.redaction.secrets import masked
 from bundle.system.processes import CompletedCommand, end_with_parent
 from bundle.system.signals import USER_SIGNALS

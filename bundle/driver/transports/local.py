@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, cast
 
-from ...channel.lines import Lines
+from ...channel.frames import Lines
 from ...launch.output_reader import AGENT_SECONDS
 from ...node.location import ROOT_VARIABLE, base_for, choose_base, env_path, node_root_name
 from ...node.root import secure_root

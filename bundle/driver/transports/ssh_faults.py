@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...channel import login_reasons
-from ...channel.fanout_host import LOGIN_SECONDS, REPORT_PREFIX
+from ...channel import ssh_fanout
+from ...channel.ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX
 from ...protocol.codec import DecodeError, decode
 from ...protocol.problem import ProblemCode
 from ...system.processes import describe_exit
@@ -20,7 +20,7 @@ _SSH_FAILED = 255
 _KILLED = 128 + 9
 _TAIL = 3
 """Lines of a host that are shown."""
-UNREACHABLE = {*(code for code, _ in login_reasons.REASONS), ProblemCode.SSH_LOGIN_FAILED}
+UNREACHABLE = {*(code for code, _ in ssh_fanout.REASONS), ProblemCode.SSH_LOGIN_FAILED}
 """The problems of hosts on which nothing has begun."""
 
 
@@ -90,14 +90,14 @@ def _fault(end: HostEnd) -> StepFault:
 def _reason(end: HostEnd) -> ProblemCode:
     if end.status == _NO_SSH:
         return ProblemCode.SSH_NOT_STARTED
-    code = None if end.slow else login_reasons.reason(end.said)
+    code = None if end.slow else ssh_fanout.reason(end.said)
     return ProblemCode.SSH_LOGIN_FAILED if code is None else code
 
 
 def _words(end: HostEnd) -> str:
     if end.slow:
         return f"no reply for {LOGIN_SECONDS:.0f} s"
-    line = "" if end.begun else login_reasons.telling_line(end.said)
+    line = "" if end.begun else ssh_fanout.telling_line(end.said)
     if line:
         return f"{line}; tried {end.tries} times" if end.tries > 1 else line
     lines = list(end.said[-_TAIL:])

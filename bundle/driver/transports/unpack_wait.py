@@ -1,7 +1,7 @@
 """Waiting for nodes that unpack: one that hangs is given up a minute later, a slow one never is.
 
 Each node reports that it makes progress, or what its processes hang in
-(:mod:`bundle.transfer.progress_reports`); one that says neither is stopped as a whole, or cannot be
+(:mod:`bundle.channel.agent_channel`); one that says neither is stopped as a whole, or cannot be
 reached.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from ...channel.agent_channel import HANG_SECONDS, REPORT_SECONDS
 from ...protocol.enumerations import PhaseName
-from ...transfer.progress_reports import HANG_SECONDS, REPORT_SECONDS
 from .phase_run import SECONDS, PhaseRun
 
 SILENT_SECONDS = HANG_SECONDS + REPORT_SECONDS

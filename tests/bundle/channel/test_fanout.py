@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bundle.channel import fanout_host
-from bundle.channel.fanout_host import REPORT_PREFIX
+from bundle.channel import ssh_fanout
+from bundle.channel.ssh_fanout import REPORT_PREFIX
 
 REPO = Path(__file__).resolve().parents[3]
 SSH = """\
@@ -41,7 +41,7 @@ case $2 in
 esac
 exec /bin/sh -c "$3"
 """
-START = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout"
+START = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import ssh_fanout as fanout"
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_without_ssh_each_host_says_so(tmp_path: Path) -> None:
 
 
 def test_a_shell_of_any_kind_reads_the_command_as_one() -> None:
-    *_, host, command = fanout_host.ssh_argv("ann@n1", "echo 'a b'")
+    *_, host, command = ssh_fanout.ssh_argv("ann@n1", "echo 'a b'")
     assert host == "ann@n1"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "stager-begun\na b\n"

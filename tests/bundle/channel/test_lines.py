@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bundle.channel.lines import Lines
+from bundle.channel.frames import Lines
 from bundle.launch import output_reader, recent_output
 
 

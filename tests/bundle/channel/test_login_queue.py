@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bundle.channel.login_queue import LOGINS, PAUSES, LoginQueue
+from bundle.channel.ssh_fanout import LOGINS, PAUSES, LoginQueue
 
 
 class Clock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from bundle.channel.agent_channel import HANG_SECONDS, UnpackProgress
 from bundle.system.processes import TaskState
-from bundle.transfer.progress_reports import HANG_SECONDS, UnpackProgress
 
 WRITER = TaskState(999_999_999, "D", 5)  # no such process: its command and its wait are not known
 LOOKS = 12

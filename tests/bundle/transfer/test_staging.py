@@ -202,7 +202,7 @@ def test_a_part_that_is_not_enough_is_told_as_such(
 IMPATIENT = """\
 import sys
 sys.path.insert(0, {program!r})
-from bundle.transfer import progress_reports
+from bundle.channel import agent_channel as progress_reports
 progress_reports.LOOK_SECONDS = 0.05
 progress_reports.REPORT_SECONDS = 0.1
 progress_reports.HANG_SECONDS = 1.0

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from bundle.channel.fanout_host import REPORT_PREFIX
+from bundle.channel.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports import driver_channel, slurm_faults, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.driver.transports.timeouts import endings

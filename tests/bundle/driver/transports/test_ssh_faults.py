@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.channel.fanout_host import REPORT_PREFIX
+from bundle.channel.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports import ssh_faults
 from bundle.driver.transports.step_faults import StepFault
 from bundle.protocol.problem import Problem, ProblemCode
@@ -108,7 +108,7 @@ class Sshd:
             mark: a file that a host makes; the time for all logins is over then.
         """
         code = (
-            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import fanout, "
+            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import ssh_fanout as fanout, "
             f"fanout_host, login_queue; import os, time, types\n"
             f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
             "fanout_host.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
