@@ -25,10 +25,9 @@ from ..environment.merge import STATE, Merged, merge, own_files
 from ..environment.process_pool import share
 from ..environment.unpack import lock_path, making, using
 from ..environment.virtual_environment import hooks, own_links
-from ..format.decompressor import load_decompressor
-from ..format.layer import Entry, LayerError
-from ..format.layer_head import decode_head
+from ..format.layer import Entry, LayerError, decode_head
 from ..format.manifest import Manifest, ManifestError, Part, parse
+from ..format.zstd import load_decompressor
 from ..node import locks, removal
 from ..node.location import env_path
 from ..protocol.counts import counted

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from ..checks.node_lines import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
-from ..format.partial_bundle import digest_of_all, write_excerpt
 from ..protocol.enumerations import Allocation, PhaseName, Stage
 from ..protocol.events import FileSent, StagingForecast, TransferPlan
 from ..protocol.job import ASSUMED, Job
@@ -38,9 +37,11 @@ from ..transfer.plan import (
     Plan,
     TransferRule,
     by_root,
+    digest_of_all,
     forecast_nodes,
     is_relayed,
     make_plan,
+    write_excerpt,
 )
 from ..transfer.relay_handshake import TOKEN_BYTES
 from .own_disk import scratch

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.archive import BundleFile
-from ..format.decompressor import Decompress, load_decompressor
 from ..format.layer import Index, LayerError
 from ..format.manifest import Layer, Manifest, room_for
+from ..format.zstd import Decompress, load_decompressor
 from ..node import removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import facts_of, refusals

@@ -16,9 +16,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..format.archive import BundleFile
-from ..format.decompressor import Decompress
 from ..format.layer import Entry, Frame, Index, LayerError
 from ..format.manifest import Layer
+from ..format.zstd import Decompress
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import digest_of, disk_problem
 from .process_pool import share

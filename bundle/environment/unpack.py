@@ -21,8 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..format.archive import BundleFile, Excerpt
-from ..format.arriving_file import Arrival
+from ..format.archive import Arrival, BundleFile, Excerpt
 from ..node import locks, removal
 from ..node.location import env_path
 from ..protocol.problem import NodeError, Problem, ProblemCode

@@ -1,6 +1,6 @@
 """The index of one layer, and the checks it must pass before a byte of the layer is used.
 
-A layer is a sequence of zstd frames. The first is the head (:mod:`bundle.format.layer_head`), which
+A layer is a sequence of zstd frames. The first is the head (:mod:`bundle.format.layer`), which
 holds the index. Each later frame decompresses, independently of the others, to the next piece of
 one plain tar. The index lists every file with its size, mode, digest and place in the tar, and
 every frame with its lengths and the digest of its compressed bytes. Tar headers are for people:
@@ -9,15 +9,63 @@ unpacking reads the index alone.
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
-from ..protocol.digest import Digest
-from .manifest import BLOCK
-from .path_limits import abridged, any_excess, excess
+from ..protocol.digest import Digest, canonical_json
+from .manifest import BLOCK, Layer
+
+# --- Limits of paths on nodes: checked where layers are made, and where they are unpacked --------
+
+PATH_LIMIT = 3584
+"""Bytes of a path in an environment. Linux takes 4,095 in all (path_resolution(7)); the rest is for
+the node root."""
+NAME_LIMIT = 255
+"""Bytes of one name, on every file system that nodes have."""
+DEPTH_LIMIT = 256
+"""Names in a path; tools that walk trees by recursion end a few hundred further down."""
+_SHOWN = 300
+"""Characters of a path that a message shows."""
+
+
+def excess(path: str) -> str:
+    """Return the respect in which a path is too long for some node; empty if it fits."""
+    data = path.encode("utf-8", "replace")
+    longest_name = max(map(len, data.split(b"/")))
+    depth = data.count(b"/") + 1
+    if longest_name > NAME_LIMIT:
+        return f"a name of {longest_name} bytes, more than {NAME_LIMIT}"
+    if depth > DEPTH_LIMIT:
+        return f"a path of {depth} levels, more than {DEPTH_LIMIT}"
+    if len(data) > PATH_LIMIT:
+        return f"a path of {len(data)} bytes, more than {PATH_LIMIT}"
+    return ""
+
+
+def abridged(path: str) -> str:
+    """Return a path as a message shows it, without the middle of a long one."""
+    if len(path) <= _SHOWN:
+        return path
+    return f"{path[:60]}...{path[-60:]}"
+
+
+def any_excess(joined: str) -> bool:
+    """Return True if any of several paths, one a line, may exceed a limit of a node."""
+    lines = joined.encode("utf-8", "replace").split(b"\n")
+    longest = max(map(len, lines))
+    if longest > PATH_LIMIT:
+        return True
+    if max(line.count(b"/") for line in lines) > DEPTH_LIMIT:
+        return True
+    if longest <= NAME_LIMIT:
+        return False
+    return any(max(map(len, line.split(b"/"))) > NAME_LIMIT for line in lines)
+
 
 FRAME_LIMIT = 64 << 20
 """The most a frame may hold, packed or not: bounds the memory a hostile bundle can claim."""
@@ -241,3 +289,186 @@ def _check_unique_paths(index: Index) -> None:
     # No file may also be a directory of another: a link there would redirect what follows.
     for path in parents(unique) & unique:
         raise LayerError(f"{path} is both a file and a directory")
+
+
+# --- The origin of a layer: the value whose digest is the layer's id -----------------------------
+
+ORIGIN_LIMIT = 1 << 16
+"""The most bytes that an origin may have."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The source and the options of a layer; known before the layer is made."""
+
+    kind: str
+    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    name: str
+    """The distribution's normalized name; empty for the other kinds, where it is a label."""
+    version: str
+    """The distribution's version; empty for the other kinds."""
+    content: Digest
+    """Digest of the wheel, or of the tree."""
+    options: Mapping[str, object]
+    """Every option that shapes the layer's bytes, the format's version among them."""
+
+    @property
+    def id(self) -> Digest:
+        """The id of the layer: the digest of all the fields above."""
+        return Digest.of(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of the origin in the layer's head."""
+        return canonical_json(asdict(self))
+
+    def describes(self, layer: Layer) -> bool:
+        """Return True if a layer's description fits its origin."""
+        if (self.id, self.kind) != (layer.id, layer.kind):
+            return False
+        return self.kind != "wheel" or (self.name, self.version) == (layer.name, layer.version)
+
+
+def parse(data: bytes) -> Origin:
+    """Read an origin.
+
+    Raises:
+        ValueError: these bytes are not an origin.
+    """
+    try:
+        raw = json.loads(data)
+        origin = Origin(**{**raw, "content": Digest(raw["content"])})
+    except (KeyError, TypeError, RecursionError) as exc:
+        raise ValueError(f"a field is missing, or of another type: {exc}") from exc
+    if not isinstance(origin.options, dict) or origin.to_bytes() != data:
+        raise ValueError("it is not in its canonical form")
+    return origin
+
+
+# --- The head of a layer, from which one learns what is in it before a byte of it is used --------
+
+# It is a *skippable* zstd frame (RFC 8878, section 3.1.2), so ``zstd -d < layer | tar -t`` works.
+# Its content is a few numbers, the layer's origin as canonical JSON, and then the compressed index.
+# The origin describes the layer's source and options; the layer's id is its digest, so no layer can
+# lie under the id of another.
+
+INDEX_FORMAT = 2
+_SKIPPABLE = 0x184D2A50
+_FRAME_HEADER = 8
+_HEAD = struct.Struct("<IIQQQI")
+HEAD_PREFIX = _HEAD.size
+"""Bytes that :func:`head_summary` needs."""
+
+
+class HeadSummary(NamedTuple):
+    """The lengths in the first bytes of a layer, which are not compressed."""
+
+    head_size: int
+    """Length in bytes of the head."""
+    size: int
+    """Length in bytes of the whole layer."""
+    unpacked_size: int
+    """Sum in bytes of the files inside."""
+    files: int
+    """Number of files inside."""
+    origin_size: int
+    """Length in bytes of the origin, which follows these numbers."""
+
+
+def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]) -> bytes:
+    """Return the skippable frame that opens a layer."""
+    origin_data = origin.to_bytes()
+    body = compress(
+        canonical_json(
+            {
+                "format": INDEX_FORMAT,
+                "files": index.files,
+                "links": index.links,
+                "frames": index.frames,
+            }
+        )
+    )
+    head_size = _HEAD.size + len(origin_data) + len(body)
+    total = head_size + sum(frame.size for frame in index.frames)
+    counts = (index.unpacked_size, len(index.files), len(origin_data))
+    return _HEAD.pack(_SKIPPABLE, head_size - _FRAME_HEADER, total, *counts) + origin_data + body
+
+
+def head_summary(prefix: bytes) -> HeadSummary:
+    """Read the lengths from the first ``HEAD_PREFIX`` bytes of a layer.
+
+    Raises:
+        LayerError: these are not the first bytes of a layer.
+    """
+    if len(prefix) < HEAD_PREFIX:
+        raise LayerError("the layer is cut short")
+    magic, frame_size, total, unpacked_size, files, origin_size = _HEAD.unpack_from(prefix)
+    if magic != _SKIPPABLE:
+        raise LayerError("the layer does not begin with an index")
+    head_size = _FRAME_HEADER + frame_size
+    if origin_size > min(ORIGIN_LIMIT, head_size - HEAD_PREFIX):
+        raise LayerError("the layer does not say what it was made from")
+    return HeadSummary(head_size, total, unpacked_size, files, origin_size)
+
+
+def origin_of(head: bytes) -> Origin:
+    """Return the origin in a layer's head.
+
+    Raises:
+        LayerError: there is none.
+    """
+    data = head[HEAD_PREFIX : HEAD_PREFIX + head_summary(head).origin_size]
+    try:
+        return parse(data)
+    except ValueError as exc:
+        raise LayerError(f"the layer does not say what it was made from: {exc}") from exc
+
+
+def packed_index(head: bytes) -> bytes:
+    """Return the compressed index in a layer's head.
+
+    Raises:
+        LayerError: these bytes are not a head.
+    """
+    return head[HEAD_PREFIX + head_summary(head).origin_size :]
+
+
+def decode_head(
+    head: bytes, decompress: Callable[[bytes], bytes], *, checked: bool = False
+) -> Index:
+    """Read a head whose digest has been checked, and refuse paths that leave the environment.
+
+    Args:
+        head: the first ``head_size`` bytes of a layer.
+        decompress: turns one zstd frame into its content.
+        checked: True if these very bytes have been read, and not refused, before.
+
+    Raises:
+        LayerError: these bytes are not a head, or name unsafe paths, modes or sizes.
+    """
+    summary = head_summary(head)
+    if summary.head_size != len(head):
+        raise LayerError("the layer's index is cut short")
+    try:
+        index = _index_from(json.loads(decompress(packed_index(head))))
+        if not checked:
+            check_index(index)
+    except LayerError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise LayerError(f"the layer's index cannot be read: {exc}") from exc
+    if (index.unpacked_size, len(index.files)) != (summary.unpacked_size, summary.files):
+        raise LayerError("the layer's index does not agree with its summary")
+    return index
+
+
+def _index_from(raw: dict[str, Any]) -> Index:
+    """Build an index whose fields may still have values of any type."""
+    if raw["format"] != INDEX_FORMAT:
+        raise LayerError(f"the layer has index format {raw['format']!r}, not {INDEX_FORMAT}")
+    if not all(isinstance(raw[key], list) for key in ("files", "links", "frames")):
+        raise TypeError("files, links and frames are lists")
+    return Index(
+        files=tuple(map(Entry._make, raw["files"])),
+        links=tuple(map(Link._make, raw["links"])),
+        frames=tuple(map(Frame._make, raw["frames"])),
+    )

@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..checks.node_lines import few_names
-from ..format.archive import END
-from ..format.manifest import BLOCK, Layer, Manifest, padding
+from ..format.archive import END, BundleFile
+from ..format.manifest import BLOCK, Layer, Manifest, member_header, padding
 from ..protocol.counts import counted, sized
 from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.events import PlannedGroup, StagingWork
 from ..protocol.job import ASSUMED, Rates
 from ..protocol.messages import PreflightAnswer
-from ..protocol.problem import Problem, ProblemCode
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system import files
 from .forecast import Nodes, Staging, staging, staging_by_reading, staging_work
+
+# --- A file with only some members of a bundle, which the nodes do not have, or with all of them
+
+_CHUNK = 8 << 20
+
+
+def digest_of_all(bundle: BundleFile) -> str:
+    """Return the SHA-256 of a bundle as one file, as hexadecimal digits.
+
+    Raises:
+        NodeError: it cannot be read.
+    """
+    state, size = hashlib.sha256(), bundle.manifest.size
+    for offset in range(0, size, _CHUNK):
+        state.update(bundle.read(offset, min(_CHUNK, size - offset)))
+    return state.hexdigest()
+
+
+def write_excerpt(bundle: BundleFile, members: Collection[str], path: str) -> int:
+    """Copy some members, in the bundle's order and as a tar of its own.
+
+    Returns:
+        Its length in bytes.
+
+    Raises:
+        NodeError: the file cannot be written, or the bundle cannot be read.
+    """
+    try:
+        with open(path, "xb") as out:
+            for name, size in bundle.manifest.members():
+                if name not in members:
+                    continue
+                out.write(member_header(name, size))
+                start = bundle.offset(name)
+                for done in range(0, size, _CHUNK):
+                    out.write(bundle.read(start + done, min(_CHUNK, size - done)))
+                out.write(bytes(padding(size)))
+            out.write(END)
+            return out.tell()
+    except OSError as exc:
+        full, unwritable = ProblemCode.EXCERPT_DISK_FULL, ProblemCode.EXCERPT_UNWRITABLE
+        folder = os.path.dirname(path)
+        raise NodeError(files.disk_problem(exc, folder, full, unwritable)) from exc
+
 
 PRESENT, SHARED, RELAY, SBCAST, SSH = "present", "shared", "relay", "sbcast", "ssh"
 SENT = (RELAY, SBCAST, SSH)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..channel.agent_channel import RELAY, REPORT, AgentChannel, unpacked
-from ..format.arriving_file import Arrival
+from ..format.archive import Arrival
 from ..protocol.codec import decode
 from ..protocol.messages import (
     RELAY_SOURCE,

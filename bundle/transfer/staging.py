@@ -14,8 +14,7 @@ from ..channel.agent_channel import GO, AgentChannel, reporting
 from ..environment import unpack
 from ..environment.merge import own_python
 from ..format import archive
-from ..format.archive import Excerpt
-from ..format.arriving_file import Arrival
+from ..format.archive import Arrival, Excerpt
 from ..node import host, locks, removal
 from ..node.location import env_path
 from ..protocol.digest import Digest

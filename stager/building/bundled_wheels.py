@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LayerError
-from bundle.format.layer_head import origin_of
-from bundle.format.layer_origin import Origin
+from bundle.format.layer import LayerError, Origin, origin_of
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.digest import Digest

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bundle.format.layer import LayerError
-from bundle.format.layer_head import origin_of
+from bundle.format.layer import LayerError, origin_of
 
 from ..core.errors import BundleError
 from ..inventory.provenance import LockedSources

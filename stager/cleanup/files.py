@@ -6,9 +6,7 @@ import fcntl
 import stat
 from pathlib import Path
 
-from bundle.format.layer import LayerError
-from bundle.format.layer_head import HEAD_PREFIX, INDEX_FORMAT, origin_of
-from bundle.format.layer_origin import ORIGIN_LIMIT
+from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, origin_of
 from bundle.format.manifest import FORMAT
 
 from ..core.regular_files import opened

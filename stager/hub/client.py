@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bundle.format.path_limits import excess
+from bundle.format.layer import excess
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError, StagerError

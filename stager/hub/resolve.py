@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bundle.format.path_limits import abridged
+from bundle.format.layer import abridged
 from bundle.protocol.counts import counted
 
 from ..core.errors import StagerError

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LayerError
-from bundle.format.layer_head import origin_of
-from bundle.format.layer_origin import Origin
+from bundle.format.layer import LayerError, Origin, origin_of
 from bundle.format.manifest import PYTHON, Layer, Manifest
 from bundle.protocol.digest import Digest
 

@@ -9,8 +9,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bundle.format.layer import LayerError
-from bundle.format.layer_head import HEAD_PREFIX, head_summary, origin_of
+from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 

@@ -16,9 +16,17 @@ from typing import IO, BinaryIO, NamedTuple
 
 import zstandard
 
-from bundle.format.layer import Entry, Frame, Index, LayerError, Link, check_link, check_path
-from bundle.format.layer_head import encode_head
-from bundle.format.layer_origin import Origin
+from bundle.format.layer import (
+    Entry,
+    Frame,
+    Index,
+    LayerError,
+    Link,
+    Origin,
+    check_link,
+    check_path,
+    encode_head,
+)
 from bundle.format.manifest import BLOCK, member_header, padding
 
 from ..core.errors import WheelError

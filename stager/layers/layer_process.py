@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from bundle.format.path_limits import excess
+from bundle.format.layer import excess
 
 from ..core.errors import StagerError
 from ..core.store import Store, cannot_write

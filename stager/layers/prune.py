@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import Entry, Index, LayerError
-from bundle.format.layer_head import packed_index
+from bundle.format.layer import Entry, Index, LayerError, packed_index
 from bundle.format.manifest import Layer
 from bundle.protocol.codec import encode
 from bundle.protocol.digest import canonical_json

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
-from bundle.format.layer_head import INDEX_FORMAT
-from bundle.format.layer_origin import Origin
+from bundle.format.layer import INDEX_FORMAT, Origin
 from bundle.launch.variables import ENV
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.digest import Digest

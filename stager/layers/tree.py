@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.format.path_limits import abridged, excess
+from bundle.format.layer import abridged, excess
 from bundle.protocol.counts import counted
 from bundle.protocol.digest import canonical_json
 

@@ -30,7 +30,7 @@ from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
 from bundle.environment.merge import HOOK, OWN_PYTHON
-from bundle.format.path_limits import excess
+from bundle.format.layer import excess
 
 from ..core.errors import WheelError
 from ..core.values import Target

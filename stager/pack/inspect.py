@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer_head import origin_of
+from bundle.format.layer import origin_of
 from bundle.format.manifest import Layer, Manifest
 
 from ..layers.layer_file import decompress_index

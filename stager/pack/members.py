@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from bundle.format.archive import END, BundleFile
-from bundle.format.layer import Index, LayerError
-from bundle.format.layer_head import decode_head, origin_of
+from bundle.format.layer import Index, LayerError, decode_head, origin_of
 from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, member_header, padding
 from bundle.protocol.digest import Digest
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from bundle.format.layer import Index, LayerError
-from bundle.format.layer_head import decode_head
+from bundle.format.layer import Index, LayerError, decode_head
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.format.decompressor import Decompress, load_decompressor
+from bundle.format.zstd import Decompress, load_decompressor
 from bundle.node.root import secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel

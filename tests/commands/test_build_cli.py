@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.format.partial_bundle import digest_of_all
 from bundle.protocol.digest import Digest
+from bundle.transfer.plan import digest_of_all
 from tests.support.building import STAGER, Project, left_in_tmp, listing
 from tests.support.namespaces import namespace
 from tests.support.needs import needs

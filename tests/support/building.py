@@ -21,9 +21,7 @@ import zstandard
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bundle.format.layer import Index
-from bundle.format.layer_head import HEAD_PREFIX, decode_head, head_summary
-from bundle.format.layer_origin import Origin
+from bundle.format.layer import HEAD_PREFIX, Index, Origin, decode_head, head_summary
 from bundle.protocol.digest import Digest
 from stager.building.build import BuildOptions, Built, build
 from stager.config.load import load

@@ -20,7 +20,7 @@ import zstandard
 from packaging.utils import parse_wheel_filename
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer_head import origin_of, packed_index
+from bundle.format.layer import origin_of, packed_index
 from bundle.format.manifest import member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
 from stager.building.bundle_copy import copy_to

@@ -10,8 +10,7 @@ from pathlib import Path
 import zstandard
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import LayerError
-from bundle.format.layer_head import HEAD_PREFIX, head_summary
+from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary
 from bundle.protocol.problem import NodeError
 
 from .product import Done, sound, stager

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ...channel import agent_channel
 from ...format.archive import digest_of
-from ...format.partial_bundle import digest_of_all
 from ...protocol.enumerations import PhaseName
 from ...protocol.messages import RELAY_SOURCE, Ready, RelayStart
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system.files import error_text
 from ...transfer import trees
 from ...transfer.chunks import ChunkFile
+from ...transfer.plan import digest_of_all
 from ...transfer.relay import BACKLOG
 from ...transfer.relay_places import RelayPlace
 from ...transfer.relay_process import RelayProcess

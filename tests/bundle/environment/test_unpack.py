@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bundle.format.archive import BundleFile
-from bundle.format.decompressor import Decompress
+from bundle.format.zstd import Decompress
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, CLEAN, HERE, run_node, tree
 from tests.support.needs import needs

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from bundle.format.decompressor import load_decompressor
-from bundle.format.layer import LayerError, check_path
+from bundle.format.layer import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT, LayerError, check_path
 from bundle.format.manifest import room_for
-from bundle.format.path_limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
+from bundle.format.zstd import load_decompressor
 from bundle.node import removal
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
@@ -174,7 +173,7 @@ LOAD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from bundle.protocol.problem import NodeError
-from bundle.format.decompressor import load_decompressor
+from bundle.format.zstd import load_decompressor
 try:
     load_decompressor("z.whl", open(sys.argv[2], "rb").read(), sys.argv[3])(b"data", 100)
 except NodeError as exc:

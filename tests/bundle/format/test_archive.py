@@ -13,8 +13,8 @@ import zstandard
 
 from bundle.format import archive
 from bundle.format.archive import BundleFile
-from bundle.format.decompressor import Decompress
 from bundle.format.manifest import BLOCK, NODE_NAME, PART_LIMIT
+from bundle.format.zstd import Decompress
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, forge, left_over, run_node

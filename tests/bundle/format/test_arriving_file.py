@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bundle.environment import unpack
-from bundle.format.archive import END, BundleFile
-from bundle.format.arriving_file import Arrival
+from bundle.format.archive import END, Arrival, BundleFile
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
@@ -46,7 +45,7 @@ def test_whoever_waits_long_looks_less_often(
         if sum(pauses) > 1.0:
             path.write_bytes(b"1234")
 
-    monkeypatch.setattr("bundle.format.arriving_file.time.sleep", sleep)
+    monkeypatch.setattr("bundle.format.archive.time.sleep", sleep)
     handle = arrival.open(str(path), os.O_RDONLY)
     arrival.wait(handle, 4, str(path))
     os.close(handle)

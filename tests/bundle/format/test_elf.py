@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from bundle.format.decompressor import load_decompressor
-from bundle.format.elf import mapped
+from bundle.format.zstd import load_decompressor, mapped
 from stager.core.values import Wheel
 
 LIBRARY = Path(zstandard.backend_c.__file__) if hasattr(zstandard, "backend_c") else None

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from bundle.format.decompressor import load_decompressor
-from bundle.format.foreign_zstd import python_of
 from bundle.format.layer import LayerError
+from bundle.format.zstd import load_decompressor, python_of
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.values import Wheel
 from tests.support.building import HOST
@@ -22,7 +21,7 @@ REPO = Path(__file__).resolve().parents[3]
 ELSEWHERE = """\
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.format.decompressor import load_decompressor
+from bundle.format.zstd import load_decompressor
 decompress = load_decompressor(sys.argv[3], open(sys.argv[2], "rb").read(), sys.argv[4])
 sys.stdout.buffer.write(decompress(sys.stdin.buffer.read(), int(sys.argv[5])))
 """

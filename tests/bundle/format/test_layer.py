@@ -13,6 +13,7 @@ import zstandard
 from bundle.format.archive import BundleFile
 from bundle.format.layer import (
     FRAME_LIMIT,
+    HEAD_PREFIX,
     LINK_LIMIT,
     Entry,
     Frame,
@@ -22,8 +23,11 @@ from bundle.format.layer import (
     check_link,
     check_links,
     check_path,
+    decode_head,
+    encode_head,
+    head_summary,
+    origin_of,
 )
-from bundle.format.layer_head import HEAD_PREFIX, decode_head, encode_head, head_summary, origin_of
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.pack.bundle import Packed

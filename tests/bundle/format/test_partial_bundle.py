@@ -13,10 +13,10 @@ import pytest
 
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile, Excerpt
-from bundle.format.partial_bundle import write_excerpt
 from bundle.node.location import env_path
 from bundle.node.root import secure_root
 from bundle.protocol.problem import NodeError
+from bundle.transfer.plan import write_excerpt
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -105,7 +105,7 @@ def test_a_place_that_is_full_is_said(single: Packed, tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {repo!r})\n"
         "import resource, signal\n"
         "from bundle.format.archive import BundleFile\n"
-        "from bundle.format.partial_bundle import write_excerpt\n"
+        "from bundle.transfer.plan import write_excerpt\n"
         "from bundle.protocol.problem import NodeError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"

@@ -9,7 +9,6 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import Manifest
-from bundle.format.partial_bundle import write_excerpt
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Stage, TransferWay
 from bundle.protocol.job import ASSUMED
@@ -22,6 +21,7 @@ from bundle.transfer.plan import (
     excerpt_size,
     forecast_nodes,
     make_plan,
+    write_excerpt,
 )
 from stager.pack.bundle import Packed
 from tests.support.generated import generated

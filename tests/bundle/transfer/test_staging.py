@@ -16,7 +16,7 @@ import pytest
 
 from bundle.channel.frames import FrameReader
 from bundle.format.archive import BundleFile
-from bundle.format.partial_bundle import write_excerpt
+from bundle.transfer.plan import write_excerpt
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, left_over
 from tests.support.jobs import job_for

@@ -15,8 +15,8 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
-from bundle.format.partial_bundle import digest_of_all
 from bundle.protocol.digest import Digest
+from bundle.transfer.plan import digest_of_all
 from stager.building.build import Built
 from stager.carrying.carried_file import CarriedPart, Label, read_label
 from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle

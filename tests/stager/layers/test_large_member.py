@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from bundle.format.layer_head import decode_head, head_summary
+from bundle.format.layer import decode_head, head_summary
 from stager.core.errors import WheelError
 from stager.core.values import Target
 from stager.layers import layer_file

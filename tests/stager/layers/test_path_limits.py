@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from bundle.format.layer import Entry, Frame, Index, LayerError, Link, check_link, check_path
-from bundle.format.layer_head import decode_head, encode_head
-from bundle.format.path_limits import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT
+from bundle.format.layer import (
+    DEPTH_LIMIT,
+    NAME_LIMIT,
+    PATH_LIMIT,
+    Entry,
+    Frame,
+    Index,
+    LayerError,
+    Link,
+    check_link,
+    check_path,
+    decode_head,
+    encode_head,
+)
 from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.layers.build import make_layers

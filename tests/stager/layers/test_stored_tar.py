@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.format.layer import Index, LayerError
-from bundle.format.layer_head import HEAD_PREFIX, decode_head, head_summary
+from bundle.format.layer import HEAD_PREFIX, Index, LayerError, decode_head, head_summary
 from stager.layers import layer_file
 from stager.layers.layer_file import LayerWriter, decompress_index
 from stager.layers.stored_tar import StoredTar

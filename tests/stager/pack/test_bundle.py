@@ -15,11 +15,10 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from bundle.format.archive import BundleFile
-from bundle.format.layer import Frame
-from bundle.format.layer_head import HEAD_PREFIX, head_summary
+from bundle.format.layer import HEAD_PREFIX, Frame, head_summary
 from bundle.format.manifest import Layer
-from bundle.format.partial_bundle import digest_of_all
 from bundle.protocol.problem import NodeError, ProblemCode
+from bundle.transfer.plan import digest_of_all
 from stager.building.bundle_copy import copy_to
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store

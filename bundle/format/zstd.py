@@ -2,18 +2,135 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import io
 import os
+import re
+import struct
 import sys
 import zipfile
 from collections.abc import Callable
+from typing import IO
 
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.own_program import loads_modules_for, short_version
-from .elf import mapped
-from .foreign_zstd import ForeignZstd, ZstdError, is_library, python_of
 from .layer import LayerError
+
+# --- The part of a shared library that the dynamic loader maps; the rest is not needed -----------
+
+_HEADER = struct.Struct("<4sBB58x")
+_MAGIC, _64_BIT, _LITTLE_ENDIAN = b"\x7fELF", 2, 1
+_SEGMENTS_AT, _SECTIONS_AT = 0x20, 0x28
+_SIZES = struct.Struct("<HHHHH")
+_SIZES_AT = 0x36
+_SEGMENT = struct.Struct("<II5Q8x")
+
+
+def mapped(library: IO[bytes]) -> bytes:
+    """Return a shared library without its tail of debug information and section headers.
+
+    Loaders use the segments alone (elf(5): sections are for linking and for debuggers). Most of a
+    library that was not stripped lies behind its last segment, and none of that is read here.
+
+    Args:
+        library: at its beginning; read in order, and no further than needed.
+
+    Returns:
+        All of it if it is not of the usual shape: 64 bits, little-endian, segments first.
+    """
+    head = library.read(_HEADER.size)
+    if len(head) < _HEADER.size or _HEADER.unpack(head) != (_MAGIC, _64_BIT, _LITTLE_ENDIAN):
+        return head + library.read()
+    (start,) = struct.unpack_from("<Q", head, _SEGMENTS_AT)
+    size, count, *_ = _SIZES.unpack_from(head, _SIZES_AT)
+    if start != _HEADER.size or size != _SEGMENT.size:
+        return head + library.read()
+    table = library.read(size * count)
+    if len(table) < size * count:
+        return head + table
+    ends = [offset + length for _, _, offset, _, _, length, _ in _SEGMENT.iter_unpack(table)]
+    whole = bytearray(head + table)
+    whole += library.read(max(0, max(ends, default=0) - len(whole)))
+    # No section headers, as in a library from which sstrip has removed them.
+    struct.pack_into("<Q", whole, _SECTIONS_AT, 0)
+    segments = _SIZES.unpack_from(head, _SIZES_AT)[:2]
+    _SIZES.pack_into(whole, _SIZES_AT, *segments, 0, 0, 0)
+    return bytes(whole)
+
+
+# --- The zstd library inside a zstandard wheel for another version of Python ---------------------
+
+# The wheel's cffi module contains all of libzstd, and exports its functions, which know nothing of
+# Python. So any Python can call them, one that could not import the module included.
+
+_CFFI = re.compile(r"zstandard/_cffi\.[^/]*\.so")
+_UNKNOWN, _NO_FRAME = (1 << 64) - 1, (1 << 64) - 2
+"""``ZSTD_CONTENTSIZE_UNKNOWN`` and ``ZSTD_CONTENTSIZE_ERROR`` of zstd.h."""
+_FOR = re.compile(r"-cp(\d)(\d+)-")
+
+
+class ZstdError(ValueError):
+    """A frame is damaged, cut short, or followed by something."""
+
+
+def is_library(member: str) -> bool:
+    """Return True for the member of a zstandard wheel that has the library."""
+    return _CFFI.fullmatch(member) is not None
+
+
+def python_of(wheel: str) -> str:
+    """Return the version of CPython that a wheel is for, from its name; empty for any other."""
+    named = _FOR.search(wheel)
+    return f"{named[1]}.{named[2]}" if named else ""
+
+
+class ForeignZstd:
+    """The functions of the library that are needed here."""
+
+    def __init__(self, path: str) -> None:
+        """Load the library.
+
+        Raises:
+            OSError: it does not load here.
+            AttributeError: it does not export the functions.
+        """
+        library = ctypes.CDLL(path)
+        frame = (ctypes.c_char_p, ctypes.c_size_t)
+        self._claimed = library.ZSTD_getFrameContentSize
+        self._claimed.argtypes, self._claimed.restype = frame, ctypes.c_ulonglong
+        self._length = library.ZSTD_findFrameCompressedSize
+        self._length.argtypes, self._length.restype = frame, ctypes.c_size_t
+        self._decompress = library.ZSTD_decompress
+        self._decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *frame]
+        self._decompress.restype = ctypes.c_size_t
+
+    def claimed_size(self, frame: bytes) -> int | None:
+        """Return the length of the content as a frame has it; None if it does not say.
+
+        Raises:
+            ZstdError: it is no frame.
+        """
+        size: int = self._claimed(frame, len(frame))
+        if size == _NO_FRAME:
+            raise ZstdError("it does not begin like one")
+        return None if size == _UNKNOWN else size
+
+    def decompress(self, frame: bytes, size: int) -> bytes:
+        """Return the content of one frame.
+
+        Raises:
+            ZstdError: it is damaged, cut short, or something follows it.
+        """
+        if self._length(frame, len(frame)) != len(frame):
+            raise ZstdError("it is cut short, or something follows it")
+        content = ctypes.create_string_buffer(max(1, size))
+        if self._decompress(content, size, frame, len(frame)) != size:
+            raise ZstdError("it is damaged")
+        return content.raw[:size]
+
+
+# --- The zstd decompressor that travels in a bundle, or this Python's own ------------------------
 
 Decompress = Callable[[bytes, int], bytes]
 """Turns one zstd frame into its content, which must have the given length; -1 for an index."""
