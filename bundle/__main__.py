@@ -202,9 +202,8 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     from .format.archive import BundleFile
     from .format.manifest import room_for
     from .node import interpreter
-    from .node.host import host_facts
-    from .node.location import base_for, env_path
-    from .node.root import secure_root
+    from .node.machine import host_facts
+    from .node.node_root import base_for, env_path, secure_root
     from .system import own_program
 
     with BundleFile(options.bundle, options.id) as bundle:
@@ -301,9 +300,8 @@ def _mounted(place: str, command: list[str]) -> int:
     from .environment.layer_writer import write_problem
     from .launch import hub_cache, mounted
     from .launch.step_ranks import step_variables
-    from .node.host import host_facts
-    from .node.location import choose_base
-    from .node.root import secure_root
+    from .node.machine import host_facts
+    from .node.node_root import choose_base, secure_root
 
     place = os.path.realpath(place)
     manifest = mounted.manifest_of(place)

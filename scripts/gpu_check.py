@@ -28,8 +28,10 @@ sys.path.insert(0, str(REPO))
 
 from bundle.driver.nvidia_drivers import described  # noqa: E402
 from bundle.launch.choices import choose_backend, choose_nproc  # noqa: E402
-from bundle.node.gpus import Question  # noqa: E402
-from bundle.node.host import host_facts  # noqa: E402
+from bundle.node.machine import (
+    Question,
+    host_facts,
+)
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
 from stager.diagnosis.diagnose import diagnose  # noqa: E402
 from stager.logs.files import find  # noqa: E402

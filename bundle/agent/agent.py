@@ -92,7 +92,7 @@ def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
     from ..launch.directories import work_tree
     from ..launch.staged_files import remove_sent_files, remove_staged_files
-    from ..node.location import env_path
+    from ..node.node_root import env_path
     from ..results import pack
 
     request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
@@ -273,7 +273,7 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
     from ..launch.directories import work_dir, work_tree
     from ..launch.staged_files import has_outputs_besides, remove_sent_files, remove_staged_files
     from ..node import removal
-    from ..node.location import env_path
+    from ..node.node_root import env_path
 
     job, brought = request.job, request.brought
     path, folder = work_tree(job, request.root), work_dir(job, request.root)
@@ -289,7 +289,7 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
 
 def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
     from ..environment import clean
-    from ..node.location import ROOT_VARIABLE
+    from ..node.node_root import ROOT_VARIABLE
     from ..protocol.reports import CleanAnswer
 
     job = request.job

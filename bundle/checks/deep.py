@@ -28,8 +28,8 @@ from ..environment.virtual_environment import hooks, own_links
 from ..format.layer import Entry, LayerError, decode_head
 from ..format.manifest import Manifest, ManifestError, Part, parse
 from ..format.zstd import load_decompressor
-from ..node import locks, removal
-from ..node.location import env_path
+from ..node import node_root, removal
+from ..node.node_root import env_path
 from ..protocol.counts import counted
 from ..protocol.digest import Digest
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -89,7 +89,7 @@ def discard(root: str, bundle_id: str) -> bool:
     final = env_path(root, bundle_id)
     aside = os.path.join(root, "incoming", f"{bundle_id}.{time.monotonic_ns()}")
     try:
-        with locks.taken(lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with node_root.taken(lock_path(root, bundle_id), fcntl.LOCK_EX | fcntl.LOCK_NB):
             if not os.path.lexists(final):
                 return False
             os.rename(final, aside)

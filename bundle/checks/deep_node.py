@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..channel.agent_channel import AgentChannel
-from ..node import host
-from ..node.location import env_path
+from ..node import machine
+from ..node.node_root import env_path
 from ..protocol.messages import DeepRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.reports import DeepAnswer, NetworkReport, NodeClock
@@ -59,7 +59,7 @@ def _differing_names(expected: Mapping[str, tuple[str, ...]]) -> dict[str, tuple
 
 def _damage(request: DeepRequest, path: str) -> list[Problem]:
     try:
-        problems = deep.damaged_files(path, max(1, host.host_facts().cpus // request.nodes_here))
+        problems = deep.damaged_files(path, max(1, machine.host_facts().cpus // request.nodes_here))
     except NodeError as exc:
         return [exc.problem]
     if not problems:

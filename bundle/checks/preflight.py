@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from ..environment import damage, hard_links
 from ..format.archive import BundleFile
-from ..node import gpus, interpreter, locks, removal
-from ..node.host import host_facts
-from ..node.location import base_for, choose_base, env_path, node_root_name
-from ..node.root import secure_root
+from ..node import interpreter, machine, node_root, removal
+from ..node.machine import host_facts
+from ..node.node_root import base_for, choose_base, env_path, node_root_name, secure_root
 from ..protocol.enumerations import Allocation, Stage
 from ..protocol.job import Job
 from ..protocol.messages import PreflightAnswer, PreflightRequest
@@ -80,7 +79,7 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     """Check everything; report all problems at once."""
     job = request.job
     problems: list[Problem] = []
-    question = gpus.Question(os.environ)  # the driver takes its time to answer
+    question = machine.Question(os.environ)  # the driver takes its time to answer
     root = python = ""
     with _collecting(problems):
         root = secure_root(base_by_need(request))
@@ -233,7 +232,7 @@ def _sweep_jobs(folder: str) -> None:
     """Remove unlocked, unused task directories; keep ``.work`` for `clean`: it may hold results."""
     for name in filter(_OF_TASK.fullmatch, os.listdir(folder)):
         path = os.path.join(folder, name)
-        with contextlib.suppress(OSError), locks.alone(path):
+        with contextlib.suppress(OSError), node_root.alone(path):
             if removal.user_of(path) is None:
                 removal.delete(path)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..checks.node_lines import few_names, preflight_line
 from ..format.manifest import room_for
-from ..node.location import MEMORY
+from ..node.node_root import MEMORY
 from ..protocol.enumerations import Action, Allocation, PhaseName
 from ..protocol.job import Job
 from ..protocol.messages import (

@@ -21,9 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..node import location, removal
-from ..node.locks import ROOT_LOCK, taken
-from ..node.root import SUBDIRECTORIES, secure_root
+from ..node import node_root, removal
+from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, secure_root, taken
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.reports import NodeCleanup
 from .unpack import lock_path
@@ -44,12 +43,12 @@ def roots(setting: str, env: Mapping[str, str]) -> list[str]:
     Raises:
         NodeError: the setting names a variable that is not set.
     """
-    named = env.get(location.ROOT_VARIABLE) or setting
-    automatic = named in (location.AUTO, location.AUTO_WITH_MEMORY)
-    bases = location.automatic_bases(env) if automatic else location.named_bases(setting, env)
-    roots = [os.path.join(path, location.node_root_name()) for _, path in bases]
+    named = env.get(node_root.ROOT_VARIABLE) or setting
+    automatic = named in (node_root.AUTO, node_root.AUTO_WITH_MEMORY)
+    bases = node_root.automatic_bases(env) if automatic else node_root.named_bases(setting, env)
+    roots = [os.path.join(path, node_root.node_root_name()) for _, path in bases]
     found = [root for root in roots if os.path.isdir(root) and not os.path.islink(root)]
-    return [root for root in found if not (automatic and location.planted(root))]
+    return [root for root in found if not (automatic and node_root.planted(root))]
 
 
 def clean(
@@ -75,7 +74,7 @@ def clean(
     Raises:
         NodeError: it is no node root, is a link, or belongs to another user.
     """
-    if os.path.basename(root) != location.node_root_name():
+    if os.path.basename(root) != node_root.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
     if not os.path.lexists(root):
         return NodeCleanup(root, gone=True)
@@ -222,7 +221,7 @@ class _Cleaning:
             # Checked under the lock: only its holder makes an environment.
             incoming = listed(self._path("incoming"))
             is_made = any(entry.startswith(bundle_id) for entry in incoming)
-            if not is_made and not os.path.lexists(location.env_path(self.root, bundle_id)):
+            if not is_made and not os.path.lexists(node_root.env_path(self.root, bundle_id)):
                 os.unlink(path)
 
     @contextlib.contextmanager

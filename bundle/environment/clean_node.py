@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..node import location, removal
+from ..node import node_root, removal
 from ..protocol.codec import decode, encode
 from ..protocol.counts import counted, sized
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -51,7 +51,7 @@ def clean_node(
     bases: Sequence[str], limits: Retention, dry_run: bool, env: Mapping[str, str] = os.environ
 ) -> list[NodeCleanup]:
     """Clean the node roots on this machine: this user's own, or for root those of all users."""
-    places = list(bases) or [path for _, path in location.automatic_bases(env)]
+    places = list(bases) or [path for _, path in node_root.automatic_bases(env)]
     return [
         _clean_as(root, status, limits, dry_run)
         for base in dict.fromkeys(map(os.path.realpath, places))
@@ -164,7 +164,7 @@ def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
     total = 0
     for name in sorted(recent, key=last.__getitem__, reverse=True):
         if limits.bytes_a_user is not None:
-            paths = [location.env_path(each, name) for each in places[name]]
+            paths = [node_root.env_path(each, name) for each in places[name]]
             total += sum(removal.bytes_besides(path, seen) for path in paths)
             if total > limits.bytes_a_user:
                 break
@@ -175,7 +175,7 @@ def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
 def _last_use(root: str, bundle_id: str) -> float:
     """Return when it was made or last held, in seconds since the epoch."""
     times = [0.0]
-    for path in (location.env_path(root, bundle_id), lock_path(root, bundle_id)):
+    for path in (node_root.env_path(root, bundle_id), lock_path(root, bundle_id)):
         with contextlib.suppress(OSError):
             times.append(os.lstat(path).st_mtime)
     return max(times)

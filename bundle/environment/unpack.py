@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..format.archive import Arrival, BundleFile, Excerpt
-from ..node import locks, removal
-from ..node.location import env_path
+from ..node import node_root, removal
+from ..node.node_root import env_path
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from . import damage
 from .assemble import AssembleOptions, MissingLayer, assemble
@@ -103,7 +103,7 @@ def hold(root: str, bundle_id: str) -> int:
     """
     path = lock_path(root, bundle_id)
     try:
-        handle = locks.take(path, fcntl.LOCK_SH)
+        handle = node_root.take(path, fcntl.LOCK_SH)
         os.set_inheritable(handle, True)
         with contextlib.suppress(OSError):
             os.utime(handle)  # the time of its last use, for clean_node
@@ -149,7 +149,7 @@ def unpack(
         is_sound = source.checked and is_directory(final)
         faults = [] if is_sound else damage.look(final, processes)
         if faults != []:
-            with locks.using_root(root), making(root, expected):
+            with node_root.using_root(root), making(root, expected):
                 faults = damage.look(final, processes)
                 if faults != []:
                     _sweep(root, expected)
@@ -168,7 +168,7 @@ def unpack(
 def making(root: str, bundle_id: str) -> Iterator[None]:
     """Be the only process to make an environment; processes that use it are not waited for."""
     use, make = lock_path(root, bundle_id), making_path(root, bundle_id)
-    with locks.taken(use, fcntl.LOCK_SH), locks.taken(make, fcntl.LOCK_EX):
+    with node_root.taken(use, fcntl.LOCK_SH), node_root.taken(make, fcntl.LOCK_EX):
         yield
 
 
@@ -209,5 +209,5 @@ def _sweep(root: str, bundle_id: str) -> None:
             continue
         # If the lock is taken, another process makes that environment, or uses it.
         alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-        with contextlib.suppress(OSError), locks.taken(lock_path(root, left_over[1]), alone):
+        with contextlib.suppress(OSError), node_root.taken(lock_path(root, left_over[1]), alone):
             removal.sweep(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..node.location import env_path
+from ..node.node_root import env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job
 from ..protocol.messages import PlacedRequest

@@ -14,8 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ..environment.merge import STATE
-from ..node.location import choose_base, env_path
-from ..node.root import secure_root
+from ..node.node_root import choose_base, env_path, secure_root
 from ..protocol.job import Job
 from ..protocol.problem import NodeError
 from ..system import processes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..channel.agent_channel import AgentChannel
 from ..environment import unpack
-from ..node import host, locks, removal
+from ..node import machine, node_root, removal
 from ..protocol.counts import counted
 from ..protocol.enumerations import Allocation, Launcher
 from ..protocol.messages import LaunchRequest
@@ -90,12 +90,12 @@ def run_ranks(
                 pass_on(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
 
         outputs.on_signal = note_signal
-        if job.allocation is Allocation.SLURM and not host.has_step_cgroup():
+        if job.allocation is Allocation.SLURM and not machine.has_step_cgroup():
             signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
         signals.take_user_signals()  # those from before are for no rank
         with contextlib.closing(outputs), _limit(request.limit):
             running = early.go(start.argv, start.variables, start.cwd) if early else None
-            killed_before = host.oom_kills()
+            killed_before = machine.oom_kills()
             code, recent = run_launcher(
                 start.argv, start.variables, start.cwd, outputs, pass_on, running
             )
@@ -118,7 +118,7 @@ def _with_oom_kills(
     failed: list[FailureRecord], before: int | None, channel: AgentChannel
 ) -> list[FailureRecord]:
     """Add to log and record that the kernel may have killed a rank for lack of memory."""
-    killed = rank_results.out_of_memory(failed, before, host.oom_kills())
+    killed = rank_results.out_of_memory(failed, before, machine.oom_kills())
     for rank, line in killed.items():
         channel.output(rank, f"{line}\n".encode())
     return [_with_line(record, killed.get(record.rank)) for record in failed]
@@ -197,7 +197,7 @@ def _group(request: LaunchRequest) -> tuple[RankGroup, network.Route]:
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         threads = choose_threads(job.launch.omp_num_threads, cpus, 1)
     else:
-        cpus = host.host_facts().cpus // request.nodes_here
+        cpus = machine.host_facts().cpus // request.nodes_here
         threads = choose_threads(job.launch.omp_num_threads, cpus, settings.nproc)
     group = RankGroup(
         node=node,
@@ -245,7 +245,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
 def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
     """Make and remove the job's directory; it is locked, so that a killed agent's is swept."""
     removal.sweep(path)  # of the same job, before it was requeued
-    held = locks.make_held(path)
+    held = node_root.make_held(path)
     programs = {"run_wrapper.py": "launch.wrapper", "_stager_watch.py": "launch.watch"}
     if launcher is Launcher.PROCESSES:
         programs[commands.PROCESSES] = "launch.rank_processes"

@@ -15,8 +15,8 @@ from ..environment import unpack
 from ..environment.merge import own_python
 from ..format import archive
 from ..format.archive import Arrival, Excerpt
-from ..node import host, locks, removal
-from ..node.location import env_path
+from ..node import machine, node_root, removal
+from ..node.node_root import env_path
 from ..protocol.digest import Digest
 from ..protocol.messages import Incoming, Ready, UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
@@ -48,7 +48,7 @@ def stage(
     if request.incoming is None:
         with reporting(channel):
             return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
-    with reporting(channel), locks.using_root(request.root):
+    with reporting(channel), node_root.using_root(request.root):
         receiver = receiver_of or BroadcastReceiver
         return _receive(request, request.incoming, channel, receiver, place)
 
@@ -161,7 +161,7 @@ def _remove(folder: str) -> None:
 
 
 def _unpack(request: UnpackRequest, path: str, source: unpack.Source) -> UnpackAnswer:
-    job, cpus = request.job, host.host_facts().cpus
+    job, cpus = request.job, machine.host_facts().cpus
     version = job.requires.python
     try:
         made = unpack.unpack(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from bundle.node.location import AUTO, AUTO_WITH_MEMORY
+from bundle.node.node_root import AUTO, AUTO_WITH_MEMORY
 from bundle.protocol.enumerations import TextEnum
 
 T = TypeVar("T")

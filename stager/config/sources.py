@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle.node.location import ROOT_VARIABLE
+from bundle.node.node_root import ROOT_VARIABLE
 
 from ..core import toml
 from ..core.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 from bundle.checks.cuda import parsed
 from bundle.driver.transports.slurm_commands import step_argv
 from bundle.driver.transports.step import Step
-from bundle.node.gpus import Question, kernel_driver, version_in
+from bundle.node.machine import Question, kernel_driver, version_in
 from bundle.protocol.messages import PreflightAnswer
 from bundle.system.hostlist import expand_hostlist
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.manifest import PYTHON, Manifest, room_for
-from bundle.node.location import ROOT_VARIABLE
+from bundle.node.node_root import ROOT_VARIABLE
 from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import Problem, ProblemCode

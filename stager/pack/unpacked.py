@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from bundle.node.location import ROOT_VARIABLE
+from bundle.node.node_root import ROOT_VARIABLE
 from bundle.protocol.problem import Problem
 
 from ..core.errors import BundleError

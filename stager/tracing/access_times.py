@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bundle.node.location import automatic_bases, choose_base
+from bundle.node.node_root import automatic_bases, choose_base
 from bundle.protocol.counts import sized
 from bundle.protocol.problem import NodeError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.format.manifest import Manifest, room_for
-from bundle.node.location import ROOT_VARIABLE, node_root_name
+from bundle.node.node_root import ROOT_VARIABLE, node_root_name
 from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
 from bundle.protocol.events import Record
 from bundle.protocol.messages import PreflightAnswer

@@ -9,7 +9,7 @@ import pytest
 
 from bundle.format.archive import BundleFile
 from bundle.format.zstd import Decompress, load_decompressor
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed

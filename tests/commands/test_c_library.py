@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bundle.node.host import c_library
+from bundle.node.machine import c_library
 from stager.core.values import Target
 from stager.pack.existing import manifest_of
 from tests.support.building import HOST, Project

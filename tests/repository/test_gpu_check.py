@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.node.host import host_facts
+from bundle.node.machine import host_facts
 
 REPO = Path(__file__).resolve().parents[2]
 PARTS = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.node.location import node_root_name
+from bundle.node.node_root import node_root_name
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.sources import make_sdist

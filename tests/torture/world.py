@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bundle.environment.unpack import unpack
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel

@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 
 from ...format.archive import layers_folder
-from ...node.location import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
+from ...node.node_root import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
 from ...protocol.job import Job
 from ...protocol.problem import ProblemCode
 

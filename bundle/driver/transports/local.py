@@ -19,8 +19,14 @@ from typing import IO, cast
 
 from ...channel.frames import Lines
 from ...launch.output_reader import AGENT_SECONDS
-from ...node.location import ROOT_VARIABLE, base_for, choose_base, env_path, node_root_name
-from ...node.root import secure_root
+from ...node.node_root import (
+    ROOT_VARIABLE,
+    base_for,
+    choose_base,
+    env_path,
+    node_root_name,
+    secure_root,
+)
 from ...protocol.enumerations import Action, LogMode, PhaseName
 from ...protocol.events import read_agent_line
 from ...protocol.job import Job

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import IO, Protocol, Union
 
 from ...format.archive import BundleFile
-from ...node.location import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
+from ...node.node_root import AUTO, AUTO_WITH_MEMORY, ROOT_VARIABLE
 from ...protocol.events import DriverEvent, Remark
 from ...protocol.job import Job
 from ...protocol.messages import AgentEvent, AgentRequest

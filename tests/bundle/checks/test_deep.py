@@ -14,7 +14,7 @@ import pytest
 
 from bundle.checks.deep import SHOWN, damaged_files, discard
 from bundle.environment.unpack import Environment, unpack, using
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.store import Store
 from stager.core.values import Wheel

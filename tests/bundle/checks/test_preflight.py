@@ -20,9 +20,9 @@ from bundle.checks.node_lines import preflight_line
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import room_for
-from bundle.node import locks
-from bundle.node.host import host_facts
-from bundle.node.root import secure_root
+from bundle.node import node_root
+from bundle.node.machine import host_facts
+from bundle.node.node_root import secure_root
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job, Requires
 from bundle.protocol.messages import (
@@ -283,8 +283,8 @@ def test_old_pieces_of_broadcasts_go_and_the_rest_stays(
 HOLD = """\
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from bundle.node import locks
-from bundle.node.host import host_facts
+from bundle.node import node_root as locks
+from bundle.node.machine import host_facts
 held = locks.make_held("".join(sys.argv[2:]))
 print("held", flush=True)
 time.sleep(600)
@@ -328,7 +328,7 @@ def test_a_directory_is_swept_or_held_and_never_both(base: Path) -> None:
     sweeping.start()
     try:
         for _ in range(100):
-            held = locks.make_held(path)
+            held = node_root.make_held(path)
             with open(os.path.join(path, "file"), "w", encoding="ascii"):
                 pass
             os.remove(os.path.join(path, "file"))

@@ -15,7 +15,7 @@ import pytest
 
 from bundle.checks import probe
 from bundle.checks.node_lines import probe_line
-from bundle.node.host import host_facts
+from bundle.node.machine import host_facts
 from bundle.protocol.job import Requires
 from bundle.protocol.messages import ProbeAnswer
 from bundle.protocol.problem import ProblemCode
@@ -379,12 +379,12 @@ import json, sys
 from dataclasses import replace
 from bundle.protocol.codec import encode
 from bundle.system import network as net
-from bundle.node.location import choose_base
+from bundle.node.node_root import choose_base
 from bundle.checks import probe
 from bundle.checks.node_lines import probe_line
 from bundle.node import interpreter
-from bundle.node.host import host_facts
-from bundle.node.root import secure_root
+from bundle.node.machine import host_facts
+from bundle.node.node_root import secure_root
 version = ".".join(str(part) for part in sys.version_info[:2])
 root = secure_root(choose_base({str(tmp_path)!r}, {{}}, (1, 1)))
 facts = probe.environment_facts({str(env)!r}, ["torch"], ["torch"], {RANK_ENV!r}, True, 30)

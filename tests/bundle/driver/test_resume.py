@@ -18,7 +18,7 @@ from bundle.driver.resume import send_earlier_results
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.step_starter import phases_of
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
-from bundle.node.host import host_facts
+from bundle.node.machine import host_facts
 from bundle.protocol.enumerations import Allocation, PhaseName, Stage
 from bundle.protocol.messages import PreflightAnswer, UnpackAnswer
 from bundle.protocol.problem import Problem, ProblemCode

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bundle.environment.clean import IDLE_SECONDS, NOT_OURS, NodeCleanup, clean, roots
-from bundle.node.locks import take, using_root
+from bundle.node.node_root import take, using_root
 from bundle.protocol.codec import encode
 from bundle.protocol.problem import NodeError
 from stager.core.store import Store
@@ -280,7 +280,7 @@ def test_directories_that_their_owner_closed_are_deleted_too() -> None:
     code = f"""
 import os, sys, time; sys.path.insert(0, {str(REPO)!r})
 from bundle.environment.clean import clean
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 if os.geteuid() == 0:  # root may do it anyway
     os.chown(sys.argv[1], 12345, 12345)
     os.setresuid(12345, 12345, 12345)
@@ -423,7 +423,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -
     first = take(str(path), fcntl.LOCK_EX)
     code = f"""
 import fcntl, os, sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.node.locks import take
+from bundle.node.node_root import take
 handle = take({str(path)!r}, fcntl.LOCK_EX)
 print(os.fstat(handle).st_ino, flush=True)
 sys.stdin.read()

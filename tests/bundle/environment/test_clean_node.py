@@ -16,8 +16,7 @@ import pytest
 import bundle.environment.clean_node as clean_node_module
 from bundle.environment.clean_node import Retention, clean_node
 from bundle.environment.unpack import hold, lock_path
-from bundle.node.location import env_path, node_root_name
-from bundle.node.root import secure_root
+from bundle.node.node_root import env_path, node_root_name, secure_root
 from bundle.protocol.reports import NodeCleanup
 from tests.support.namespaces import REPO
 from tests.support.needs import needs

@@ -16,7 +16,7 @@ import pytest
 from bundle.checks.deep import damaged_files
 from bundle.environment.damage import faults
 from bundle.environment.unpack import Environment, Source, unpack
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed

@@ -16,7 +16,7 @@ from bundle.environment import listing, unpack
 from bundle.environment.damage import faults
 from bundle.environment.hard_links import LinkableLayer, Linking, link_layers, older_layers
 from bundle.format.layer import Entry
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -278,7 +278,7 @@ def test_another_file_system_has_nothing_to_link_from(
     code = f"""
 import dataclasses
 from bundle.environment import unpack
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 made = unpack.unpack({str(pair[1].path)!r}, root=secure_root({str(other)!r}),
     expected={pair[1].manifest.id!r}, python={BASE_PYTHON!r}, processes=2)
 print(json.dumps(dataclasses.asdict(made)))

@@ -12,7 +12,7 @@ import pytest
 
 from bundle.environment import unpack
 from bundle.format.archive import END, Arrival, BundleFile
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, left_over

@@ -13,8 +13,7 @@ import pytest
 
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile, Excerpt
-from bundle.node.location import env_path
-from bundle.node.root import secure_root
+from bundle.node.node_root import env_path, secure_root
 from bundle.protocol.problem import NodeError
 from bundle.transfer.plan import write_excerpt
 from stager.core.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.node import gpus
+from bundle.node import machine
 from bundle.protocol.messages import Gpu, GpuFacts
 from tests.support.gpu_machines import CLOSED_MODULE, OPEN_MODULE, nvidia_smi, proc
 from tests.support.processes import until
@@ -24,13 +24,13 @@ GPU 1: {A100} (UUID: GPU-2)"""
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a program that gets no processor for a while answer all the same."""
-    monkeypatch.setattr(gpus, "_SECONDS", 300.0)
+    monkeypatch.setattr(machine, "_SECONDS", 300.0)
 
 
 def found(folder: Path, kernel: Path = Path("/nowhere"), **env: str) -> GpuFacts | None:
     """The facts of a machine whose programs are in a folder."""
     path = f"{folder}{os.pathsep}{os.defpath}"
-    return gpus.Question({"PATH": path, **env}, kernel).answer()
+    return machine.Question({"PATH": path, **env}, kernel).answer()
 
 
 def test_a_machine_without_a_driver(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_kernel_knows_the_driver_and_the_names(tmp_path: Path, module: str) 
 def test_nobody_waits_for_a_driver_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "_SECONDS", 0.2)
+    monkeypatch.setattr(machine, "_SECONDS", 0.2)
     nvidia_smi(tmp_path, "", body="exec sleep 900")
     kernel = proc(tmp_path / "proc", "570.26")
     facts = found(tmp_path, kernel)  # the test would last as long as the program

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.node import host
-from bundle.node.host import Limits
+from bundle.node import machine
+from bundle.node.machine import Limits
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.messages import HostFacts, NodeRootFacts, NodeRootProblem
 from bundle.system import files
@@ -55,7 +55,7 @@ def test_version_2_the_tightest_level_counts(tmp_path: Path) -> None:
     }
     own = "0::/system.slice/slurmstepd.scope/job_7/step_0\n"
     # Of the job's 3 GB 2 are cache, so 3 are left; of its parent's 8 GB only half a one is.
-    assert host.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(3.5, 4 * GB, GB // 2)
+    assert machine.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(3.5, 4 * GB, GB // 2)
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_version_1(tmp_path: Path) -> None:
         "cg/cpu/slurm/cpu.cfs_period_us": "100000\n",
     }
     own = "4:memory:/slurm/job\n3:cpuset:/slurm\n1:cpu,cpuacct:/slurm/job\n0::/\n"
-    found = host.cgroup_limits(tree(tmp_path, own, V1, files))
+    found = machine.cgroup_limits(tree(tmp_path, own, V1, files))
     assert found == Limits(1.5, 2 * GB, GB + 1024)
 
 
@@ -82,12 +82,12 @@ def test_a_container_that_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": "0\n",
     }
     own = "0::/docker/0123456789abcdef\n"
-    assert host.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(2.0, GB, GB)
+    assert machine.cgroup_limits(tree(tmp_path, own, V2, files)) == Limits(2.0, GB, GB)
 
 
 def test_no_limits(tmp_path: Path) -> None:
-    assert host.cgroup_limits(str(tmp_path)) == Limits()
-    assert host.cgroup_limits(tree(tmp_path, "0::/a\n", V2, {})) == Limits()
+    assert machine.cgroup_limits(str(tmp_path)) == Limits()
+    assert machine.cgroup_limits(tree(tmp_path, "0::/a\n", V2, {})) == Limits()
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_no_limits(tmp_path: Path) -> None:
     ],
 )
 def test_usable_cpus(env: dict[str, str], affinity: int, quota: float | None, cpus: int) -> None:
-    assert host.usable_cpus(env, affinity, Limits(cpus=quota)) == cpus
+    assert machine.usable_cpus(env, affinity, Limits(cpus=quota)) == cpus
 
 
 def test_memory() -> None:
     text = (
         "MemTotal:       1000 kB\nMemFree:  100 kB\nMemAvailable:    600 kB\nHugePages_Total: 0\n"
     )
-    assert host.memory(text, Limits()) == (1024000, 614400)
-    assert host.memory(text, Limits(memory=5000, memory_left=0)) == (5000, 0)
-    assert host.memory(text, Limits(memory=GB, memory_left=GB)) == (1024000, 614400)
+    assert machine.memory(text, Limits()) == (1024000, 614400)
+    assert machine.memory(text, Limits(memory=5000, memory_left=0)) == (5000, 0)
+    assert machine.memory(text, Limits(memory=GB, memory_left=GB)) == (1024000, 614400)
 
 
 DEVICES = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "sda"]
@@ -135,15 +135,15 @@ DEVICES = ["null", "nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nv
     ],
 )
 def test_gpus(visible: str | None, count: int) -> None:
-    assert host.count_gpus(DEVICES, visible) == count
+    assert machine.count_gpus(DEVICES, visible) == count
 
 
 def test_no_gpus_whatever_the_variable_says() -> None:
-    assert host.count_gpus(["null", "nvidiactl"], "0,1") == 0
+    assert machine.count_gpus(["null", "nvidiactl"], "0,1") == 0
 
 
 def test_the_facts_of_this_machine(tmp_path: Path) -> None:
-    facts = host.host_facts(str(tmp_path))
+    facts = machine.host_facts(str(tmp_path))
     assert decode(HostFacts, json.loads(json.dumps(encode(facts)))) == facts
     assert facts.hostname == platform.node()
     assert (facts.libc, facts.libc_version) == platform.libc_ver()
@@ -158,7 +158,7 @@ def test_the_facts_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    facts = host.directory_facts(str(tmp_path / "absent"))
+    facts = machine.directory_facts(str(tmp_path / "absent"))
     assert isinstance(facts, NodeRootProblem)
     assert "No such file" in facts.problem
 
@@ -169,7 +169,7 @@ def test_a_file_system_without_an_end_has_a_size_that_travels(
     """Some network file systems report 8 EiB of free space."""
     facts = replace(files.facts_of(str(tmp_path)), free_bytes=(1 << 63) - 1, free_inodes=1 << 63)
     monkeypatch.setattr(files, "facts_of", lambda path: facts)
-    root = host.directory_facts(str(tmp_path))
+    root = machine.directory_facts(str(tmp_path))
     assert isinstance(root, NodeRootFacts)
     assert decode(NodeRootFacts, encode(root)) == root
 
@@ -177,7 +177,7 @@ def test_a_file_system_without_an_end_has_a_size_that_travels(
 def test_a_process_s_own_cpus_count() -> None:
     code = f"""
 import os, sys; sys.path.insert(0, {str(REPO)!r})
-from bundle.node import host
+from bundle.node import machine as host
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 print(host.host_facts().cpus)
 """
@@ -187,4 +187,4 @@ print(host.host_facts().cpus)
 
 def test_what_the_kernel_has_killed_for_memory() -> None:
     known = [line for line in Path("/proc/vmstat").read_text().splitlines() if "oom_kill" in line]
-    assert host.oom_kills() == (int(known[0].split()[1]) if known else None)
+    assert machine.oom_kills() == (int(known[0].split()[1]) if known else None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from tests.support.namespaces import REPO
 from tests.support.needs import needs
@@ -103,9 +103,9 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
     with tempfile.TemporaryDirectory() as base:  # pytest's own is closed to other users
         os.chmod(base, 0o755)
         code = f"""
-from bundle.node.location import choose_base
+from bundle.node.node_root import choose_base
 from bundle.protocol.problem import NodeError
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 import bundle.protocol.problem_table  # the other user may not read it here
 os.setresuid(12345, 12345, 12345)
 for function in (lambda: secure_root({base!r}), lambda: choose_base({base!r}, {{}})):
@@ -127,7 +127,7 @@ for function in (lambda: secure_root({base!r}), lambda: choose_base({base!r}, {{
 
 def test_many_at_once_agree(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-    code += "from bundle.node.root import secure_root\n"
+    code += "from bundle.node.node_root import secure_root\n"
     code += f"print(secure_root({str(tmp_path)!r}))"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.namespaces import namespace
 
-FS = "from bundle.node import location\nfrom bundle.system import files\n"
+FS = "from bundle.node import node_root as location\nfrom bundle.system import files\n"
 CHOOSE = """
 try:
     print(json.dumps(location.choose_base({setting!r}, {env!r}, ({bytes}, {inodes}))))
@@ -55,7 +55,7 @@ def test_tmpfs_without_an_inode_limit_does_not_count_them(tmp_path: Path) -> Non
 def test_a_full_file_system_cannot_hold_a_node_root(tmp_path: Path) -> None:
     fill = f"mount -t tmpfs -o nr_inodes=3 none {tmp_path}; touch {tmp_path}/a {tmp_path}/b"
     code = f"""{FS}
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 try:
     secure_root({str(tmp_path)!r})
 except location.NodeError as exc:

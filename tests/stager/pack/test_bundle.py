@@ -298,7 +298,7 @@ def test_the_node_program_is_the_far_side_byte_for_byte() -> None:
     assert program == make_node_program()
     repo = Path(__file__).resolve().parents[3]
     modules = {path.relative_to(repo).as_posix(): path for path in (repo / "bundle").rglob("*.py")}
-    assert "bundle/node/root.py" in modules
+    assert "bundle/node/node_root.py" in modules
     with zipfile.ZipFile(BytesIO(program)) as archive:
         assert archive.namelist() == sorted(["__main__.py", *modules])
         for name, path in modules.items():

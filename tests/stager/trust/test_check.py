@@ -11,7 +11,7 @@ import pytest
 
 from bundle.checks.signature import statement
 from bundle.environment.unpack import unpack
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.building.build import Built
 from stager.building.bundle_copy import copy_to

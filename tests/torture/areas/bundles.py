@@ -9,7 +9,7 @@ from random import Random
 from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, padding
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON

@@ -21,7 +21,7 @@ import zstandard
 from bundle.environment.unpack import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import member_header, padding
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
 from tests.support.bundles import _HEAD, BASE_PYTHON, forged_head

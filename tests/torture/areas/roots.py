@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.digest import Digest
 
 from ..product import Done, refused, sound, stager

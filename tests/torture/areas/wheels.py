@@ -16,7 +16,7 @@ from random import Random
 from unittest.mock import patch
 
 from bundle.environment.unpack import unpack
-from bundle.node.root import secure_root
+from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.core.errors import StagerError
 from stager.core.store import Store

@@ -1,0 +1,385 @@
+"""The node root: its place on a node, the directory itself, and its locks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shlex
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from string import Template
+
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system import files
+
+# --- The place of a node root on a node: the directory that it is made in, and its name there ----
+
+ROOT_VARIABLE = "STAGER_NODE_ROOT"
+"""The variable of a node that wins over the setting ``cluster.node-root``."""
+AUTO, AUTO_WITH_MEMORY = "auto", "auto-memory"
+"""The settings with which each node's directory is chosen; the second one allows memory."""
+MEMORY = "/dev/shm/"  # noqa: S108 - only compared
+
+
+def base_for(setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]) -> str:
+    """Return the directory for the node root: one that has an environment, or room for it.
+
+    Raises:
+        NodeError: no directory fits.
+    """
+    base = choose_base(setting, env)
+    if os.path.isdir(env_path(os.path.join(base, node_root_name()), bundle_id)):
+        return base
+    return choose_base(setting, env, room)
+
+
+def env_path(root: str, bundle_id: str) -> str:
+    """Return the path of a bundle's environment under a node root."""
+    return os.path.join(root, "envs", bundle_id)
+
+
+def node_root_name(user: int | None = None) -> str:
+    """Return the name of a user's node root in its base directory; by default of this user's."""
+    return f"stager-{os.geteuid() if user is None else user}"
+
+
+def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0, 0)) -> str:
+    """Return the directory under which the node root is to be made.
+
+    ``$STAGER_NODE_ROOT`` wins over the setting. ``auto`` takes the first of ``$SLURM_TMPDIR``,
+    ``$TMPDIR`` and ``/tmp`` that is local, writable, executable and has room; ``auto-memory`` takes
+    ``/dev/shm`` as well, whose files take the node's memory. A directory that was named must meet
+    the same conditions, but may be shared: the user chose it.
+
+    Args:
+        setting: ``auto``, ``auto-memory``, or an absolute path in which ``$NAME`` stands for the
+            node's variable.
+        env: the node's variables.
+        room: bytes and inodes of new files; by default nothing is to be written.
+
+    Raises:
+        NodeError: no directory fits; every candidate is listed with all that is wrong with it.
+    """
+    asked = env.get(ROOT_VARIABLE) or setting
+    named = asked not in (AUTO, AUTO_WITH_MEMORY)
+    candidates = named_bases(setting, env) if named else automatic_bases(env)
+    refused, code = [], ProblemCode.NO_PLACE
+    for source, path in candidates:
+        reasons, room_reasons = _faults(path, room, shared_ok=named)
+        if asked == AUTO and os.path.join(os.path.realpath(path), "").startswith(MEMORY):
+            reasons.append(f'it takes memory, which node-root = "{AUTO_WITH_MEMORY}" allows')
+        if not reasons and not room_reasons:
+            return path
+        if room_reasons:
+            code = ProblemCode.NO_PLACE_WITH_ROOM
+        refused.append(f"{source}{path}: {', '.join([*reasons, *room_reasons])}")
+    raise NodeError(Problem(code, os.uname().nodename, {"why": "; ".join(refused)}))
+
+
+def automatic_bases(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the candidates in order, with the source of each; each directory once."""
+    seen = set()
+    for source, path in (
+        ("$SLURM_TMPDIR = ", env.get("SLURM_TMPDIR", "")),
+        ("$TMPDIR = ", env.get("TMPDIR", "")),
+        ("", "/tmp"),  # noqa: S108 - examined, and guarded
+        ("", "/dev/shm"),  # noqa: S108 - the same
+    ):
+        real = os.path.realpath(path)
+        if path and real not in seen:
+            seen.add(real)
+            yield source, path
+
+
+def named_bases(setting: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the one candidate that the user named, with the node's variables filled in."""
+    named = env.get(ROOT_VARIABLE)
+    if named:
+        yield f"${ROOT_VARIABLE} = ", named
+        return
+    path = _substituted(setting, env)
+    source = "" if path == setting else f"{setting} = "
+    yield source, path
+
+
+def _substituted(setting: str, env: Mapping[str, str]) -> str:
+    try:
+        return Template(setting).substitute(env)
+    except KeyError as exc:
+        values = {"name": str(exc.args[0])}
+        raise NodeError(Problem(ProblemCode.UNSET_VARIABLE, setting, values)) from exc
+    except ValueError:  # a dollar sign that starts no name stands for itself
+        return setting
+
+
+def _faults(path: str, room: tuple[int, int], *, shared_ok: bool) -> tuple[list[str], list[str]]:
+    if not path.startswith("/"):
+        return ["it is not an absolute path"], []
+    if not os.path.exists(path):
+        return [f"it does not exist (`mkdir -p {shlex.quote(path)}` makes it)"], []
+    if not os.path.isdir(path):
+        return ["it is not a directory"], []
+    try:
+        facts = files.facts_of(path)
+    except NodeError as exc:
+        return [exc.problem.values["why"]], []
+    reasons = files.use_refusals(facts)
+    if facts.shared and not shared_ok:
+        reasons.insert(0, f"it is on a shared file system ({facts.fstype})")
+    if not facts.read_only and not _is_writable(path):
+        reasons.append("this user may not write to it")
+    elif not shared_ok:
+        reasons += planted(os.path.join(path, node_root_name()))
+    return reasons, files.room_refusals(facts, *room)
+
+
+def planted(node_root: str) -> list[str]:
+    """Return why a node root is not ours: in a public directory anybody can take its place.
+
+    Only the choice hangs on this: what is used is checked again when it is opened.
+    """
+    try:
+        status = os.lstat(node_root)
+    except OSError:
+        return []
+    if not stat.S_ISDIR(status.st_mode):
+        return [f"{os.path.basename(node_root)} there is no directory"]
+    if status.st_uid != os.geteuid():
+        return [f"{os.path.basename(node_root)} there belongs to user {status.st_uid}"]
+    return []
+
+
+def _is_writable(base: str) -> bool:
+    """Tell whether this user may write to the node root there, or make it."""
+    node_root = os.path.join(base, node_root_name())
+    target = node_root if os.path.isdir(node_root) else base
+    return os.access(target, os.W_OK | os.X_OK)
+
+
+# --- The node root: this user's own directory on a node, closed to everyone else, or refused -----
+
+SUBDIRECTORIES = ("incoming", "locks", "envs", "jobs")
+_ATTEMPTS = 10
+
+
+def secure_root(base: str, uid: int | None = None) -> str:
+    """Make ``<base>/stager-<uid>`` and its subdirectories, or take those that exist.
+
+    A directory of ours that others could enter is closed to them. It is safe against others who act
+    at the same time: directories are opened without following links, then checked while open.
+
+    Returns:
+        The node root, with no links in its path.
+
+    Raises:
+        NodeError: it is a link, not a directory or someone else's; or the base lets any user
+            replace it, does not exist, or cannot be written.
+    """
+    owner = os.geteuid() if uid is None else uid
+    real = os.path.realpath(base)
+    for _ in range(_ATTEMPTS):
+        with suppress(_Vanished):
+            return _secure(real, owner)
+    why = "it cannot be made there, or is removed again and again"
+    path = str(Path(real, node_root_name(owner)))
+    raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
+
+
+class _Vanished(Exception):
+    """The node root was removed meanwhile, as ``stager clean`` does if nothing is left in it."""
+
+
+def _secure(real: str, owner: int) -> str:
+    base_fd = _open_base(real)
+    try:
+        root = str(Path(real, node_root_name(owner)))
+        root_fd = _open_private(base_fd, root, owner)
+        try:
+            for name in SUBDIRECTORIES:
+                os.close(_open_private(root_fd, str(Path(root, name)), owner))
+            _ignore_in_git(root_fd)
+        finally:
+            os.close(root_fd)
+    finally:
+        os.close(base_fd)
+    return root
+
+
+def _open_base(real: str) -> int:
+    try:
+        base_fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        values = {"why": files.error_text(exc)}
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, values)) from exc
+    mode = os.fstat(base_fd).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        os.close(base_fd)
+        why = f"any user can replace what is in it (mode {stat.S_IMODE(mode):04o}, no sticky bit)"
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_BASE_REFUSED, real, {"why": why}))
+    return base_fd
+
+
+def _open_private(parent: int, path: str, owner: int) -> int:
+    name = Path(path).name
+    try:
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            if owner != os.geteuid():
+                os.chown(name, owner, -1, dir_fd=parent, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        opened = os.open(name, flags, dir_fd=parent)
+    except OSError as exc:
+        if isinstance(exc, FileNotFoundError):
+            raise _Vanished from exc
+        why = _refused_kind(path) or str(exc.strerror)
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why})) from exc
+    status = os.fstat(opened)
+    if status.st_uid != owner:
+        os.close(opened)
+        why = f"it belongs to user {status.st_uid}, not to user {owner}"
+        raise NodeError(Problem(ProblemCode.NODE_ROOT_REFUSED, path, {"why": why}))
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        os.fchmod(opened, 0o700)
+    return opened
+
+
+def _ignore_in_git(root_fd: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):  # it exists, or the disk is full: nothing depends on it
+        handle = os.open(".gitignore", flags, 0o600, dir_fd=root_fd)
+        os.write(handle, b"*\n")
+        os.close(handle)
+
+
+def _refused_kind(path: str) -> str:
+    try:
+        mode = Path(path).lstat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISLNK(mode):
+        return "it is a symbolic link, which may lead anywhere"
+    if not stat.S_ISDIR(mode):
+        return "it is not a directory"
+    return ""
+
+
+# --- Locks of a node root: files that may be removed while others wait for them ------------------
+
+# A lock on a file that has lost its name keeps nobody out, because the next process makes a new
+# file. So a process that gets a lock checks that the name still leads to the locked file, and
+# begins again if it does not. The kernel releases a lock when its holder ends, for whatever reason.
+
+ROOT_LOCK = ".lock"
+"""In a node root: shared while something is put in there, exclusive while the root is removed."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def take(path: str, operation: int, *, create: bool = True) -> int:
+    """Open a lock file and lock it; the lock lasts until the descriptor's last copy is closed.
+
+    Args:
+        path: the file; a symbolic link is refused.
+        operation: as for ``fcntl.flock``.
+        create: True to make the file if it is missing.
+
+    Raises:
+        BlockingIOError: another process holds it, and ``LOCK_NB`` was given.
+        OSError: it cannot be opened or locked.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    while True:
+        handle = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(handle, operation)
+            if _leads_to(path, handle):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def taken(path: str, operation: int, *, create: bool = True) -> Iterator[None]:
+    """Hold a lock file while the block runs; see :func:`take`."""
+    handle = take(path, operation, create=create)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def make_held(path: str) -> int:
+    """Make a directory and lock it until the descriptor is closed or its holder ends.
+
+    Only a process that holds it alone (:func:`alone`) may remove it.
+
+    Raises:
+        OSError: it cannot be made, or is there already.
+    """
+    while True:
+        os.makedirs(path, mode=0o700)
+        try:
+            handle = os.open(path, _FOLDER)
+        except FileNotFoundError:  # another process removed it as a left-over
+            continue
+        with contextlib.suppress(OSError):  # without locks nobody can hold it alone, either
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        if _leads_to(path, handle):
+            return handle
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Hold a directory that nobody else holds while the block runs.
+
+    Raises:
+        OSError: another process holds it, it is gone or no directory, or it cannot be locked.
+    """
+    handle = os.open(path, _FOLDER)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _leads_to(path, handle):  # it was removed, and the name is now another directory's
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def using_root(root: str) -> Iterator[None]:
+    """Keep a node root from being removed while the block runs; make it if it is missing.
+
+    Raises:
+        NodeError: it is not there any more, and cannot be made; see :func:`secure_root`.
+        OSError: it cannot be locked.
+    """
+    base, lock = os.path.dirname(root), os.path.join(root, ROOT_LOCK)
+    while True:
+        try:
+            handle = take(lock, fcntl.LOCK_SH)
+            break
+        except FileNotFoundError:
+            secure_root(base)
+    try:
+        # A process that failed to remove it may have removed a part.
+        if not all(os.path.isdir(os.path.join(root, name)) for name in SUBDIRECTORIES):
+            secure_root(base)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _leads_to(path: str, handle: int) -> bool:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(status, os.fstat(handle))
