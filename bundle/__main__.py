@@ -139,7 +139,7 @@ def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
 
 
 def _clean_node(options: argparse.Namespace) -> int:
-    from .environment.clean_node import Retention, clean_node, describe
+    from .environment.clean import Retention, clean_node, describe
 
     most = None if options.max_gb is None else int(options.max_gb * 1e9)
     cleaned = clean_node(options.bases, Retention(options.days, most), options.dry_run)
@@ -198,7 +198,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
     from .checks import probe
-    from .environment.merge import own_python
+    from .environment.listing import own_python
     from .format.archive import BundleFile
     from .format.manifest import room_for
     from .node import interpreter
@@ -297,7 +297,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
 def _mounted(place: str, command: list[str]) -> int:
     """Become the command in an environment that a mounted image contains."""
     from .checks import probe
-    from .environment.layer_writer import write_problem
+    from .environment.unpack import write_problem
     from .launch import hub_cache, mounted
     from .launch.step_ranks import step_variables
     from .node.machine import host_facts

@@ -18,13 +18,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..environment import damage, hard_links
-from ..environment.fault import Fault, shown
-from ..environment.interpreter_link import RENEWED, interpreter_faults
-from ..environment.layer_writer import write_problem
-from ..environment.merge import STATE, Merged, merge, own_files
+from ..environment.damage import RENEWED, Fault, interpreter_faults, shown
+from ..environment.listing import STATE, Merged, merge, own_files
 from ..environment.process_pool import share
-from ..environment.unpack import lock_path, making, using
-from ..environment.virtual_environment import hooks, own_links
+from ..environment.unpack import hooks, lock_path, making, own_links, using, write_problem
 from ..format.layer import Entry, LayerError, decode_head
 from ..format.manifest import Manifest, ManifestError, Part, parse
 from ..format.zstd import load_decompressor

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import stat
+import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from ..format.manifest import ManifestError, parse
 from ..protocol.counts import counted
 from ..protocol.problem import Problem, ProblemCode
 from ..system.files import read_file
-from .fault import Fault, reason, shown
-from .interpreter_link import settled_interpreter_faults
 from .listing import (
     FOLDER,
     LINK,
     OWN,
     PATH,
+    STATE,
     Folder,
     Listing,
     ListingError,
@@ -33,9 +35,122 @@ from .listing import (
     read,
     windows_of,
 )
-from .merge import STATE
 from .process_pool import share
-from .strays import is_directory, may_stay
+
+# --- A fault of an environment: a path that is not as it was built -------------------------------
+
+
+class Fault(NamedTuple):
+    """One thing in an environment that is not as it was built."""
+
+    path: str
+    """Relative to the environment."""
+    why: str
+    """The state of it, and the state that it should have."""
+
+
+def shown(path: str) -> str:
+    """Return a path as it may stand in a message."""
+    return path if path.isprintable() else ascii(path)
+
+
+def reason(exc: Exception) -> str:
+    """Return why a file of an environment cannot be read."""
+    if isinstance(exc, FileNotFoundError):
+        return "it is missing"
+    return str(getattr(exc, "strerror", None) or exc)
+
+
+# --- The link from an environment to its interpreter, and ``pyvenv.cfg``, which must agree with it
+
+RENEWED = re.compile(r"(?:bin/python|pyvenv\.cfg)\.\d+-\d+")
+"""Files that ``renew`` renames into place to point an environment at another interpreter."""
+_RENEWAL_SECONDS = 0.05
+
+
+def interpreter_faults(env_dir: str) -> Iterator[Fault]:
+    """Compare ``pyvenv.cfg`` with the link to the interpreter, as they are now."""
+    try:
+        target = os.readlink(os.path.join(env_dir, "bin", "python"))
+    except OSError as exc:
+        yield Fault("bin/python", f"it is missing or no link: {exc.strerror or exc}")
+        return
+    wanted = pyvenv_cfg(target)
+    try:
+        data = read_file(os.path.join(env_dir, "pyvenv.cfg"), len(wanted) + 1)
+    except OSError as exc:
+        yield Fault("pyvenv.cfg", reason(exc))
+        return
+    if data != wanted:
+        yield Fault("pyvenv.cfg", f"it does not say what it must for {target}")
+
+
+def settled_interpreter_faults(env_dir: str) -> list[Fault]:
+    """Do as :func:`interpreter_faults`, twice if need be: another job may be changing both."""
+    found = list(interpreter_faults(env_dir))
+    if found:
+        time.sleep(_RENEWAL_SECONDS)
+        found = list(interpreter_faults(env_dir))
+    return found
+
+
+def pyvenv_cfg(python: str) -> bytes:
+    """Return the content of ``pyvenv.cfg`` for an interpreter (PEP 405)."""
+    return (
+        f"home = {os.path.dirname(python)}\n"
+        "include-system-site-packages = false\n"
+        f"executable = {python}\n"
+    ).encode("utf-8", "surrogateescape")
+
+
+# --- Strays: paths in an environment that no listing has, as programs leave them -----------------
+
+_UNGUARDED = ("project", "assets")
+"""Directories in which programs may leave files of their own."""
+
+
+def is_directory(path: str) -> bool:
+    """Return True for a directory, but not for a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def strays(env_dir: str, other: str) -> list[str]:
+    """Return the files that programs have left in an environment and that another copy lacks."""
+    strays = []
+    pending = list(_UNGUARDED)
+    while pending:
+        folder = pending.pop()
+        for name in _names(os.path.join(env_dir, folder)):
+            path = f"{folder}/{name}"
+            counterpart = os.path.join(other, path)
+            if not os.path.lexists(counterpart):
+                strays.append(path)
+            elif is_directory(counterpart):
+                pending.append(path)
+    return strays
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder) if is_directory(folder) else []
+    except OSError:
+        return []
+
+
+def may_stay(path: str) -> bool:
+    """Return True for a stray that is harmless: bytecode of Python, or a file of the user's."""
+    *folders, name = path.split("/")
+    if name == "__pycache__":
+        return True
+    if folders[-1:] == ["__pycache__"] and ".pyc" in name:
+        return True
+    if folders and folders[0] in _UNGUARDED:
+        return True
+    return RENEWED.fullmatch(path) is not None
+
 
 MANIFEST = f"{STATE}/manifest.json"
 SHOWN = 3

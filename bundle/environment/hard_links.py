@@ -24,8 +24,7 @@ from ..format.manifest import Layer, Manifest, ManifestError, Part, parse
 from ..protocol.digest import Digest
 from ..system.files import digest_of, read_file
 from . import damage, listing
-from .listing import Window
-from .merge import STATE
+from .listing import STATE, Window
 from .process_pool import share
 
 _RUN = 400

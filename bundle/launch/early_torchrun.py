@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from ..environment.merge import STATE
+from ..environment.listing import STATE
 from ..node.node_root import choose_base, env_path, secure_root
 from ..protocol.job import Job
 from ..protocol.problem import NodeError

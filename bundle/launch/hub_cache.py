@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 
-from ..environment.merge import STATE
+from ..environment.listing import STATE
 from .directories import JobDirectories
 
 _OTHER_NAMES = (

@@ -14,9 +14,8 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from ..environment.damage import MANIFEST
-from ..environment.interpreter_link import pyvenv_cfg
-from ..environment.merge import own_python
+from ..environment.damage import MANIFEST, pyvenv_cfg
+from ..environment.listing import own_python
 from ..format.manifest import Manifest, ManifestError, parse
 from ..node import interpreter, removal
 from ..protocol.problem import NodeError, Problem, ProblemCode

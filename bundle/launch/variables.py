@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 
-from ..environment.merge import STATE
+from ..environment.listing import STATE
 from ..redaction.secrets import without_secrets
 from . import hub_cache
 from .directories import JobDirectories

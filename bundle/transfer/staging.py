@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ..channel.agent_channel import GO, AgentChannel, reporting
 from ..environment import unpack
-from ..environment.merge import own_python
+from ..environment.listing import own_python
 from ..format import archive
 from ..format.archive import Arrival, Excerpt
 from ..node import machine, node_root, removal

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from bundle.environment.hub_datasets import PART
-from bundle.environment.merge import STATE
+from bundle.environment.listing import STATE
 from bundle.launch.hub_cache import HUB
 from bundle.protocol.digest import Digest
 

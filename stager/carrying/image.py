@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.environment import listing
-from bundle.environment.merge import OWN_PYTHON, STATE
+from bundle.environment.listing import OWN_PYTHON, STATE
 from bundle.format.manifest import Manifest, room_for
 from bundle.launch.mounted import LOOKING
 

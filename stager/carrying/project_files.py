@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.environment.layer_writer import Fresh, WriteSettings, write_layers
+from bundle.environment.unpack import Fresh, WriteSettings, write_layers
 from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError, check_links
 

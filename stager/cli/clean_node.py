@@ -47,8 +47,8 @@ def clean_node(
     For an epilog of Slurm's: it needs no bundle, no settings and no allocation. Root cleans the
     environments of all users, others their own.
     """
-    from bundle.environment.clean_node import Retention
-    from bundle.environment.clean_node import clean_node as clean_here
+    from bundle.environment.clean import Retention
+    from bundle.environment.clean import clean_node as clean_here
 
     from ..cleanup.result import CleanNodeResult
 

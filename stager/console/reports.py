@@ -317,7 +317,7 @@ class Reports(Output):
 
     def node_cleaned(self, result: CleanNodeResult) -> None:
         """Show the result of ``stager clean-node``."""
-        from bundle.environment.clean_node import describe
+        from bundle.environment.clean import describe
 
         for root in result.roots:
             self.data(describe(root, result.dry_run))

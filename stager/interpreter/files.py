@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.environment.merge import OWN_PYTHON
+from bundle.environment.listing import OWN_PYTHON
 from bundle.format.manifest import PYTHON
 from bundle.protocol.digest import Digest
 

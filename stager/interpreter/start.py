@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bundle.environment.merge import OWN_PYTHON, own_python
+from bundle.environment.listing import OWN_PYTHON, own_python
 
 from ..core.errors import StagerError
 from ..core.processes import CommandError, feed

@@ -29,7 +29,7 @@ from installer.records import InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.sources import WheelContentElement, WheelFile
 from installer.utils import Scheme, construct_record_file
 
-from bundle.environment.merge import HOOK, OWN_PYTHON
+from bundle.environment.listing import HOOK, OWN_PYTHON
 from bundle.format.layer import excess
 
 from ..core.errors import WheelError

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.environment.merge import is_document
+from bundle.environment.listing import is_document
 from bundle.format.archive import END
 from bundle.format.layer import Index
 from bundle.format.manifest import (

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from bundle.environment.merge import STATE
+from bundle.environment.listing import STATE
 from bundle.launch.hub_cache import HUB
 from stager.building.hub_layers import hub_sources
 from stager.core.store import Store

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from bundle.environment.merge import OWN_PYTHON
+from bundle.environment.listing import OWN_PYTHON
 from stager.pack.existing import manifest_of
 from tests.support.building import STAGER, Project
 from tests.support.missing_libraries import library_of, without

@@ -7,7 +7,7 @@ from pathlib import Path
 _PROGRAM = """\
 import os, sys, time
 sys.path.insert(0, {program!r})
-from bundle.environment import layer_writer
+from bundle.environment import unpack as layer_writer
 
 share = layer_writer.share
 

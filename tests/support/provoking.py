@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bundle.environment.merge import STATE
+from bundle.environment.listing import STATE
 from tests.support.cluster import Cluster
 from tests.support.processes import until
 from tests.support.wheelhouse import standard_set

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import AbstractSet, Any
 
 from ...channel.agent_channel import PACKED
-from ...environment.merge import HOOK_MODULES, HOOKS
+from ...environment.listing import HOOK_MODULES, HOOKS
 from ...protocol.codec import encode
 from ...protocol.job import Job
 from ...protocol.messages import RelayStart, StepMessage

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import bundle.environment.clean_node as clean_node_module
-from bundle.environment.clean_node import Retention, clean_node
+import bundle.environment.clean as clean_node_module
+from bundle.environment.clean import Retention, clean_node
 from bundle.environment.unpack import hold, lock_path
 from bundle.node.node_root import env_path, node_root_name, secure_root
 from bundle.protocol.reports import NodeCleanup

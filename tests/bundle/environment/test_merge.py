@@ -2,7 +2,7 @@
 
 import pytest
 
-from bundle.environment.merge import is_document, merge, own_directories, own_files
+from bundle.environment.listing import is_document, merge, own_directories, own_files
 from bundle.format.layer import Entry, Index, LayerError, Link
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest

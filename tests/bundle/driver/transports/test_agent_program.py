@@ -18,7 +18,7 @@ import pytest
 
 from bundle.channel import bootstrap
 from bundle.driver.transports import agent_program, slurm_commands
-from bundle.environment.virtual_environment import hooks
+from bundle.environment.unpack import hooks
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import (
     Incoming,
