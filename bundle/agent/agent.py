@@ -243,9 +243,9 @@ def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
 
 
 def _deep(request: DeepRequest, channel: AgentChannel) -> DeepAnswer:
-    from ..checks import deep_node
+    from ..checks import deep
 
-    return deep_node.check(request, channel)
+    return deep.check(request, channel)
 
 
 def _launch(request: LaunchRequest, channel: AgentChannel) -> LaunchAnswer:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO
 
-from ..checks.node_lines import few_names
+from ..checks.findings import few_names
 from ..launch import directories
 from ..protocol.counts import counted
 from ..protocol.enumerations import PhaseName

@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..checks import findings, network_agreement, reachability
-from ..checks.findings import Problems
-from ..checks.network_agreement import ClockReading
+from ..checks import deep, findings
+from ..checks.findings import ClockReading, Problems
 from ..launch.choices import choose_backend
 from ..protocol import messages
 from ..protocol.enumerations import Allocation, PhaseName
@@ -55,7 +54,7 @@ def names_to_compare(job: Job) -> dict[str, tuple[str, ...]]:
 
     What only the user's ``ssh`` knows is no name for the ranks.
     """
-    resolved = reachability.resolution(name.rpartition("@")[2] for name in job.nodes)
+    resolved = deep.resolution(name.rpartition("@")[2] for name in job.nodes)
     by_ssh = job.allocation is Allocation.SSH
     return {name: tuple(places) for name, places in resolved.items() if places or not by_ssh}
 
@@ -109,12 +108,12 @@ def _network(
     return [
         findings.unreachable(state.job.nodes[0], reports),
         findings.names_apart(names, reports),
-        network_agreement.skewed(clocks),
+        findings.skewed(clocks),
     ]
 
 
 def _clock_offset(clock: ClockReading) -> ClockOffset:
-    offset = network_agreement.offset(clock)
+    offset = findings.offset(clock)
     return ClockOffset(round(offset.seconds, 3), round(offset.uncertainty, 3))
 
 

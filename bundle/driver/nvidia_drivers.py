@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ..checks.cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
-from ..checks.node_lines import few_names
+from ..checks.findings import few_names
 from ..protocol.messages import Gpu, GpuFacts, PreflightAnswer
 from .state import State
 

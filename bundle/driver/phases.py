@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..checks.node_lines import few_names, preflight_line
+from ..checks.findings import few_names, preflight_line
 from ..format.manifest import room_for
 from ..node.node_root import MEMORY
 from ..protocol.enumerations import Action, Allocation, PhaseName

@@ -12,7 +12,7 @@ import os
 import secrets
 from dataclasses import dataclass, replace
 
-from ..checks.node_lines import few_names
+from ..checks.findings import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..protocol.enumerations import Allocation, PhaseName, Stage

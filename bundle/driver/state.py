@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ..checks.node_lines import probe_line
+from ..checks.findings import probe_line
 from ..format.archive import BundleFile
 from ..launch.choices import choose_nproc
 from ..protocol.enumerations import Launcher, PhaseName

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..checks.node_lines import few_names
+from ..checks.findings import few_names
 from ..format.archive import END, BundleFile
 from ..format.manifest import BLOCK, Layer, Manifest, member_header, padding
 from ..protocol.counts import counted, sized

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...checks.node_lines import few_names
+from ...checks.findings import few_names
 from ...protocol.messages import Relayed
 
 _SENDERS = 2

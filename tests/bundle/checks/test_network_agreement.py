@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.checks.network_agreement import ClockReading, Offset, disagreements, offset, skewed
+from bundle.checks.findings import ClockReading, Offset, disagreements, offset, skewed
 from tests.support.namespaces import namespace
 
 REPO = Path(__file__).resolve().parents[3]
@@ -89,7 +89,7 @@ def test_a_whole_file_of_wrong_hosts_is_one_problem() -> None:
 def test_real_hosts_files_that_differ() -> None:
     """Two nodes' own /etc/hosts, read by the resolver of each."""
     code = (
-        "from bundle.checks.reachability import resolution\n"
+        "from bundle.checks.deep import resolution\n"
         "print(json.dumps(resolution(['hpc-a', 'hpc-b', 'hpc-c'])))"
     )
 

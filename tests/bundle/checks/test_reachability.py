@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.checks import reachability
-from bundle.checks.reachability import await_nodes, connect, resolution
+from bundle.checks import deep
+from bundle.checks.deep import await_nodes, connect, resolution
 from bundle.protocol.problem import NodeError
 from tests.support.namespaces import namespace
 from tests.support.needs import lacks
@@ -74,7 +74,7 @@ def test_who_does_not_come_is_named_and_strangers_do_not_count(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(reachability, "time", clock)
+    monkeypatch.setattr(deep, "time", clock)
     with ThreadPoolExecutor(3) as pool:
         head = pool.submit(await_nodes, "127.0.0.1", port, "77", ["n2", "n3", "n4"], 3600.0)
         came = pool.submit(connect, "127.0.0.1", port, "77", "n2", 3600.0)
@@ -100,7 +100,7 @@ def test_a_node_that_stands_still_once_it_has_come_counts(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has its answer, and does not get to hanging up."""
-    monkeypatch.setattr(reachability, "_PATIENCE", 0.1)
+    monkeypatch.setattr(deep, "_PATIENCE", 0.1)
     with ThreadPoolExecutor(1) as pool:
         head = pool.submit(await_nodes, "127.0.0.1", port, "77", ["n2"], 3600.0)
         with socket.socket() as peer:
@@ -149,7 +149,7 @@ def test_something_listens_and_says_nothing(port: int) -> None:
         connect("127.0.0.1", port, "77", "n2", 1.0)
 
 
-WALL = """from bundle.checks.reachability import connect
+WALL = """from bundle.checks.deep import connect
 from bundle.protocol.problem import NodeError
 try:
     connect("10.77.0.2", 61000, "77", "n2", 1.5)
@@ -196,7 +196,7 @@ def test_the_ipv6_address_of_a_head(port: int) -> None:
 def test_a_head_that_is_told_to_end_while_it_waits(port: int) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
-        "from bundle.checks.reachability import await_nodes\n"
+        "from bundle.checks.deep import await_nodes\n"
         f"await_nodes('127.0.0.1', {port}, '77', ['n2'], 3600.0)\n"
     )
     head = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
