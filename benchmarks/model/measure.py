@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bundle.driver.transports.relay_candidates import candidates_of
-from bundle.transfer.chunks import ChunkFile, chunk_size
 from bundle.transfer.relay import listen
-from bundle.transfer.relay_places import RelayPlace
+from bundle.transfer.relay_chunks import ChunkFile, chunk_size
+from bundle.transfer.relay_peers import RelayPlace
 from bundle.transfer.relay_process import RelayProcess
 
 from ..cluster import Cluster, running

@@ -13,9 +13,9 @@ from functools import cache, partial
 
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED
-from bundle.transfer import trees
-from bundle.transfer.chunks import chunk_size
+from bundle.transfer import relay_chunks
 from bundle.transfer.forecast import BLOCK, WIDEST, best_width, levels
+from bundle.transfer.relay_chunks import chunk_size
 
 from .events import Clock, Process, Processors, Queue
 
@@ -158,11 +158,13 @@ class _Relay:
     ) -> None:
         self._work, self._site, self._costs, self._window = work, site, costs, window
         self._clock = Clock()
-        self._count = max(trees.TREES, chunks)
+        self._count = max(relay_chunks.TREES, chunks)
         self._size = work.sent / self._count
         self._real = self._size / chunk_size(work.sent)
         """Chunks of the file that one of the simulation stands for."""
-        self._totals = [(self._count - tree + 1) // trees.TREES for tree in range(trees.TREES)]
+        self._totals = [
+            (self._count - tree + 1) // relay_chunks.TREES for tree in range(relay_chunks.TREES)
+        ]
         self._per_unit = max(1, round(FRAME / self._size))
         self._units = -(-self._count // self._per_unit)
         self._common = Processors(self._clock, site.cpus, TURN) if site.shared else None
@@ -170,7 +172,7 @@ class _Relay:
         self._hosts = [self._host(source_link, 0, self._totals)]
         processes = site.processes or site.cpus
         for _ in range(site.nodes):
-            self._hosts.append(self._host(site.link, processes, [0] * trees.TREES))
+            self._hosts.append(self._host(site.link, processes, [0] * relay_chunks.TREES))
 
     def _host(self, link: float, processes: int, have: Sequence[int]) -> _Host:
         processors = self._common or Processors(self._clock, self._site.cpus)
@@ -187,8 +189,8 @@ class _Relay:
     def run(self) -> Staged:
         """Connect the trees, let everything happen, and return the end."""
         for position in range(1, self._site.nodes + 1):
-            for tree in range(trees.TREES):
-                above = trees.parent(position, self._site.nodes, tree)
+            for tree in range(relay_chunks.TREES):
+                above = relay_chunks.parent(position, self._site.nodes, tree)
                 flow = _Flow(tree, self._hosts[above], self._hosts[position])
                 self._clock.at(self._costs.start, partial(self._join, flow))
         self._clock.run()
@@ -202,7 +204,7 @@ class _Relay:
             flow.parent.children[flow.tree].append(flow)
             self._offer(flow)
 
-        flow.child.process.do(self._costs.join / trees.TREES, connected)
+        flow.child.process.do(self._costs.join / relay_chunks.TREES, connected)
 
     def _offer(self, flow: _Flow) -> None:
         """Let the parent send the chunks that it has, as far as buffers have room."""
@@ -239,7 +241,7 @@ class _Relay:
         for below in node.children[flow.tree]:
             self._offer(below)
         node.disk.take(self._size, self._clock.now)
-        prefix = min(have * trees.TREES + tree for tree, have in enumerate(node.have))
+        prefix = min(have * relay_chunks.TREES + tree for tree, have in enumerate(node.have))
         if node.have == self._totals:
             node.sent, prefix = self._clock.now, self._count
         whole = prefix == self._count

@@ -3,10 +3,10 @@
 A job checks the nodes, sends them the bundle while they unpack it, checks the environment, and
 starts the ranks, all in one Slurm step, with a few exceptions. Nodes pass the bundle on to each
 other along two trees that carry a half each, so every link carries it once, and depth adds little
-(:mod:`bundle.transfer.trees`). Or ``sbcast`` sends it: in blocks of 8 MiB, each sent when every
-node has acknowledged the one before; each sender passes a block on to ``width`` nodes over one
-link, which they share, and so on down the tree (``file_bcast.c`` and ``forward.c`` of Slurm). The
-time to unpack depends on bytes and on files, which cost as much.
+(:mod:`bundle.transfer.relay_chunks`). Or ``sbcast`` sends it: in blocks of 8 MiB, each sent when
+every node has acknowledged the one before; each sender passes a block on to ``width`` nodes over
+one link, which they share, and so on down the tree (``file_bcast.c`` and ``forward.c`` of Slurm).
+The time to unpack depends on bytes and on files, which cost as much.
 """
 
 from __future__ import annotations

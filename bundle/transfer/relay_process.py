@@ -18,10 +18,9 @@ from collections.abc import Callable
 from ..protocol.codec import decode, encode
 from ..system import processes, signals
 from ..system.processes import prctl, signal_at_parent_death
-from .chunks import ChunkFile, UnwritableFile
 from .relay import Relay, RelayOutcome
-from .relay_child import Directory
-from .relay_places import RelayCandidates
+from .relay_chunks import ChunkFile, UnwritableFile
+from .relay_peers import Directory, RelayCandidates
 
 STILL_SECONDS = 30
 """Time without a round of its loop after which a relay is given up: it was stopped, or its disk

@@ -8,9 +8,9 @@ import secrets
 import signal
 from pathlib import Path
 
-from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import RelayOutcome, listen
-from bundle.transfer.relay_child import Directory
+from bundle.transfer.relay_chunks import ChunkFile
+from bundle.transfer.relay_peers import Directory
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_places import at_addresses
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bundle.driver.transports.relay_candidates import candidates_of
-from bundle.transfer.relay_places import RelayCandidates, RelayPlace
+from bundle.transfer.relay_peers import RelayCandidates, RelayPlace
 
 
 def at_addresses(addresses: Sequence[tuple[str, int]], position: int) -> RelayCandidates:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import RelayOutcome, listen
+from bundle.transfer.relay_chunks import ChunkFile
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_places import at_addresses
 

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Sequence
 
 from ...protocol.codec import encode
-from ...transfer import trees
-from ...transfer.relay_places import RelayCandidates, RelayPlace, key_of
+from ...transfer import relay_chunks
+from ...transfer.relay_peers import RelayCandidates, RelayPlace, key_of
 
 _BEFORE_SOURCE = 3
 """Ancestors that are tried before the source: a firewall that drops what is sent costs the time of
@@ -28,14 +28,16 @@ def in_order_of_preference(position: int, nodes: int, tree: int) -> tuple[int, .
         nodes: the number of nodes.
         tree: 0 or 1.
     """
-    *above, source = trees.ancestors(position, nodes, tree)
+    *above, source = relay_chunks.ancestors(position, nodes, tree)
     return (*above[:_BEFORE_SOURCE], source, *above[_BEFORE_SOURCE:])
 
 
 def candidates_of(position: int, places: Sequence[RelayPlace]) -> RelayCandidates:
     """Return what the node at a position must know."""
     nodes = len(places) - 1
-    by_tree = tuple(in_order_of_preference(position, nodes, tree) for tree in range(trees.TREES))
+    by_tree = tuple(
+        in_order_of_preference(position, nodes, tree) for tree in range(relay_chunks.TREES)
+    )
     wanted = sorted({candidate for chain in by_tree for candidate in chain})
     return RelayCandidates(position, by_tree, tuple(places[candidate] for candidate in wanted))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...protocol.messages import RELAY_SOURCE
-from ...transfer import trees
+from ...transfer import relay_chunks
 from ...transfer.relay import MOST_OF_SOURCE
 
-SPARE_NODES = MOST_OF_SOURCE // trees.TREES - 1
+SPARE_NODES = MOST_OF_SOURCE // relay_chunks.TREES - 1
 """Nodes that the source can send to besides those at the top of the trees, which have one
 connection of each tree. A node that reaches no other has as many: one for each part of the file."""
 

@@ -16,11 +16,11 @@ from ...protocol.enumerations import PhaseName
 from ...protocol.messages import RELAY_SOURCE, Ready, RelayStart
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system.files import error_text
-from ...transfer import trees
-from ...transfer.chunks import ChunkFile
+from ...transfer import relay_chunks
 from ...transfer.plan import digest_of_all
 from ...transfer.relay import BACKLOG
-from ...transfer.relay_places import RelayPlace
+from ...transfer.relay_chunks import ChunkFile
+from ...transfer.relay_peers import RelayPlace
 from ...transfer.relay_process import RelayProcess
 from .agent_program import packed
 from .phase_run import SECONDS, PhaseRun
@@ -168,7 +168,7 @@ def listen(ports: range | None) -> socket.socket:
 
 
 def _places(nodes: Iterable[str], run: PhaseRun, port: int) -> list[RelayPlace]:
-    places = [RelayPlace(trees.SOURCE, RELAY_SOURCE, "", port)]
+    places = [RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)]
     for position, node in enumerate(nodes, 1):
         ready = run.answers.listening[node]
         places.append(RelayPlace(position, node, ready.address, ready.port))

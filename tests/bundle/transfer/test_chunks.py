@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.transfer.chunks import ChunkFile, chunk_size
-from bundle.transfer.trees import TREES
+from bundle.transfer.relay_chunks import TREES, ChunkFile, chunk_size
 
 
 @pytest.fixture

@@ -18,11 +18,9 @@ import pytest
 
 from bundle.driver.transports.relay_damage import damage_lines
 from bundle.protocol.messages import Relayed
-from bundle.transfer import relay_child, relay_inflow, relay_pace, relay_parent, relay_process
-from bundle.transfer.chunks import ChunkFile
-from bundle.transfer.relay import MOST_STRANGERS, RelayOutcome, listen
-from bundle.transfer.relay_child import FRAME, RelayChild
-from bundle.transfer.relay_clock import RelayClock
+from bundle.transfer import relay, relay_peers, relay_process
+from bundle.transfer.relay import MOST_STRANGERS, RelayClock, RelayOutcome, listen
+from bundle.transfer.relay_chunks import TREES, ChunkFile, parent
 from bundle.transfer.relay_handshake import (
     HELLO_BYTES,
     NONCE_BYTES,
@@ -30,9 +28,8 @@ from bundle.transfer.relay_handshake import (
     ChunkRequest,
     Handshake,
 )
-from bundle.transfer.relay_parent import RelayParent
+from bundle.transfer.relay_peers import FRAME, RelayChild, RelayParent
 from bundle.transfer.relay_process import RelayProcess
-from bundle.transfer.trees import TREES, parent
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes
 from tests.support.relay_places import at_addresses
@@ -42,9 +39,9 @@ from tests.support.relay_places import at_addresses
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a node that gets no processor for a while count as alive, where a test is not of that."""
     for limit in ("CONNECT_SECONDS", "HANDSHAKE_SECONDS", "SILENT_SECONDS"):
-        monkeypatch.setattr(relay_parent, limit, 60.0)
-    monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 60.0)
-    monkeypatch.setattr(relay_child, "_STUCK_SECONDS", 60.0)
+        monkeypatch.setattr(relay_peers, limit, 60.0)
+    monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 60.0)
+    monkeypatch.setattr(relay_peers, "_STUCK_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -175,8 +172,8 @@ def test_a_node_that_stands_still_is_left(
     signalled: Callable[[int, int], None],
 ) -> None:
     for limit in ("SILENT_SECONDS", "HANDSHAKE_SECONDS"):
-        monkeypatch.setattr(relay_parent, limit, 1.5)
-    monkeypatch.setattr(relay_inflow, "GIVE_UP_SECONDS", 600.0)
+        monkeypatch.setattr(relay_peers, limit, 1.5)
+    monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 600.0)
     still = parent(1, 7, 0)
     signalled(still, signal.SIGSTOP)
     nodes = make(7, 60 * MIB)
@@ -192,7 +189,7 @@ def test_a_node_that_stands_still_is_left(
 def test_a_file_that_becomes_shorter_ends_the_relay(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_inflow, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
     nodes = make(3, 20 * MIB)
     os.truncate(nodes.folder / "0", 5 * MIB)
     nodes.begin()
@@ -220,7 +217,7 @@ def test_damaged_bytes_are_taken_from_another_node_and_their_sender_is_named(
         return real(file, tree, position) ^ wrong
 
     monkeypatch.setattr(ChunkFile, "checksum", lying)
-    monkeypatch.setattr(relay_pace, "_SLOW_SHARE", 0.0)  # nobody leaves it for being slow before
+    monkeypatch.setattr(relay, "_SLOW_SHARE", 0.0)  # nobody leaves it for being slow before
     nodes = make(7, 20 * MIB)
     nodes.begin()
     outcomes = {place: nodes.assert_whole(place) for place in range(1, 8)}
@@ -309,7 +306,7 @@ def test_another_node_at_an_address_is_noticed(
     nodes = make(0)
     for place in (1, 2):
         patience = 1.0 if place == first else 3600.0
-        monkeypatch.setattr(relay_inflow, "_UNREACHED_SECONDS", patience)
+        monkeypatch.setattr(relay, "_UNREACHED_SECONDS", patience)
         nodes.add()
     for place, other in ((1, 2), (2, 1)):
         everywhere = (nodes.places[other],) * 3
@@ -346,7 +343,7 @@ def test_without_the_source_everybody_gives_up_although_all_others_live(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that waits for one that waits in vain learns of it."""
-    monkeypatch.setattr(relay_inflow, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 1.0)
     begin_chunk = RelayChild._begin_chunk
 
     def begin_or_die(child: RelayChild) -> None:
@@ -368,7 +365,7 @@ def test_a_wrong_token_gets_nothing(
     nodes = make(2)
     right, nodes.token = nodes.token, secrets.token_bytes(32)
     with monkeypatch.context() as hasty:
-        hasty.setattr(relay_inflow, "_UNREACHED_SECONDS", 1.0)
+        hasty.setattr(relay, "_UNREACHED_SECONDS", 1.0)
         wrong = nodes.add()
     nodes.token = right
     nodes.begin()
@@ -467,7 +464,7 @@ def test_strangers_that_connect_without_end_keep_nobody_out(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("GIVE_UP_SECONDS", "_UNREACHED_SECONDS"):  # on a busy machine it takes longer
-        monkeypatch.setattr(relay_inflow, limit, 600.0)
+        monkeypatch.setattr(relay, limit, 600.0)
     nodes = make(3)
     over = threading.Event()
 
@@ -496,7 +493,7 @@ def test_strangers_that_connect_without_end_keep_nobody_out(
 def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(
     make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 1.0)
     nodes = make(1)
     [slow] = strangers(nodes.places[0], 1)
     slow.settimeout(300)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bundle.transfer.relay_clock import MOST_SECONDS, RelayClock
+from bundle.transfer.relay import MOST_SECONDS, RelayClock
 
 
 def test_rounds_count_as_long_as_they_took_unless_this_process_stood_still() -> None:

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bundle.transfer import relay_contact, trees
+from bundle.transfer import relay_chunks, relay_receiver
 from bundle.transfer.relay import listen
-from bundle.transfer.relay_contact import unreachable
+from bundle.transfer.relay_receiver import unreachable
 from tests.support.relay_places import at_addresses
 
 
@@ -34,8 +34,8 @@ def closed_port() -> Iterator[tuple[str, int]]:
 
 def parents(position: int, nodes: int) -> set[int]:
     """The nodes that a node would take the file from."""
-    above = {trees.parent(position, nodes, tree) for tree in range(trees.TREES)}
-    return above - {trees.SOURCE}
+    above = {relay_chunks.parent(position, nodes, tree) for tree in range(relay_chunks.TREES)}
+    return above - {relay_chunks.SOURCE}
 
 
 def test_those_that_listen_are_reached() -> None:
@@ -53,7 +53,7 @@ def test_those_that_do_not_are_named_with_the_reason() -> None:
 
 def test_silence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is full answers as a firewall that drops packets does: not at all."""
-    monkeypatch.setattr(relay_contact, "CONTACT_SECONDS", 0.3)
+    monkeypatch.setattr(relay_receiver, "CONTACT_SECONDS", 0.3)
     with socket.socket() as full, contextlib.ExitStack() as stack, listening(4) as places:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -84,7 +84,7 @@ def test_what_stands_is_seen_by_a_node_that_stood_still(monkeypatch: pytest.Monk
         wanted = [sockets[place] for place in parents(1, 7)]
         assert wanted
         clock = SimpleNamespace(monotonic=stand_still)
-        monkeypatch.setattr(relay_contact, "time", clock)
+        monkeypatch.setattr(relay_receiver, "time", clock)
         assert unreachable(at_addresses([one.getsockname() for one in sockets], 1)) == {}
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports.relay_candidates import RelayDirectory, candidates_of
-from bundle.transfer import relay_inflow, relay_places
+from bundle.transfer import relay, relay_peers
 from bundle.transfer.relay import MOST_CHILDREN, MOST_STRANGERS
-from bundle.transfer.relay_places import RelayPlace, ask_source
+from bundle.transfer.relay_peers import RelayPlace, ask_source
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes
 
@@ -90,9 +90,9 @@ def test_a_flood_of_strangers_for_a_whole_transfer(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, limit in (  # on a busy machine it takes longer
-        (relay_inflow, "GIVE_UP_SECONDS"),
-        (relay_inflow, "_UNREACHED_SECONDS"),
-        (relay_places, "ASK_SECONDS"),
+        (relay, "GIVE_UP_SECONDS"),
+        (relay, "_UNREACHED_SECONDS"),
+        (relay_peers, "ASK_SECONDS"),
     ):
         monkeypatch.setattr(module, limit, 600.0)
     processes = [relay._child for relay in nodes.relays]

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bundle.transfer import relay_inflow
-from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
-from bundle.transfer.relay_child import ConnectionOver
-from bundle.transfer.relay_inflow import Inflow
-from bundle.transfer.relay_parent import CorruptChunk, ParentBusy, ParentSilent, RelayParent
+from bundle.transfer import relay
+from bundle.transfer.relay import Inflow
+from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile
+from bundle.transfer.relay_peers import (
+    ConnectionOver,
+    CorruptChunk,
+    ParentBusy,
+    ParentSilent,
+    RelayParent,
+)
 
 TOTAL = 500
 """The chunks of each tree."""
@@ -146,7 +151,7 @@ def test_parents_that_serve_and_send_nothing_are_not_asked_for_ever(
         node.run(TICK, other=20)
         if node.parent is not None:
             node.end_parent(fault)
-    assert node.now < 2 * relay_inflow.GIVE_UP_SECONDS
+    assert node.now < 2 * relay.GIVE_UP_SECONDS
     assert 0 in node.inflow.refusals
 
 
@@ -166,7 +171,7 @@ def test_a_source_that_stands_is_waited_for(node: Node, fault: Exception, second
         node.run(TICK, other=20)
         if node.parent is not None:
             node.end_parent(fault)
-    assert seconds < node.now - began < seconds + 2 * relay_inflow.GIVE_UP_SECONDS
+    assert seconds < node.now - began < seconds + 2 * relay.GIVE_UP_SECONDS
 
 
 def test_a_busy_one_is_asked_again_in_the_next_round(node: Node) -> None:
@@ -287,7 +292,7 @@ def test_the_source_is_slow_and_nobody_is_above_it(node: Node) -> None:
 def test_the_search_begins_anew_when_a_parent_is_lost(node: Node) -> None:
     """It sent nothing for long, and lived; that leaves all the time to find another one."""
     node.run(2, mine=20, other=20)
-    node.run(relay_inflow.GIVE_UP_SECONDS + 5)
+    node.run(relay.GIVE_UP_SECONDS + 5)
     node.dead = set(CHAIN)
     node.end_parent(ConnectionOver("it closed the connection"))
     node.run(2)
@@ -301,7 +306,7 @@ def test_after_a_chunk_a_node_looks_for_others_for_longer(node: Node) -> None:
     node.run(2, mine=20, other=20)
     node.dead = set(CHAIN)
     node.end_parent(ConnectionOver("it closed the connection"))
-    node.run(relay_inflow.GIVE_UP_SECONDS - 1)
+    node.run(relay.GIVE_UP_SECONDS - 1)
     assert not node.inflow.gave_up(node.now)
     node.run(2)
     assert node.inflow.gave_up(node.now)

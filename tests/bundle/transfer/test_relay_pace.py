@@ -10,9 +10,8 @@ import pytest
 from bundle.driver.transports import relay_remarks
 from bundle.driver.transports.phase_answers import PhaseAnswers
 from bundle.protocol.messages import Relayed
-from bundle.transfer.chunks import MOST_CHUNK_BYTES, ChunkFile
-from bundle.transfer.relay_pace import Pace
-from bundle.transfer.trees import parent
+from bundle.transfer.relay import Pace
+from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile, parent
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
 

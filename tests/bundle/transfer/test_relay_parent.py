@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.transfer.chunks import ChunkFile
-from bundle.transfer.relay_child import ALIVE, CHUNK, FRAME
+from bundle.transfer.relay_chunks import ChunkFile
 from bundle.transfer.relay_handshake import HELLO_BYTES, NONCE_BYTES, Handshake, ParentReply
-from bundle.transfer.relay_parent import CorruptChunk, RelayParent
+from bundle.transfer.relay_peers import ALIVE, CHUNK, FRAME, CorruptChunk, RelayParent
 
 TOKEN = secrets.token_bytes(32)
 SIZE = 5 * (1 << 16) + 77

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports.relay_candidates import RelayDirectory, candidates_of
-from bundle.transfer import relay_child, relay_places
-from bundle.transfer.chunks import ChunkFile
+from bundle.transfer import relay_peers
 from bundle.transfer.relay import listen
+from bundle.transfer.relay_chunks import ChunkFile
 from bundle.transfer.relay_handshake import (
     NONCE_BYTES,
     PLACES,
@@ -23,7 +23,7 @@ from bundle.transfer.relay_handshake import (
     ChunkRequest,
     Handshake,
 )
-from bundle.transfer.relay_places import (
+from bundle.transfer.relay_peers import (
     RelayCandidates,
     RelayPlace,
     SourceUnreachable,
@@ -55,8 +55,8 @@ def source(tmp_path: Path) -> Iterator[tuple[str, int]]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a source that gets no processor for a while answer all the same."""
     for limit in ("CONNECT_SECONDS", "HANDSHAKE_SECONDS"):
-        monkeypatch.setattr(relay_places, limit, 300.0)
-    monkeypatch.setattr(relay_child, "HANDSHAKE_SECONDS", 300.0)
+        monkeypatch.setattr(relay_peers, limit, 300.0)
+    monkeypatch.setattr(relay_peers, "HANDSHAKE_SECONDS", 300.0)
 
 
 def asked(
@@ -83,7 +83,7 @@ def test_a_node_gets_its_own_places(source: tuple[str, int]) -> None:
 def test_who_is_no_node_of_the_transfer_learns_nothing(
     source: tuple[str, int], monkeypatch: pytest.MonkeyPatch, node: str, token: bytes
 ) -> None:
-    monkeypatch.setattr(relay_places, "ASK_SECONDS", 0.0)  # one question
+    monkeypatch.setattr(relay_peers, "ASK_SECONDS", 0.0)  # one question
     answer, why, unreached = asked(source, node, token)
     assert (answer, unreached) == (None, [])
     assert why in ("it does not know this transfer, or this node", "it closed the connection")
@@ -92,7 +92,7 @@ def test_who_is_no_node_of_the_transfer_learns_nothing(
 def test_a_source_that_cannot_be_connected_to_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay_places, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(relay_peers, "_PAUSE_SECONDS", 0.05)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         refused = "connection refused"
@@ -110,7 +110,7 @@ def test_an_answer_that_was_changed_on_the_way_is_not_taken(
     source: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody between both, who does not know the token, passes on all but one bit."""
-    monkeypatch.setattr(relay_places, "ASK_SECONDS", 0.0)  # one question
+    monkeypatch.setattr(relay_peers, "ASK_SECONDS", 0.0)  # one question
     with socket.create_server(("127.0.0.1", 0)) as between:
 
         def pass_on() -> None:

@@ -26,10 +26,10 @@ from bundle.protocol.messages import (
     RelayStart,
     RelayTask,
 )
-from bundle.transfer import relay_places
-from bundle.transfer.chunks import ChunkFile
+from bundle.transfer import relay_peers
 from bundle.transfer.relay import listen
-from bundle.transfer.relay_places import RelayPlace
+from bundle.transfer.relay_chunks import ChunkFile
+from bundle.transfer.relay_peers import RelayPlace
 from bundle.transfer.relay_process import RelayProcess
 from bundle.transfer.relay_receiver import RelayReceiver
 
@@ -116,7 +116,7 @@ def test_a_node_that_cannot_reach_the_source_says_so_twice(
     receiver: RelayReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, as another way may be better for all; and in the end, for itself."""
-    monkeypatch.setattr(relay_places, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(relay_peers, "_PAUSE_SECONDS", 0.05)
     driver = Driver()
     with socket.socket() as closed, following(receiver, driver):
         closed.bind(("127.0.0.1", 0))  # and does not listen

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from bundle.transfer.trees import SOURCE, TREES, ancestors, parent
+from bundle.transfer.relay_chunks import SOURCE, TREES, ancestors, parent
 
 COUNTS = (*range(1, 70), 127, 128, 129, 511, 512, 1000, 4095, 4096, 4097)
 

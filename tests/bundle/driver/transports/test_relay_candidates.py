@@ -16,8 +16,8 @@ from bundle.driver.transports.relay_candidates import (
 )
 from bundle.protocol.codec import decode
 from bundle.protocol.messages import RelayStart
-from bundle.transfer.relay_places import RelayCandidates, RelayPlace, key_of
-from bundle.transfer.trees import SOURCE, TREES, ancestors
+from bundle.transfer.relay_chunks import SOURCE, TREES, ancestors
+from bundle.transfer.relay_peers import RelayCandidates, RelayPlace, key_of
 
 
 def places_of(nodes: int) -> list[RelayPlace]:

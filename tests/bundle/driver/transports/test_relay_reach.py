@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports.relay_reach import SPARE_NODES, Reachability
-from bundle.transfer.chunks import ChunkFile
 from bundle.transfer.relay import listen
+from bundle.transfer.relay_chunks import ChunkFile
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_places import at_addresses
 

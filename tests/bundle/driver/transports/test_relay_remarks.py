@@ -5,7 +5,7 @@ from __future__ import annotations
 from bundle.driver.transports.phase_answers import PhaseAnswers
 from bundle.driver.transports.relay_remarks import remarks as remarks_of
 from bundle.protocol.messages import Relayed
-from bundle.transfer.relay_parent import SILENT_SECONDS
+from bundle.transfer.relay_peers import SILENT_SECONDS
 
 SIZE = 40_000_000
 HERE = "the source"

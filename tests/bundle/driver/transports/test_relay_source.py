@@ -16,7 +16,7 @@ from bundle.driver.transports.transport import Event, Transfer
 from bundle.protocol.events import Remark
 from bundle.protocol.messages import Ready
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.transfer.relay_places import RelayCandidates
+from bundle.transfer.relay_peers import RelayCandidates
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 

@@ -1,0 +1,502 @@
+"""A relay's connections: to its children, to its parents, and the places of both."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..protocol.codec import decode
+from ..system.files import error_text
+from . import relay_chunks
+from .relay_chunks import ChunkFile
+from .relay_handshake import (
+    HELLO_BYTES,
+    NONCE_BYTES,
+    PLACES,
+    REPLY_BYTES,
+    SEAL_BYTES,
+    ChunkRequest,
+    Handshake,
+    ParentReply,
+)
+
+# --- A relay's connection to a node that takes chunks from this one ------------------------------
+
+Directory = Callable[[int], "bytes | None"]
+"""Returns the source's answer to the node with a key; None for one that takes no part."""
+
+FRAME = struct.Struct("!BQII")
+"""The head of a frame: its kind, the position of a chunk in its tree, its length, its CRC-32."""
+CHUNK, ALIVE = 1, 2
+"""The kinds of frames. One that only shows that the parent is alive has the number of the chunks
+that it has as its position, and nothing follows."""
+HANDSHAKE_SECONDS = 5.0
+ALIVE_SECONDS = 1.0
+"""After so long without a chunk a parent says that it is alive."""
+_STUCK_SECONDS = 15.0
+"""Time without a byte taken, or acknowledged, after which a child is given up: it was stopped, or
+its network is gone, and it would keep its place."""
+
+
+class ConnectionOver(Exception):
+    """A connection is of no more use; its text says why."""
+
+
+class RelayChild:
+    """A connection that somebody has made to this node, a stranger until the token is proved.
+
+    Attributes:
+        accepted: True once it gets chunks.
+        blocked: True if its connection has taken less than it was given, and is full.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        position: int,
+        token: bytes,
+        file: ChunkFile,
+        now: float,
+        directory: Directory | None = None,
+    ) -> None:
+        """Send the challenge; only the source has a directory, which answers nodes with places."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limit = int(_STUCK_SECONDS * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
+        self._socket, self._position, self._file = connection, position, file
+        self._directory = directory
+        self._handshake = Handshake(token, secrets.token_bytes(NONCE_BYTES))
+        self._hello = b""
+        self._unsent = memoryview(self._handshake.nonce)
+        self._body = (0, 0)
+        """The part of a chunk that is still to be sent: its offset and length in the file."""
+        self._until = now + HANDSHAKE_SECONDS
+        self._last = now
+        self._asked = False
+        self._tree = self._next = 0
+        """The tree whose chunks it gets, and the position of the next one."""
+        self.accepted = self.blocked = False
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection."""
+        return self._socket.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """True if there is something to send."""
+        return bool(self._unsent) or self._body[1] > 0 or self._chunk_waits
+
+    @property
+    def _chunk_waits(self) -> bool:
+        return self.accepted and self._next < self._file.have[self._tree]
+
+    def receive(self, *, room: bool) -> None:
+        """Take what it sends: its hello, and later only its end.
+
+        Raises:
+            ConnectionOver: it has ended, or does not know the token.
+            OSError: the connection is broken.
+        """
+        if self._asked:
+            if not self._socket.recv(1):
+                raise ConnectionOver("it has ended")
+            raise ConnectionOver("it sent more than its request")
+        raw = self._socket.recv(HELLO_BYTES - len(self._hello))
+        if not raw:
+            raise ConnectionOver("it has ended")
+        self._hello += raw
+        if len(self._hello) == HELLO_BYTES:
+            self._answer(room=room)
+
+    def _answer(self, *, room: bool) -> None:
+        request = self._handshake.read_hello(self._hello)
+        if request is not None and request.tree == PLACES:
+            self._answer_place(request.first)
+            return
+        if request is None or request.tree >= len(self._file.have):
+            raise ConnectionOver("it does not know the token")
+        self._asked, self.accepted = True, room and request.parent == self._position
+        self._tree, self._next = request.tree, request.first
+        answer = ParentReply(self._position, self.accepted, self._file.have[request.tree])
+        raw = self._handshake.reply(self._hello, answer)
+        self._unsent = memoryview(bytes(self._unsent) + raw)
+
+    def _answer_place(self, key: int) -> None:
+        """Send a node its candidates, and nothing else."""
+        places = self._directory(key) if self._directory is not None else None
+        answer = ParentReply(self._position, places is not None, len(places or b""))
+        raw = self._handshake.reply(self._hello, answer)
+        if places is not None:
+            raw += places + self._handshake.seal(self._hello, places)
+        self._asked = True
+        self._unsent = memoryview(bytes(self._unsent) + raw)
+
+    def send(self, now: float) -> None:
+        """Send as much as the connection takes, of one chunk at most.
+
+        Raises:
+            ConnectionOver: all that it may have is sent: a refusal, or its places.
+            OSError: the connection is broken, or the file cannot be read.
+        """
+        self._last, self.blocked = now, True
+        if not self._unsent and not self._body[1] and self._chunk_waits:
+            self._begin_chunk()
+        if self._unsent:
+            flags = socket.MSG_MORE if self._body[1] else 0  # one packet, where it has room
+            self._unsent = self._unsent[self._socket.send(self._unsent, flags) :]
+        if self._unsent:
+            return
+        if self._body[1]:
+            self._send_body()
+        elif self._asked and not self.accepted:
+            raise ConnectionOver("it has its answer")
+        self.blocked = self._body[1] > 0
+
+    def _send_body(self) -> None:
+        offset, length = self._body
+        sent = os.sendfile(self._socket.fileno(), *self._file.locate(offset, length))
+        if not sent:
+            raise ConnectionOver("the file has become shorter")
+        self._body = offset + sent, length - sent
+
+    def _begin_chunk(self) -> None:
+        self._body = self._file.place(self._tree, self._next)
+        checksum = self._file.checksum(self._tree, self._next)
+        self._unsent = memoryview(FRAME.pack(CHUNK, self._next, self._body[1], checksum))
+        self._next += 1
+
+    def tick(self, now: float) -> None:
+        """Show that this node is alive, where nothing else has shown it for a while.
+
+        Raises:
+            ConnectionOver: it has not proved its right in time, or takes nothing any more.
+        """
+        if not self._asked:
+            if now > self._until:
+                raise ConnectionOver("it did not prove its right in time")
+        elif self.has_more:
+            if now > self._last + _STUCK_SECONDS:
+                raise ConnectionOver("it takes nothing")
+        elif self.accepted and now > self._last + ALIVE_SECONDS:
+            have = self._file.have[self._tree]
+            self._unsent = memoryview(FRAME.pack(ALIVE, have, 0, 0))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+
+# --- A relay's connection to a node that it takes the chunks of one tree from --------------------
+
+CONNECT_SECONDS = 1.5
+"""Time for a connection to stand. A firewall that drops what is sent shows in no other way."""
+SILENT_SECONDS = 5.0
+"""Time without a word, after which a parent that says each second that it is alive is left."""
+
+
+class CorruptChunk(ConnectionOver):
+    """A chunk did not come as it was sent."""
+
+
+class ParentSilent(ConnectionOver):
+    """A parent stands, and says nothing: it was stopped, or waits for its disk."""
+
+
+class ParentBusy(ConnectionOver):
+    """A parent serves as many as it can."""
+
+
+class RelayParent:
+    """A connection to a parent, or to a node that may become one.
+
+    Attributes:
+        position: its place in the trees.
+        have: the chunks of the tree that it has, as far as it has said.
+        accepted: True once it has proved that it is the node that was asked, and serves this one.
+        drained: True if all that had come has been taken.
+    """
+
+    def __init__(
+        self, position: int, address: tuple[str, int], token: bytes, tree: int, now: float
+    ) -> None:
+        """Begin to connect.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.position, self.have, self.accepted = position, 0, False
+        self.drained = True
+        self._tree = tree
+        self._until = now + CONNECT_SECONDS
+        self._connected = False
+        self._handshake, self._hello = Handshake(token, b""), b""
+        self._buffer = bytearray(REPLY_BYTES)
+        self._filled, self._wanted = 0, NONCE_BYTES
+        code = self._socket.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self._socket.close()
+            raise OSError(code, os.strerror(code))
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection."""
+        return self._socket.fileno()
+
+    @property
+    def connecting(self) -> bool:
+        """True until the connection stands, which shows when it can be written to."""
+        return not self._connected
+
+    def connect(self, now: float) -> None:
+        """Note that the connection stands.
+
+        Raises:
+            ConnectionOver: it does not.
+        """
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise ConnectionOver(os.strerror(code).lower())
+        self._connected = True
+        self._until = now + HANDSHAKE_SECONDS
+
+    def receive(self, file: ChunkFile, now: float) -> None:
+        """Take what has come; whole chunks go into the file.
+
+        Raises:
+            ConnectionOver: it is of no more use.
+            OSError: the connection is broken.
+            UnwritableFile: this node's disk does not take a chunk.
+        """
+        limit = len(self._buffer) if self.accepted else self._wanted
+        with memoryview(self._buffer) as view:
+            size = self._socket.recv_into(view[self._filled : limit])
+        if not size:
+            raise ConnectionOver("it closed the connection")
+        self._filled += size
+        self.drained = self._filled < limit
+        if self.accepted:
+            self._until = now + SILENT_SECONDS
+        while self._filled >= self._wanted:
+            self._take(file, now)
+
+    def _take(self, file: ChunkFile, now: float) -> None:
+        if not self._handshake.nonce:
+            self._prove(file)
+        elif not self.accepted:
+            self._read_reply(file, now)
+        elif self._wanted == FRAME.size:
+            self._read_head(file)
+        else:
+            self._read_chunk(file)
+
+    def _forget(self, size: int) -> None:
+        with memoryview(self._buffer) as view:
+            view[: self._filled - size] = view[size : self._filled]
+        self._filled -= size
+        self._wanted = FRAME.size
+
+    def _prove(self, file: ChunkFile) -> None:
+        self._handshake = replace(self._handshake, nonce=bytes(self._buffer[:NONCE_BYTES]))
+        request = ChunkRequest(self.position, self._tree, file.have[self._tree])
+        self._hello = self._handshake.hello(secrets.token_bytes(NONCE_BYTES), request)
+        self._socket.sendall(self._hello)  # the first bytes of a connection always have room
+        self._filled, self._wanted = 0, REPLY_BYTES
+
+    def _read_reply(self, file: ChunkFile, now: float) -> None:
+        raw = bytes(self._buffer[:REPLY_BYTES])
+        answer = self._handshake.read_reply(self._hello, raw)
+        if answer is None:
+            raise ConnectionOver("it does not know this transfer")
+        if answer.parent != self.position:
+            raise ConnectionOver("another node of this transfer has its address")
+        if not answer.accepted:
+            raise ParentBusy("it serves as many as it can")
+        self.accepted, self.have = True, answer.have
+        self._until = now + SILENT_SECONDS
+        self._forget(REPLY_BYTES)
+        # So the head of a chunk comes with its first bytes, and the next one's head with its last.
+        self._buffer = bytearray(FRAME.size + file.chunk_bytes + FRAME.size)
+
+    def _read_head(self, file: ChunkFile) -> None:
+        kind, position, length, _ = FRAME.unpack_from(self._buffer)
+        if kind == ALIVE:
+            self.have = position
+            self._forget(FRAME.size)
+            return
+        if position >= file.totals[self._tree] or length != file.place(self._tree, position)[1]:
+            kind = 0
+        if kind != CHUNK or position > file.have[self._tree]:
+            raise CorruptChunk("it sent what no relay sends")
+        self.have = max(self.have, position + 1)
+        self._wanted = FRAME.size + length
+
+    def _read_chunk(self, file: ChunkFile) -> None:
+        _, position, _, checksum = FRAME.unpack_from(self._buffer)
+        with memoryview(self._buffer) as view, view[FRAME.size : self._wanted] as data:
+            if zlib.crc32(data) != checksum:
+                raise CorruptChunk("its bytes did not come as they were sent")
+            if position == file.have[self._tree]:  # else it came from another parent meanwhile
+                file.add(self._tree, data, checksum)
+        self._forget(self._wanted)
+
+    def tick(self, now: float) -> None:
+        """Look at the time.
+
+        Raises:
+            ConnectionOver: nothing has come for too long.
+        """
+        if now <= self._until:
+            return
+        if not self._connected:
+            raise ConnectionOver("no answer")
+        raise ParentSilent("it fell silent" if self.accepted else "no answer")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+
+# --- The places that one node of a relay must know, and how it asks the source for them ----------
+
+# A node takes the file from those above it in the two trees, and from no others: about 2 log2 N
+# places of N. So each node asks for its own ones, over a connection to the source that proves the
+# transfer's token both ways (:mod:`bundle.transfer.relay_handshake`); the lists of all nodes on all
+# nodes would grow with the square of their number.
+
+ASK_SECONDS = 15.0
+"""Time in which a node asks again: a source that many strangers connect to may end its question."""
+_UNREACHED_ASKS = 4
+"""Questions of a node to which the source has never answered a word."""
+_PAUSE_SECONDS = 0.3
+_SPREAD_SECONDS = 0.0005
+"""Time for each node of the transfer over which the first questions are spread."""
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RelayPlace:
+    """One end of a relay's connections: a node, or the source."""
+
+    position: int
+    """Its position in the trees; 0 for the source."""
+    name: str
+    """What it is called in messages."""
+    address: str
+    """Where it listens; empty for the address of the driver's host."""
+    port: int
+    """The port there."""
+
+
+@dataclass(frozen=True)
+class RelayCandidates:
+    """The facts that one node must know of the others."""
+
+    position: int
+    """Its own position in the trees."""
+    by_tree: tuple[tuple[int, ...], ...]
+    """For each tree, the positions that it may take chunks from, in the order of preference."""
+    places: tuple[RelayPlace, ...]
+    """All of them, each one once."""
+
+
+class SourceUnreachable(Exception):
+    """The source cannot be asked; its text says why."""
+
+
+class _NoAnswer(Exception):
+    """The source was reached, and ended the connection without an answer."""
+
+
+def key_of(node: str) -> int:
+    """Return the number by which a node asks for its places: a digest of its name."""
+    return int.from_bytes(hashlib.sha256(node.encode()).digest()[:8], "big")
+
+
+def ask_source(
+    source: tuple[str, int],
+    token: bytes,
+    node: str,
+    over: threading.Event,
+    on_unreached: Callable[[str], None],
+) -> RelayCandidates:
+    """Ask the source for the places of a node, several times if need be.
+
+    Raises:
+        SourceUnreachable: it gave no answer, or the answer is of no more use.
+    """
+    reason, unreached = "the transfer is over", 0
+    until = time.monotonic() + ASK_SECONDS
+    while not over.is_set() and unreached < _UNREACHED_ASKS:
+        try:
+            return _ask(source, token, node)
+        except _NoAnswer as exc:
+            reason = str(exc)
+        except OSError as exc:
+            reason = _reason(exc, CONNECT_SECONDS)
+            unreached += 1
+            if unreached == 1:
+                on_unreached(reason)
+        if time.monotonic() >= until:  # not before the first question: this node may stand still
+            break
+        over.wait(_PAUSE_SECONDS * (0.5 + _spread(node)))
+    raise SourceUnreachable(reason)
+
+
+def first_pause(node: str, nodes: int) -> float:
+    """Return the seconds that a node waits before it asks: all at once would crowd the source."""
+    return nodes * _SPREAD_SECONDS * _spread(node)
+
+
+def _spread(node: str) -> float:
+    """Return a number from 0 to 1 that differs between nodes."""
+    return key_of(node) / (1 << 64)
+
+
+def _ask(source: tuple[str, int], token: bytes, node: str) -> RelayCandidates:
+    with socket.create_connection(source, timeout=CONNECT_SECONDS) as connection:
+        connection.settimeout(HANDSHAKE_SECONDS)
+        try:
+            handshake = Handshake(token, _exactly(connection, NONCE_BYTES))
+            question = ChunkRequest(relay_chunks.SOURCE, PLACES, key_of(node))
+            hello = handshake.hello(secrets.token_bytes(NONCE_BYTES), question)
+            connection.sendall(hello)
+            answer = handshake.read_reply(hello, _exactly(connection, REPLY_BYTES))
+            if answer is None or not answer.accepted or answer.have > _MOST_BYTES:
+                raise _NoAnswer("it does not know this transfer, or this node")
+            body = _exactly(connection, answer.have)
+            seal = _exactly(connection, SEAL_BYTES)
+        except OSError as exc:
+            raise _NoAnswer(_reason(exc, HANDSHAKE_SECONDS)) from exc
+    if not handshake.is_sealed(hello, body, seal):
+        raise _NoAnswer("its answer was changed on the way")
+    return decode(RelayCandidates, json.loads(zlib.decompress(body)))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise _NoAnswer("it closed the connection")
+        received += piece
+    return received
+
+
+def _reason(exc: OSError, seconds: float) -> str:
+    if isinstance(exc, socket.timeout):
+        return f"no answer within {seconds:g} s"
+    return error_text(exc).lower()
