@@ -93,7 +93,7 @@ def collect(handle: int | None) -> int:
     from ..launch.directories import work_tree
     from ..launch.staged_files import remove_sent_files, remove_staged_files
     from ..node.node_root import env_path
-    from ..results import pack
+    from ..results import stream
 
     request = AgentChannel(handle, PhaseName.COLLECT, follow=False).request
     if not isinstance(request, CollectRequest):
@@ -103,7 +103,7 @@ def collect(handle: int | None) -> int:
         tree = work_tree(job, request.root)
         remove_staged_files(tree, env_path(request.root, job.bundle_id))
         deleted = remove_sent_files(tree, request.directory)
-        pack.pack(request.directory, job.outputs, sys.stdout.buffer, deleted, request.brought)
+        stream.pack(request.directory, job.outputs, sys.stdout.buffer, deleted, request.brought)
     except NodeError as exc:
         print(f"stager: {exc}", file=sys.stderr)
         return 3

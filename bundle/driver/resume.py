@@ -10,8 +10,8 @@ from ..protocol.enumerations import Allocation
 from ..protocol.messages import NodeRootFacts
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..results import patterns
-from ..results.pack import send
 from ..results.selection import Selection, Sizes, measure, select
+from ..results.stream import send
 from .collect import named_outputs
 from .own_disk import scratch
 from .placement import send_results

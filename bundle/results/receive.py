@@ -5,9 +5,9 @@ trusted: only outputs that were asked for are accepted, no path leaves them, no 
 them, devices and the like are refused, and nothing may be longer than was announced.
 
 Everything is written below a hidden directory next to its final place, and renamed once the stream
-has arrived in full. What exists is updated, see :mod:`bundle.results.update`; where that would lose
-a file, the new output gets a number (``out.1``). Of a truncated stream, the files that did arrive
-in full are kept as ``out.partial``.
+has arrived in full. What exists is updated, see :mod:`bundle.results.publish`; where that would
+lose a file, the new output gets a number (``out.1``). Of a truncated stream, the files that did
+arrive in full are kept as ``out.partial``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text, facts_of, refusals
 from .patterns import above, wanted
-from .publish import ResultsWriter, sweep
+from .publish import ResultsWriter, SentEntries, sweep
 from .stream import (
     CHUNK,
     LINE_LIMIT,
@@ -37,7 +37,6 @@ from .stream import (
     read_head,
     some_of,
 )
-from .update import SentEntries
 
 _NAME_LIMIT = 64 << 10
 """Bytes of a long name; Linux accepts no path over 4096."""

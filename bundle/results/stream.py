@@ -15,11 +15,21 @@ line, a :class:`StreamEnd`, says that the stream is complete::
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import os
+import stat
+import tarfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
-from ..protocol.codec import AnyText, DecodeError, decode
+from ..format.manifest import BLOCK, padding
+from ..protocol.codec import AnyText, DecodeError, decode, encode
+from ..protocol.counts import counted
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import error_text
+from .selection import OutputEntry, Selection, besides, measure, select
 
 VERSION = 3
 LINE_LIMIT = 16 << 20
@@ -140,3 +150,182 @@ def _refuse_negative(**counts: int) -> None:
     for name, count in counts.items():
         if count < 0:
             raise ValueError(f"{name} is {count}")
+
+
+# --- Sending the outputs of a job from a node, see :mod:`bundle.results.stream` ------------------
+
+_DELETED_NAMES = LINE_LIMIT // 8
+"""Characters of the names of deleted files; if they are more, the files stay at home."""
+_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def pack(
+    directory: str,
+    outputs: Sequence[str],
+    stream: IO[bytes],
+    deleted: Sequence[str] = (),
+    brought: Sequence[str] | None = None,
+) -> None:
+    """Send the outputs in a directory, only those besides ``brought`` if given; see :func:`send`.
+
+    Raises:
+        NodeError: the directory cannot be read, or nobody reads the stream any more.
+    """
+    selection = select(directory, outputs)
+    if brought is not None:
+        selection = besides(selection, brought)
+    send(selection, directory, stream, deleted)
+
+
+def send(
+    selection: Selection, directory: str, stream: IO[bytes], deleted: Sequence[str] = ()
+) -> StreamEnd:
+    """Send what was selected in a directory; return the end of the stream.
+
+    A file that changes meanwhile is sent with the length that was announced, or its current length
+    if that is less; bytes that are missing then are filled with zeros. It is reported as changed,
+    and so is one that has vanished.
+
+    Raises:
+        NodeError: nobody reads the stream any more.
+    """
+    total = measure(selection.entries)
+    writer = _StreamWriter(stream, directory)
+    writer.line(
+        StreamHead(
+            results=VERSION,
+            roots=selection.roots,
+            entries=total.entries,
+            files=total.files,
+            bytes=total.bytes,
+            missing=selection.missing,
+            left_out=some_of(selection.left_out),
+        )
+    )
+    changes: dict[str, _Change] = {}
+    for entry in selection.entries:
+        change = _send(entry, writer)
+        if change is not None:
+            changes[entry.name] = change
+    writer.zeros(2 * BLOCK)
+    end = StreamEnd(
+        end=1,
+        sha256=writer.digest.hexdigest(),
+        changed=some_of({name: change.text for name, change in changes.items()}),
+        gaps=selection.unread + sum(change.is_gap for change in changes.values()),
+        deleted=tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else (),
+    )
+    writer.line(end)
+    writer.flush()
+    return end
+
+
+@dataclass(frozen=True)
+class _Change:
+    text: str
+    """The change, in words."""
+    is_gap: bool = False
+    """True if the file was not sent, or not to its end."""
+
+
+class _StreamWriter:
+    """Writes the stream, and computes the digest of the tar."""
+
+    def __init__(self, stream: IO[bytes], directory: str) -> None:
+        self._stream = stream
+        self._directory = directory
+        self.digest = hashlib.sha256()
+
+    def line(self, content: StreamHead | StreamEnd) -> None:
+        # Names that are not UTF-8 hold lone surrogates, which only ASCII escapes can carry.
+        data = json.dumps(encode(content)).encode("ascii") + b"\n"
+        if len(data) > LINE_LIMIT:
+            raise NodeError(Problem(ProblemCode.TOO_MANY_OUTPUTS, self._directory))
+        self._write(data)
+
+    def tar(self, data: bytes) -> None:
+        self.digest.update(data)
+        self._write(data)
+
+    def zeros(self, count: int) -> None:
+        while count:
+            size = min(count, CHUNK)
+            self.tar(bytes(size))
+            count -= size
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as exc:
+            raise self._not_sent(exc) from exc
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:  # an unbuffered stream may take less than it is given
+                rest = rest[self._stream.write(rest) :]
+        except (OSError, ValueError) as exc:
+            raise self._not_sent(exc) from exc
+
+    def _not_sent(self, exc: Exception) -> NodeError:
+        values = {"why": str(exc)}
+        return NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, self._directory, values))
+
+
+def _send(entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
+    if not stat.S_ISREG(entry.mode):
+        writer.tar(_header(entry, 0))
+        return None
+    try:
+        handle = os.open(entry.source, _READ_ONLY)
+    except OSError as exc:
+        return _Change(f"not sent: {exc.strerror or exc}", is_gap=True)
+    try:
+        return _send_open_file(handle, entry, writer)
+    finally:
+        os.close(handle)
+
+
+def _send_open_file(handle: int, entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
+    before = os.fstat(handle)
+    if not stat.S_ISREG(before.st_mode):
+        return _Change("not sent: it is no longer a file", is_gap=True)
+    size = min(before.st_size, entry.size)
+    writer.tar(_header(entry, size))
+    missing, why = _send_content(handle, size, writer)
+    writer.zeros(missing + padding(size))
+    after = os.fstat(handle)
+    if missing:
+        text = f"zeros stand in for the last {counted(missing, 'byte')}: {why}"
+        return _Change(text, is_gap=True)
+    if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
+        return _Change("it was written to while it was sent")
+    return None
+
+
+def _send_content(handle: int, size: int, writer: _StreamWriter) -> tuple[int, str]:
+    """Send up to ``size`` bytes of a file; return how many are missing, and why."""
+    left = size
+    while left:
+        try:
+            data = os.read(handle, min(left, CHUNK))
+        except OSError as exc:
+            return left, error_text(exc)
+        if not data:
+            return left, "it became shorter"
+        writer.tar(data)
+        left -= len(data)
+    return 0, ""
+
+
+def _header(entry: OutputEntry, size: int) -> bytes:
+    info = tarfile.TarInfo(entry.name)
+    info.size = size
+    info.mode = stat.S_IMODE(entry.mode) & 0o777
+    info.mtime = entry.mtime_ns // 10**9
+    if stat.S_ISDIR(entry.mode):
+        info.type = tarfile.DIRTYPE
+    elif entry.link:
+        info.type = tarfile.SYMTYPE
+        info.linkname = entry.link
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

@@ -83,7 +83,7 @@ def test_a_warm_node_starts_one_agent_and_asks_one_python(
 
 ELSEWHERE = {
     "bundle.driver.driver", "bundle.driver.transports.slurm", "bundle.environment.clean",
-    "bundle.launch.rank_monitor", "bundle.results.pack", "bundle.checks.deep",
+    "bundle.launch.rank_monitor", "bundle.results.stream", "bundle.checks.deep",
 }  # fmt: skip
 """Modules of the node program that have nothing to do with looking at a node."""
 

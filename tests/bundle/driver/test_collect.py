@@ -22,7 +22,7 @@ from bundle.protocol.messages import PreflightAnswer, TidyAnswer
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.reports import LaunchAnswer
 from bundle.results import stream as stream_format
-from bundle.results.pack import pack
+from bundle.results.stream import pack
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for

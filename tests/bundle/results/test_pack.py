@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.problem import NodeError
-from bundle.results import pack as module
-from bundle.results.pack import pack
+from bundle.results import stream as module
 from bundle.results.selection import Sizes, leads_out, measure, select
+from bundle.results.stream import pack
 from tests.support.needs import needs
 
 

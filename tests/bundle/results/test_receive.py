@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.problem import NodeError
-from bundle.results.pack import pack
 from bundle.results.publish import sweep
 from bundle.results.receive import Received, receive
 from bundle.results.selection import measure, select
+from bundle.results.stream import pack
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
 from tests.support.processes import until
@@ -33,7 +33,7 @@ REPO = Path(__file__).resolve().parents[3]
 SENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from bundle.results.pack import pack
+from bundle.results.stream import pack
 pack(sys.argv[2], sys.argv[3:], sys.stdout.buffer)
 print(open("/proc/self/status").read(), file=sys.stderr)
 """

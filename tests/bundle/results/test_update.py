@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.results.pack import pack
 from bundle.results.receive import Received, receive
 from bundle.results.selection import OutputEntry, select
+from bundle.results.stream import pack
 
 
 @pytest.fixture

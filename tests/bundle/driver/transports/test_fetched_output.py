@@ -19,8 +19,8 @@ import pytest
 
 from bundle.driver.transports.fetched_output import fetched
 from bundle.protocol.problem import ProblemCode
-from bundle.results.pack import pack
 from bundle.results.receive import Received, receive
+from bundle.results.stream import pack
 from tests.support.processes import until
 
 WRITER = "import sys, time; sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stdout.flush(); "
