@@ -26,7 +26,7 @@ from .protocol.problem import NodeError
 
 if TYPE_CHECKING:
     from .environment import unpack
-    from .launch.directories import JobDirectories
+    from .launch.program_variables import JobDirectories
 
 # Each command imports what it needs when it is known: an agent is started for every node.
 
@@ -249,7 +249,7 @@ def _unpack(
 
 
 def _directories(environment: unpack.Environment) -> JobDirectories:
-    from .launch.directories import JobDirectories
+    from .launch.program_variables import JobDirectories
 
     root = os.path.dirname(os.path.dirname(environment.path))
     job_dir = os.path.join(root, "jobs", f"exec-{os.getpid()}")
@@ -260,7 +260,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     from .agent import agent
     from .checks import probe
     from .format.archive import BundleFile
-    from .launch.variables import environment_variables
+    from .launch.program_variables import environment_variables
     from .protocol.codec import encode
 
     with BundleFile(path, os.path.basename(environment.path)) as bundle:
@@ -278,17 +278,20 @@ def _probe(path: str, environment: unpack.Environment) -> int:
 
 def _exec(environment: unpack.Environment, command: list[str]) -> int:
     """Become the command, in the environment that is held already."""
-    from .launch import hub_cache, import_path
-    from .launch.step_ranks import step_variables
-    from .launch.variables import environment_variables
+    from .launch import exec_command, program_variables
+    from .launch.exec_command import step_variables
+    from .launch.program_variables import environment_variables
 
     directories = _directories(environment)
-    hub_cache.prepare(directories, os.environ)
+    program_variables.prepare(directories, os.environ)
     # It is the user's own command on the user's own machine, as in a shell: it gets everything.
     variables = environment_variables(directories, os.environ, os.environ, as_rank=True)
     variables.update(step_variables(os.environ))
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
-    own_code = [*import_path.sources(variables["STAGER_PROJECT"]), *import_path.trainer(variables)]
+    own_code = [
+        *exec_command.sources(variables["STAGER_PROJECT"]),
+        *exec_command.trainer(variables),
+    ]
     if own_code:  # an empty one would be the working directory
         variables["PYTHONPATH"] = os.pathsep.join(own_code)
     return _become(command, variables)
@@ -298,25 +301,25 @@ def _mounted(place: str, command: list[str]) -> int:
     """Become the command in an environment that a mounted image contains."""
     from .checks import probe
     from .environment.unpack import write_problem
-    from .launch import hub_cache, mounted
-    from .launch.step_ranks import step_variables
+    from .launch import exec_command, program_variables
+    from .launch.exec_command import step_variables
     from .node.machine import host_facts
     from .node.node_root import choose_base, secure_root
 
     place = os.path.realpath(place)
-    manifest = mounted.manifest_of(place)
+    manifest = exec_command.manifest_of(place)
     for problem in probe.check_requires(manifest.requires, host_facts()):
         raise NodeError(problem)
-    python = mounted.python_for(place, manifest)
+    python = exec_command.python_for(place, manifest)
     root = secure_root(choose_base("auto", os.environ))
     try:
-        directories = mounted.view(place, manifest, root, python)
-        hub_cache.prepare(directories, os.environ)
+        directories = exec_command.view(place, manifest, root, python)
+        program_variables.prepare(directories, os.environ)
     except OSError as exc:
         raise NodeError(write_problem(exc, root)) from exc
-    variables = mounted.variables(directories, place, os.environ)
+    variables = exec_command.variables(directories, place, os.environ)
     variables.update(step_variables(os.environ))
-    return _become(mounted.program(directories, command), variables)
+    return _become(exec_command.program(directories, command), variables)
 
 
 def _become(command: list[str], variables: dict[str, str]) -> int:

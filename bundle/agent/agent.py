@@ -45,7 +45,7 @@ from ..system import processes, signals
 from ..system.own_program import loads_modules_for
 
 if TYPE_CHECKING:
-    from ..launch.early_torchrun import EarlyLauncher
+    from ..launch.commands import EarlyLauncher
     from ..protocol.reports import CleanAnswer, DeepAnswer, LaunchAnswer
     from ..transfer.staging import ReceiverOf
 
@@ -90,7 +90,7 @@ def command(argv: Sequence[str]) -> int:
 
 def collect(handle: int | None) -> int:
     """Send the job's outputs from this node, as a stream of bytes on standard output."""
-    from ..launch.directories import work_tree
+    from ..launch.program_variables import work_tree
     from ..launch.staged_files import remove_sent_files, remove_staged_files
     from ..node.node_root import env_path
     from ..results import stream
@@ -165,7 +165,7 @@ def _start_early(request: AgentRequest) -> EarlyLauncher | None:
         return None
     if job.trust is not None and not isinstance(request, ProbeRequest):
         return None  # nothing runs before the environment has been compared with its listing
-    from ..launch import early_torchrun as early
+    from ..launch import commands as early
 
     try:
         _check_signature(request)
@@ -229,8 +229,7 @@ def _relay_receiver_of(task: RelayTask) -> ReceiverOf:
 def _probe(request: ProbeRequest, channel: AgentChannel) -> ProbeAnswer:
     """Ask the environment's own Python for its facts; it imports modules where the job says so."""
     from ..checks import probe
-    from ..launch.directories import directories_of
-    from ..launch.variables import environment_variables
+    from ..launch.program_variables import directories_of, environment_variables
     from ..system import network
 
     job, directories = request.job, directories_of(request)
@@ -270,7 +269,7 @@ def _run_ranks(
 
 
 def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
-    from ..launch.directories import work_dir, work_tree
+    from ..launch.program_variables import work_dir, work_tree
     from ..launch.staged_files import has_outputs_besides, remove_sent_files, remove_staged_files
     from ..node import removal
     from ..node.node_root import env_path

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import IO
 
 from ..checks.findings import few_names
-from ..launch import directories
+from ..launch import program_variables
 from ..protocol.counts import counted
 from ..protocol.enumerations import PhaseName
 from ..protocol.events import OutputsCollected
@@ -54,7 +54,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     if not state.separate_run_dirs:
         return
     job, node = state.job, _node_of_first_rank(state)
-    work_dir = directories.work_dir(job, state.facts[node].root)
+    work_dir = program_variables.work_dir(job, state.facts[node].root)
     if not standing:
         state.note(f"the allocation has ended; what the ranks wrote is on {node} in {work_dir}")
         return
@@ -79,7 +79,7 @@ def collect_outputs(state: State, *, standing: bool) -> None:
     finally:
         _emit_collected(state, node, others, received)
     if pending:
-        where = directories.work_dir(job, state.facts[pending[0]].root)
+        where = program_variables.work_dir(job, state.facts[pending[0]].root)
         names = few_names(pending)
         state.note(f"some outputs were not brought back; they are still on {names} in {where}")
         return
@@ -130,7 +130,7 @@ def _report_left(state: State, answers: dict[str, TidyAnswer]) -> None:
     """Report where files are left in the ranks' working directories."""
     left = [node for node, answer in answers.items() if answer.left]
     if left:
-        where = directories.work_dir(state.job, state.facts[left[0]].root)
+        where = program_variables.work_dir(state.job, state.facts[left[0]].root)
         state.note(
             f"what the ranks wrote is still on {few_names(left)} in {where}; "
             "`stager clean` removes it once nothing has been written there for an hour"
@@ -173,7 +173,7 @@ def _bring(state: State, node: str, before: Received | None = None) -> Received:
     job = state.job
     request = CollectRequest(
         **state.placed(node),
-        directory=directories.work_dir(job, state.facts[node].root),
+        directory=program_variables.work_dir(job, state.facts[node].root),
         brought=tuple(sorted(before.names)) if before else None,
     )
     came: list[Received] = []
@@ -215,7 +215,7 @@ def _emit_collected(state: State, node: str, others: Sequence[str], received: Re
         OutputsCollected(
             node=node,
             others=tuple(others),
-            source=directories.work_dir(state.job, state.facts[node].root),
+            source=program_variables.work_dir(state.job, state.facts[node].root),
             target=state.job.run_dir,
             files=received.files,
             bytes=received.bytes,

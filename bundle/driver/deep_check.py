@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ..checks import deep, findings
 from ..checks.findings import ClockReading, Problems
-from ..launch.choices import choose_backend
+from ..launch.commands import choose_backend
 from ..protocol import messages
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport, RankOutput

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from ..launch.choices import choose_backend, must_use_cpus
-from ..launch.variables import USE_CPU
+from ..launch.commands import choose_backend, must_use_cpus
+from ..launch.program_variables import USE_CPU
 from ..protocol.enumerations import PhaseName
 from ..protocol.events import JobEnds
 from ..protocol.messages import GroupSettings, LaunchRequest

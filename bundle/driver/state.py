@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..checks.findings import probe_line
 from ..format.archive import BundleFile
-from ..launch.choices import choose_nproc
+from ..launch.commands import choose_nproc
 from ..protocol.enumerations import Launcher, PhaseName
 from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, RankOutput, Remark
 from ..protocol.job import ONE_A_CPU, Job

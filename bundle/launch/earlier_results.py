@@ -12,7 +12,7 @@ from ..protocol.messages import UnpackAnswer, UnpackRequest
 from ..protocol.problem import NodeError, ProblemCode
 from ..results.receive import receive
 from ..system.files import disk_problem
-from .directories import work_dir, work_tree
+from .program_variables import work_dir, work_tree
 from .staged_files import in_order, note_sent_files, sent_files_noted
 
 

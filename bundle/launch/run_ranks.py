@@ -30,16 +30,20 @@ from ..protocol.reports import (
 from ..redaction.secrets import masked
 from ..system import files, network, processes, signals
 from ..system.own_program import source_of
-from . import commands, hub_cache, rank_results
-from .choices import choose_threads
-from .directories import JobDirectories, directories_of
-from .early_torchrun import EarlyLauncher
-from .group import RankGroup
-from .output_reader import Outputs, run_launcher
+from . import commands, program_variables, rank_results
+from .commands import EarlyLauncher, choose_threads
+from .output_reader import Outputs, RecentOutput, run_launcher
+from .program_variables import (
+    JobDirectories,
+    RankGroup,
+    directories_of,
+    drop_schedulers,
+    group_variables,
+    native_variables,
+    rank_variables,
+)
 from .rank_monitor import Rank, RankMonitor
-from .recent_output import RecentOutput
 from .staged_files import make_work_dir
-from .variables import drop_schedulers, group_variables, native_variables, rank_variables
 
 _SHOWN = 30
 
@@ -223,7 +227,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
     program = commands.wrapper(directories, job.launch.command)
     base = os.environ if job.allocation is Allocation.SLURM else drop_schedulers(os.environ)
     variables = rank_variables(directories, group, base, job.launch.pass_env)
-    hub_cache.prepare(directories, os.environ)
+    program_variables.prepare(directories, os.environ)
     cwd = job.run_dir
     if request.own:  # a program of ours: the user's may have a module of the same name
         variables["STAGER_PROJECT"] = variables["STAGER_TRAINER"]
@@ -235,7 +239,7 @@ def _start(directories: JobDirectories, group: RankGroup, request: LaunchRequest
         return _Start(commands.native(directories, program), variables, cwd, [])
     if job.launch.launcher is Launcher.PROCESSES:
         variables |= group_variables(group)
-        argv = commands.processes(directories, group, program)
+        argv = commands.make_processes_argv(directories, group, program)
     else:
         argv = commands.torchrun(directories, group, f"{job.id}.{job.attempt}", program)
     return _Start(argv, variables, cwd, commands.possible_ranks(group))

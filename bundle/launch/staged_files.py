@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from ..protocol.job import Job
 from ..results import patterns
-from .directories import JobDirectories, work_dir, work_tree
+from .program_variables import JobDirectories, work_dir, work_tree
 
 _COPIED_BYTES = 32 << 20
 """Bytes of a project's files that are copied into a working directory; all others are linked."""

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from bundle.environment.hub_datasets import PART
 from bundle.environment.listing import STATE
-from bundle.launch.hub_cache import HUB
+from bundle.launch.program_variables import HUB
 from bundle.protocol.digest import Digest
 
 from ..core.deletion import remove

@@ -18,7 +18,7 @@ from pathlib import Path
 from bundle.environment import listing
 from bundle.environment.listing import OWN_PYTHON, STATE
 from bundle.format.manifest import Manifest, room_for
-from bundle.launch.mounted import LOOKING
+from bundle.launch.exec_command import LOOKING
 
 from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, offline_root

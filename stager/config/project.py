@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.launch.variables import DROPPED, RANK
+from bundle.launch.program_variables import DROPPED, RANK
 from bundle.results import patterns
 
 from ..hub.names import HubRequest, Kind, parse_request

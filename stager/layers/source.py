@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from bundle.format.layer import INDEX_FORMAT, Origin
-from bundle.launch.variables import ENV
+from bundle.launch.program_variables import ENV
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.digest import Digest
 

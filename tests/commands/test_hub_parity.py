@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bundle.environment.listing import STATE
-from bundle.launch.hub_cache import HUB
+from bundle.launch.program_variables import HUB
 from stager.building.hub_layers import hub_sources
 from stager.core.store import Store
 from stager.core.values import Target

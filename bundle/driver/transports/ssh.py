@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 
-from ...launch.variables import drop_schedulers
+from ...launch.program_variables import drop_schedulers
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secrets import without_secrets

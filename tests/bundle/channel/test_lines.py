@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bundle.channel.frames import Lines
-from bundle.launch import output_reader, recent_output
+from bundle.launch import output_reader
 
 
 class Piece(bytes):
@@ -54,5 +54,5 @@ def test_a_ranks_long_line_is_joined_once_and_passed_on_in_pieces() -> None:
 
 def test_what_is_remembered_of_long_lines_is_little() -> None:
     """A diagnosis looks at it with one expression after the other."""
-    lines = recent_output._last_lines(b"z" * 10_000_000 + b"\nshort\n")
-    assert [len(line) for line in lines] == [recent_output._KEPT_BYTES, 5]
+    lines = output_reader._last_lines(b"z" * 10_000_000 + b"\nshort\n")
+    assert [len(line) for line in lines] == [output_reader._KEPT_BYTES, 5]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from bundle.driver.started_commands import StartedCommands
 from bundle.launch import commands
-from bundle.launch.directories import JobDirectories
-from bundle.launch.group import RankGroup
+from bundle.launch.program_variables import JobDirectories, RankGroup
 from bundle.protocol.reports import Started
 
 GROUP = RankGroup(

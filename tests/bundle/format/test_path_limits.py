@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bundle.launch import run_ranks
-from bundle.launch.directories import JobDirectories
+from bundle.launch.program_variables import JobDirectories
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import commands
-from bundle.launch.choices import choose_backend, choose_nproc, choose_threads, must_use_cpus
-from bundle.launch.directories import JobDirectories
-from bundle.launch.group import RankGroup
-from bundle.launch.step_ranks import step_variables
-from bundle.launch.variables import (
+from bundle.launch.commands import choose_backend, choose_nproc, choose_threads, must_use_cpus
+from bundle.launch.exec_command import step_variables
+from bundle.launch.program_variables import (
+    JobDirectories,
+    RankGroup,
     drop_schedulers,
     environment_variables,
     native_variables,

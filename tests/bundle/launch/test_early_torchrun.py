@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bundle.launch import early_torchrun
-from bundle.launch.directories import JobDirectories
-from bundle.launch.early_torchrun import EarlyLauncher
+from bundle.launch import commands
+from bundle.launch.commands import EarlyLauncher
+from bundle.launch.program_variables import JobDirectories
 from bundle.protocol.enumerations import Action, Launcher
 from bundle.system import processes
 from stager.core.store import Store
@@ -145,12 +145,10 @@ def test_another_interpreter_since_is_noticed(
 
 def test_what_keeps_it_from_starting_is_left_to_the_launch(packed: Packed, tmp_path: Path) -> None:
     job = job_for(packed, tmp_path, action=Action.RUN)
-    assert early_torchrun.start(job) is None  # there is no environment yet
-    assert early_torchrun.start(replace(job, action=Action.VERIFY)) is None
-    assert early_torchrun.start(replace(job, dry_run=True)) is None
-    assert (
-        early_torchrun.start(replace(job, launch=replace(LAUNCH, launcher=Launcher.SRUN))) is None
-    )
+    assert commands.start(job) is None  # there is no environment yet
+    assert commands.start(replace(job, action=Action.VERIFY)) is None
+    assert commands.start(replace(job, dry_run=True)) is None
+    assert commands.start(replace(job, launch=replace(LAUNCH, launcher=Launcher.SRUN))) is None
 
 
 def driven(program: Path, packed: Packed, folder: Path) -> list[dict[str, Any]]:

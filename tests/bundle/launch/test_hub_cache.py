@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.launch import hub_cache
-from bundle.launch.directories import JobDirectories
+from bundle.launch import program_variables
+from bundle.launch.program_variables import JobDirectories
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def test_the_bundles_repositories_come_before_the_users(
     (user / "token").write_text("secret")
     base = {"HOME": str(tmp_path), "HF_HUB_CACHE": str(user), "TRANSFORMERS_CACHE": str(user)}
     for _ in range(2):  # several tasks of a node
-        hub_cache.prepare(directories, base)
-    said = hub_cache.variables(directories, base)
+        program_variables.prepare(directories, base)
+    said = program_variables.variables(directories, base)
     assert said["HF_HUB_CACHE"] == said["TRANSFORMERS_CACHE"]
     view = Path(said["HF_HUB_CACHE"])
     assert view.is_relative_to(directories.root)
@@ -40,7 +40,7 @@ def test_the_bundles_repositories_come_before_the_users(
     }  # fmt: skip
     assert (view / "models--a--b/refs/main").read_text() == "bundle"
     # Another cache of the user's is another view.
-    other = hub_cache.variables(directories, {"HF_HUB_CACHE": str(tmp_path / "other")})
+    other = program_variables.variables(directories, {"HF_HUB_CACHE": str(tmp_path / "other")})
     assert other["HF_HUB_CACHE"] != str(view)
 
 
@@ -58,7 +58,7 @@ def test_without_models_in_the_bundle_nothing_is_made(
 ) -> None:
     (tmp_path / "huggingface" / "hub").mkdir(parents=True)
     base = {name: value.replace("HERE", str(tmp_path)) for name, value in base.items()}
-    hub_cache.prepare(directories, base)
+    program_variables.prepare(directories, base)
     assert not os.path.exists(directories.root)
     expected = {name: value.replace("HERE", str(tmp_path)) for name, value in expected.items()}
-    assert hub_cache.variables(directories, base) == expected
+    assert program_variables.variables(directories, base) == expected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.launch.import_path import sources, trainer
+from bundle.launch.exec_command import sources, trainer
 
 
 def test_a_src_layout_has_its_packages_in_src(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bundle.format.manifest import Manifest
-from bundle.launch.mounted import view
+from bundle.launch.exec_command import view
 from stager.core.store import Store
 from tests.support.bundles import make_bundle
 from tests.support.wheelhouse import make_wheel

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import output_reader
-from bundle.launch.output_reader import Outputs
-from bundle.launch.recent_output import KEPT, RecentOutput
+from bundle.launch.output_reader import KEPT, Outputs, RecentOutput
 from bundle.protocol.problem import NodeError
 from bundle.system import signals
 from tests.support.processes import living, until

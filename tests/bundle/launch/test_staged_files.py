@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import staged_files
-from bundle.launch.directories import JobDirectories, work_tree
+from bundle.launch.program_variables import JobDirectories, work_tree
 from bundle.launch.staged_files import (
     has_outputs_besides,
     make_work_dir,

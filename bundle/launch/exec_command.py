@@ -1,16 +1,11 @@
-"""An environment that is mounted from an image: a view of it that can be used where it is.
-
-An image is read-only, and neither its place nor the node's Python is known when it is made. So each
-use makes a directory of links under the node root, or takes the one that is there: everything in it
-is a link into the image, except ``bin/python`` and ``pyvenv.cfg``, which are for the Python of this
-node (PEP 405). As a virtual environment it is worth as much as an unpacked one.
-"""
+"""A command that is run in an environment without a launcher: ``exec`` and ``mounted``."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 
@@ -20,10 +15,80 @@ from ..format.manifest import Manifest, ManifestError, parse
 from ..node import interpreter, removal
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
+from ..system.hostlist import expand_hostlist
 from ..system.own_program import source_of
-from . import import_path
-from .directories import JobDirectories
-from .variables import environment_variables
+from .program_variables import JobDirectories, environment_variables
+
+# --- What any program in an environment finds besides the packages: the user's code, and the
+# trainer
+
+# For ranks the run wrapper arranges ``sys.path``; any other program is told by ``PYTHONPATH``.
+
+
+def sources(project: str) -> list[str]:
+    """Return the directory of a project's packages in a src layout; none for another layout."""
+    folder = os.path.join(project, "src")
+    is_layout = os.path.isdir(folder) and not os.path.exists(os.path.join(folder, "__init__.py"))
+    return [folder] if is_layout else []
+
+
+def trainer(variables: Mapping[str, str]) -> list[str]:
+    """Return the directory of the bundle's ``trainer``, if it has one and no package is called so.
+
+    ``PYTHONPATH`` comes before the packages, and nothing of the user's may be hidden.
+    """
+    packages = os.path.join(variables["STAGER_ENV"], "pkgs")
+    hidden = any(os.path.lexists(os.path.join(packages, f"trainer{end}")) for end in ("", ".py"))
+    place = variables["STAGER_TRAINER"]
+    return [place] if os.path.isdir(place) and not hidden else []
+
+
+# --- The rank that a task of ``srun`` is: for ``exec``, which no launcher of ours has started ----
+
+_FIRST_PORT, _PORTS = 20_000, 10_000
+"""Ports that all tasks of a step can tell from its number; below those that Linux gives away."""
+
+
+def step_variables(slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torchrun would set for a task that ``srun`` has started.
+
+    Empty where there is no such task, or only one in its step, and where the caller has set a rank
+    itself. A batch script and the shell of ``salloc`` are none.
+    """
+    world = slurm.get("SLURM_STEP_NUM_TASKS", "1")
+    listed = slurm.get("SLURM_STEP_NODELIST", "")
+    if "RANK" in slurm or "SLURM_STEP_ID" not in slurm or world == "1" or not listed:
+        return {}
+    node = slurm["SLURM_NODEID"]
+    here = _tasks_of_nodes(slurm.get("SLURM_STEP_TASKS_PER_NODE", "1"))[int(node)]
+    job = int(slurm.get("SLURM_JOB_ID", "0")) + int(slurm["SLURM_STEP_ID"])
+    return {
+        "RANK": slurm["SLURM_PROCID"],
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(here),
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "MASTER_ADDR": slurm.get("MASTER_ADDR", expand_hostlist(listed)[0]),
+        "MASTER_PORT": slurm.get("MASTER_PORT", str(_FIRST_PORT + job % _PORTS)),
+    }
+
+
+def _tasks_of_nodes(text: str) -> list[int]:
+    """Parse Slurm's short form of tasks per node: ``2(x3),1`` is 2, 2, 2, 1."""
+    tasks: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        tasks += [int(count)] * int(times or 1)
+    return tasks
+
+
+# --- An environment that is mounted from an image: a view of it that can be used where it is -----
+
+# An image is read-only, and neither its place nor the node's Python is known when it is made. So
+# each use makes a directory of links under the node root, or takes the one that is there:
+# everything in it is a link into the image, except ``bin/python`` and ``pyvenv.cfg``, which are for
+# the Python of this node (PEP 405). As a virtual environment it is worth as much as an unpacked
+# one.
 
 LOOKING = "STAGER_LOOKS_FOR_PYTHON"
 """The variable under which ``bin/python`` of an image does not start: it would look in its turn."""
@@ -113,7 +178,7 @@ def variables(directories: JobDirectories, place: str, base: Mapping[str, str]) 
     own, _, rest = found["PATH"].partition(os.pathsep)
     found["PATH"] = os.pathsep.join([own, os.path.join(place, "bin"), rest])
     project = os.path.join(place, "project")
-    own_code = [project, *import_path.sources(project), *import_path.trainer(found)]
+    own_code = [project, *sources(project), *trainer(found)]
     found["PYTHONPATH"] = os.pathsep.join(own_code)
     return found
 
