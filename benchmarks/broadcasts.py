@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from bundle.driver.transports.slurm_commands import fanout
+from bundle.driver.transports.slurm_text import fanout
 
 from .place import settle
 from .rounds import Step, Value, interleave

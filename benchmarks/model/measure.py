@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundle.driver.transports.relay_candidates import candidates_of
+from bundle.driver.transports.relay_source import candidates_of
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_chunks import ChunkFile, chunk_size
 from bundle.transfer.relay_peers import RelayPlace

@@ -40,7 +40,7 @@ STAY_SECONDS = 900.0
 """Time that an agent stays after its last answer, unless the driver ends its input before.
 
 The driver does so when the last agent has answered. This is longer than it waits itself for ranks
-that do not end (:data:`bundle.driver.transports.slurm_commands.PATIENCE`); by then Slurm has passed
+that do not end (:data:`bundle.driver.transports.slurm_text.PATIENCE`); by then Slurm has passed
 on everything.
 """
 _LONGEST_PAUSE_SECONDS = 600.0

@@ -25,13 +25,12 @@ from ..protocol.problem_table import ending_problem
 from ..protocol.reports import LaunchAnswer
 from ..system import processes, signals
 from . import collect
-from .logs import Logs
-from .older_job import cluster_name
-from .output_logs import problems_of
-from .own_disk import problems_of_own_disk
+from .logs import Logs, cluster_name
+from .output import problems_of
 from .phases import Phase, phases_of
+from .placement import problems_of_own_disk
 from .state import NodesFailed, State
-from .transports import slurm_commands
+from .transports import slurm_text
 from .transports.local import LocalTransport
 from .transports.transport import Transport
 
@@ -76,7 +75,7 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
     signals.receive_user_signals()
     processes.raise_open_files()
     if job.allocation is Allocation.SLURM:
-        job = slurm_commands.bind(job, os.environ)
+        job = slurm_text.bind(job, os.environ)
     state = State(job, Logs(job))
     try:
         outcome = _outcome_of_phases(state, transport or _transport(job))

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
+from ..checks.cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
 from ..checks.findings import few_names, preflight_line
 from ..format.manifest import room_for
+from ..launch.commands import choose_backend, must_use_cpus
+from ..launch.program_variables import USE_CPU
 from ..node.node_root import MEMORY
 from ..protocol.enumerations import Action, Allocation, PhaseName
+from ..protocol.events import JobEnds
 from ..protocol.job import Job
 from ..protocol.messages import (
     CleanRequest,
+    Gpu,
+    GpuFacts,
+    GroupSettings,
+    LaunchRequest,
     PreflightAnswer,
     PreflightRequest,
     ProbeAnswer,
@@ -18,8 +30,231 @@ from ..protocol.messages import (
     UnpackAnswer,
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from . import collect, nvidia_drivers, placement, ranks
+from ..protocol.reports import Departure, LaunchAnswer, Started
+from . import collect, placement
+from .collect import note_unnamed, send_earlier_results
 from .state import State
+from .transports.transport import Event
+
+# --- Remarks of the preflight on NVIDIA drivers and GPUs, once all nodes have answered -----------
+
+
+def compare(state: State) -> None:
+    """Give each node whose driver is too old for the bundle a problem, and note what is unusual."""
+    layers = () if state.bundle is None else state.bundle.manifest.layers
+    need = needed((layer.name, layer.version) for layer in layers if layer.kind == "wheel")
+    answers = state.answers_of(PreflightAnswer)
+    for node, answer in answers.items():
+        problem = driver_problem(node, answer.gpus, need)
+        if problem is not None:
+            problems = (*answer.problems, problem)
+            state.answers[node] = replace(answer, ok=False, problems=problems)
+    for note in list_driver_notes({node: answer.gpus for node, answer in answers.items()}, need):
+        state.note(note)
+
+
+def list_driver_notes(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> list[str]:
+    """Return notes on the drivers and GPUs of nodes that can run the bundle."""
+    broken = [
+        f"{node}: the NVIDIA driver does not work: {facts.fault}"
+        for node, facts in nodes.items()
+        if facts is not None and facts.fault
+    ]
+    return [*broken, *_without(nodes, need), *_outdated(nodes, need), *_mixed(nodes)]
+
+
+def _without(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
+    without = [node for node, facts in nodes.items() if facts is None]
+    if need is not None and without:
+        yield (
+            f"{few_names(without)}: no NVIDIA driver, so what {need.package} is for, CUDA "
+            f"{need.text}, cannot be used there"
+        )
+
+
+def _outdated(nodes: Mapping[str, GpuFacts | None], need: CudaNeed | None) -> Iterator[str]:
+    """Yield a line about drivers that run the bundle but are older than its CUDA version's."""
+    own = None if need is None else OWN.get(need.version)
+    if need is None or own is None:
+        return
+    runs = [node for node, facts in nodes.items() if driver_problem(node, facts, need) is None]
+    older = [node for node in runs if _is_older(nodes[node], own)]
+    if older:
+        yield (
+            f"{few_names(older)}: the driver is older than the one of CUDA {need.text} "
+            f"({own}): built kernels run, what the driver must compile (PTX) does not"
+        )
+
+
+def line(node: str, facts: GpuFacts) -> str:
+    """Return what the preflight's log says of a node: ``hpc07 driver=570.124.06 gpus=4 x ...``."""
+    gpus = described(facts.gpus) or "none"
+    return f"{node} driver={facts.driver or 'unknown'} gpus={gpus}"
+
+
+def described(gpus: Collection[Gpu]) -> str:
+    """Return GPUs in words: ``4 x NVIDIA A100-SXM4-80GB (80 GiB)``."""
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        counts[_kind(gpu)] = counts.get(_kind(gpu), 0) + 1
+    return ", ".join(f"{count} x {kind}" for kind, count in counts.items())
+
+
+def _is_older(facts: GpuFacts | None, own: str) -> bool:
+    return facts is not None and bool(facts.driver) and newest(facts) < parsed(own)
+
+
+def _mixed(nodes: Mapping[str, GpuFacts | None]) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    kinds = set()
+    for node, facts in nodes.items():
+        gpus = () if facts is None else facts.gpus
+        groups.setdefault(described(gpus) or "no NVIDIA GPU", []).append(node)
+        kinds.add(frozenset(map(_kind, gpus)))
+    if len(kinds) < 2:
+        return []
+    parts = [f"{few_names(named)}: {kind}" for kind, named in groups.items()]
+    return [f"the nodes' GPUs differ, and the slowest sets the pace: {'; '.join(parts)}"]
+
+
+def _kind(gpu: Gpu) -> str:
+    """Return a GPU without its number: its name, its memory, its MIG instances."""
+    size = f" ({round(gpu.memory / (1 << 30))} GiB)" if gpu.memory else ""
+    mig = f" as MIG {'+'.join(gpu.mig)}" if gpu.mig else ""
+    return gpu.name + size + mig
+
+
+# --- The ranks of a job: how they are started, and what has become of them -----------------------
+
+_T = TypeVar("_T")
+
+
+def start(state: State) -> None:
+    """Start the ranks on the nodes of the job, and wait until they end.
+
+    Raises:
+        NodeError: they cannot be started with these nodes.
+    """
+    shared = all(facts.proj for facts in state.facts.values())
+    state.separate_run_dirs = not shared
+    note_unnamed(state)  # before hours of work, and at the end once more
+    send_earlier_results(state)
+    group = _group(state)
+    if group.on_cpus:
+        _note_cpus(state)
+    world_size = state.nproc * len(state.job.nodes)
+    state.result = replace(state.result, world_size=world_size, backend=group.backend)
+    logs = _RankLogs(state)
+    try:
+        state.ask(
+            PhaseName.LAUNCH,
+            lambda node: LaunchRequest(**state.placed(node), group=group, shared=shared),
+            logs.take,
+        )
+    finally:  # also of a job that is interrupted: something may have failed before
+        logs.complete()
+        state.result = _with_outcome(state.result, state)
+
+
+def _group(state: State) -> GroupSettings:
+    job, gpus = state.job, state.gpus()
+    try:
+        backend = choose_backend(job.launch.backend, gpus)
+    except ValueError as exc:
+        raise NodeError(Problem(ProblemCode.BACKEND_UNUSABLE, "", {"why": str(exc)})) from exc
+    head = state.facts[job.nodes[0]]
+    if not head.port:  # it has become the head after another one was left out
+        raise NodeError(Problem(ProblemCode.HEAD_WITHOUT_ADDRESS, job.nodes[0]))
+    return GroupSettings(
+        address=head.address,
+        port=head.port,
+        backend=backend,
+        nproc=state.nproc,
+        on_cpus=must_use_cpus(backend, gpus),
+    )
+
+
+class _RankLogs:
+    """Creates rank logs as nodes start; thousands of files would delay the launch."""
+
+    def __init__(self, state: State) -> None:
+        launch = state.job.launch
+        self._state = state
+        self._keep_numbers = launch.elastic is None and not launch.max_restarts
+        """True if ranks stay on their nodes."""
+        self._settled = state.job.min_nodes is None
+        """True once no node is left out any more, so that ranks get no other numbers."""
+
+    def take(self, event: Event) -> None:
+        if self._keep_numbers and isinstance(event, Started):
+            self._settled = True
+            self._state.begin_logs(event.node)
+
+    def complete(self) -> None:
+        """Create the logs of ranks that were never started."""
+        if self._keep_numbers and self._settled:
+            self._state.begin_logs(*self._state.job.nodes)
+
+
+def _note_cpus(state: State) -> None:
+    if USE_CPU in os.environ or not _may_have_accelerate(state):
+        return
+    why = "not every node has a GPU, and without it accelerate's ranks would not meet"
+    state.note(f"{USE_CPU}=true: {why}")
+
+
+def _may_have_accelerate(state: State) -> bool:
+    if state.bundle is None:
+        return True
+    return any(layer.name == "accelerate" for layer in state.bundle.manifest.layers)
+
+
+def _with_outcome(result: JobEnds, state: State) -> JobEnds:
+    answers = state.answers_of(LaunchAnswer)
+    every = answers.values()
+    failures = _joined(answer.failures for answer in every)
+    return replace(
+        result,
+        exit_codes={node: _exit_code(answer) for node, answer in answers.items()},
+        task_codes=dict(state.task_codes),
+        failures=failures,
+        tails={node: answer.tail for node, answer in answers.items() if answer.tail},
+        stopped=tuple(node for node, answer in answers.items() if answer.stopped),
+        lingering=_joined(answer.lingering for answer in every),
+        vanished=_joined(answer.vanished for answer in every),
+        left=_departures(every) if failures else None,  # else nobody asks who ended first
+    )
+
+
+def _departures(answers: Iterable[LaunchAnswer]) -> tuple[Departure, ...]:
+    return _joined(answer.left for answer in answers)
+
+
+def _joined(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+    return tuple(itertools.chain.from_iterable(parts))
+
+
+def _exit_code(answer: LaunchAnswer) -> int:
+    return 1 if answer.exit_code is None else answer.exit_code
+
+
+def list_rank_notes(state: State) -> tuple[str, ...]:
+    """Return remarks for the user on a launch that went well otherwise."""
+    world_size = state.result.world_size or 0
+    answers = state.answers_of(LaunchAnswer).values()
+    alone = any(answer.alone for answer in answers)
+    joined = any(answer.joined for answer in answers)
+    if world_size < 2 or joined or not alone:
+        return ()
+    return (
+        f"no rank joined a process group of torch.distributed: each of the {world_size} ranks ran "
+        "by itself; if they were to train together, the program has to call "
+        "torch.distributed.init_process_group (Hugging Face's Trainer and Accelerate do so where "
+        "they take the run for a distributed one)",
+    )
+
+
+# --- The phases of a job, in their order: each asks the nodes, then uses their answers -----------
 
 
 class Phase:
@@ -61,7 +296,7 @@ class PreflightPhase(Phase):
 
     def use(self, state: State) -> None:
         """Keep the facts, log them, and decide how many ranks each node gets."""
-        nvidia_drivers.compare(state)
+        compare(state)
         state.facts = state.answers_of(PreflightAnswer)
         lines: list[str] = []
         for node, facts in state.facts.items():
@@ -176,13 +411,13 @@ class LaunchPhase(Phase):
 
     def ask(self, state: State) -> None:
         """Start the ranks, again without the nodes that kept all of them from beginning."""
-        ranks.start(state)
+        start(state)
         while state.leave_out_unreachable():
-            ranks.start(state)
+            start(state)
 
     def use(self, state: State) -> None:
         """Fail where ranks have failed, unless an elastic group has gone on without them."""
-        state.result = replace(state.result, notes=ranks.notes(state))
+        state.result = replace(state.result, notes=list_rank_notes(state))
         if state.job.launch.elastic is not None:
             state.leave_out_or_fail()
         state.fail_if_any()
@@ -221,7 +456,7 @@ def _preflight_request(state: State, node: str, marker: str) -> PreflightRequest
 def _preflight_lines(state: State, node: str, facts: PreflightAnswer) -> list[str]:
     lines = [preflight_line(facts)]
     if facts.gpus is not None:
-        lines.append(nvidia_drivers.line(node, facts.gpus))
+        lines.append(line(node, facts.gpus))
     if facts.damage is not None:
         _warn_of_damage(state, node, facts.damage)
         lines.append(f"{node} damage: {facts.damage}")

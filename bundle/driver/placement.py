@@ -8,13 +8,17 @@ removes the directory whatever happens, so that a block which comes too late fin
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..checks.findings import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
+from ..node import removal
 from ..protocol.enumerations import Allocation, PhaseName, Stage
 from ..protocol.events import FileSent, StagingForecast, TransferPlan
 from ..protocol.job import ASSUMED, Job
@@ -26,7 +30,8 @@ from ..protocol.messages import (
     UnpackAnswer,
     UnpackRequest,
 )
-from ..protocol.problem import Problem, ProblemCode
+from ..protocol.problem import NodeError, Problem, ProblemCode
+from ..system.files import disk_problem
 from ..transfer.forecast import forecast
 from ..transfer.plan import (
     RELAY,
@@ -44,10 +49,52 @@ from ..transfer.plan import (
     write_excerpt,
 )
 from ..transfer.relay_handshake import TOKEN_BYTES
-from .own_disk import scratch
 from .state import State
-from .transports import slurm_faults
+from .transports import slurm_text
 from .transports.transport import Delivery, Transfer
+
+# --- The disk of the host where the driver runs: where it is full or fails, no node is to blame
+
+_FAULTS = frozenset((errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT))
+"""Errors that are a file system's, whatever was written."""
+
+
+@contextlib.contextmanager
+def problems_of_own_disk() -> Iterator[None]:
+    """Turn an error of a file system on this host into a problem of the host.
+
+    Raises:
+        NodeError: the block met one.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in _FAULTS:
+            raise
+        raise _error(exc) from exc
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[str]:
+    """Make a temporary directory, and remove it after the block; yield its path.
+
+    Raises:
+        NodeError: no directory for temporary files can be written to.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="stager-")
+    except OSError as exc:
+        raise _error(exc) from exc
+    try:
+        yield folder
+    finally:
+        removal.sweep(folder)
+
+
+def _error(exc: OSError) -> NodeError:
+    place = exc.filename or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - only named
+    full, other = ProblemCode.HOST_DISK_FULL, ProblemCode.HOST_DISK_UNWRITABLE
+    return NodeError(disk_problem(exc, str(place), full, other))
 
 
 def decide(state: State) -> None:
@@ -349,7 +396,7 @@ def _not_sent(node: str, fault: str, answered: Problem | None, way: str, root: s
     """Describe a failed transfer; a node's agent sees a full disk, which Slurm hides."""
     reasons = [fault, answered.why if answered is not None else ""]
     why = "; ".join(filter(None, reasons))
-    if slurm_faults.network_fault(fault):
+    if slurm_text.network_fault(fault):
         return Problem(ProblemCode.BUNDLE_NOT_SENT_NETWORK, node, {"why": why})
     incoming = os.path.join(root, "incoming")
     code = ProblemCode.BUNDLE_NOT_SENT

@@ -3,32 +3,142 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from ..checks.findings import probe_line
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
 from ..protocol.enumerations import Launcher, PhaseName
-from ..protocol.events import DriverEvent, JobEnds, NodesLate, NodesLeftOut, RankOutput, Remark
+from ..protocol.events import (
+    DriverEvent,
+    JobEnds,
+    NodesLate,
+    NodesLeftOut,
+    RankOutput,
+    Remark,
+    answer_class,
+)
 from ..protocol.job import ONE_A_CPU, Job
 from ..protocol.messages import AgentRequest, Answer, PreflightAnswer, ProbeAnswer
+from ..protocol.problem import Problem, ProblemCode
 from ..protocol.reports import LaunchAnswer, Started
 from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals
 from ..transfer.plan import Plan
-from . import event_lines
-from .display import Display
-from .joined_answers import joined
+from . import output
 from .logs import Logs
-from .missing_answers import hanging, silence
-from .output_logs import OutputLogs
-from .request_parts import CommonPart, PlacedPart
-from .started_commands import StartedCommands
+from .output import Display, OutputLogs
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
+
+# --- The answers of a node's tasks as one, where Slurm starts several on a node ------------------
+
+
+def joined(first: Answer | None, second: Answer) -> Answer:
+    """Return the answers of two tasks of one node as one; the first failure gives the status."""
+    if first is None:
+        return second
+    if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
+        first = _with_ranks(first, second)
+    return replace(
+        first,
+        ok=first.ok and second.ok,
+        lost=first.lost or second.lost,
+        unreachable=first.unreachable or second.unreachable,
+        tasks=first.tasks + second.tasks,
+        exit_code=first.exit_code or second.exit_code or 0,
+        problems=(*first.problems, *second.problems),
+    )
+
+
+def _with_ranks(first: LaunchAnswer, second: LaunchAnswer) -> LaunchAnswer:
+    return replace(
+        first,
+        failures=(*first.failures, *second.failures),
+        tail=(*first.tail, *second.tail),
+        stopped=second.stopped if first.lost else first.stopped,
+        first_rank=first.first_rank if second.first_rank is None else second.first_rank,
+        left=(*first.left, *second.left),
+        vanished=(*first.vanished, *second.vanished),
+        lingering=(*first.lingering, *second.lingering),
+        joined=(*first.joined, *second.joined),
+        alone=(*first.alone, *second.alone),
+    )
+
+
+# --- The driver's answers in place of a node's: it gave none, or its ranks did not end -----------
+
+
+def silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
+    """Return the answer of a node, or of one of its tasks, that has not answered."""
+    values = {**end.values, "phase": phase, "log_dir": log_dir}
+    return answer_class(phase)(
+        node=node,
+        ok=False,
+        problems=(Problem(end.problem, node, values),),
+        exit_code=end.code,
+        lost=True,
+        unreachable=end.unreachable,
+    )
+
+
+def hanging(answer: Answer, seconds: int) -> Answer:
+    """Return a node's answer with the problem that its ranks run ``seconds`` after others ended."""
+    problem = Problem(ProblemCode.RANKS_DID_NOT_END, answer.node, {"seconds": str(seconds)})
+    return replace(answer, ok=False, problems=(problem,))
+
+
+# --- The fields that the driver fills in alike in requests of every class, by their names --------
+
+
+class CommonPart(TypedDict):
+    """The fields of :class:`~bundle.protocol.messages.AgentRequest`."""
+
+    job: Job
+    node: str
+    node_rank: int
+    nodes_here: int
+
+
+class PlacedPart(CommonPart):
+    """The fields of :class:`~bundle.protocol.messages.PlacedRequest`."""
+
+    root: str
+    python: str
+
+
+# --- The commands that start the ranks of nodes: what nodes share is told once -------------------
+
+_OWN = re.compile(
+    r"""
+    (?<=^--node-rank=)\d+$
+    | (?<=^--local-addr=).+$
+    | (?<=^--rdzv-conf=is_host=)[01]$
+    | (?<=/jobs/)[^/]+(?=/)  # the job's directory, which has the node's rank
+    """,
+    re.VERBOSE,
+)
+"""The parts of a command's words that follow from the node, see :mod:`bundle.launch.commands`."""
+
+
+class StartedCommands:
+    """The commands of nodes that have been told."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, ...]] = set()
+
+    def brief(self, event: Started) -> Started:
+        """Return the event as it is kept: without a command that was told for another node."""
+        shared = tuple(_OWN.sub("", word) for word in event.argv)
+        if shared in self._told:
+            return replace(event, argv=())
+        self._told.add(shared)
+        return event
+
 
 _A = TypeVar("_A", bound=Answer)
 RequestFor = Callable[[str], AgentRequest]
@@ -137,7 +247,7 @@ class State:
                 self.display.output(phase, event, head=head)
 
     def _keep(self, event: Mapping[str, object]) -> None:
-        line = event_lines.line(self.job.id, time.time(), self._mask.without_secrets(event))
+        line = output.line(self.job.id, time.time(), self._mask.without_secrets(event))
         with signals.held():
             self.logs.event(line)
             self.display.event(line)

@@ -2,7 +2,7 @@
 
 ``job.json``, version 5, has the fields of :class:`Job`. The driver reads it from a file; an agent
 gets it as ``{"job": ..., ...}`` together with what its phase needs. A job for Slurm has neither an
-id nor nodes until an allocation stands: ``bind`` of :mod:`bundle.driver.transports.slurm_commands`
+id nor nodes until an allocation stands: ``bind`` of :mod:`bundle.driver.transports.slurm_text`
 fills them in.
 """
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.driver.older_job import CLOCK_SECONDS
+from bundle.driver.logs import CLOCK_SECONDS
 from bundle.protocol import log_names
 from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import Ending

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bundle.checks.cuda import parsed
-from bundle.driver.transports.slurm_commands import step_argv
+from bundle.driver.transports.slurm_text import step_argv
 from bundle.driver.transports.step import Step
 from bundle.node.machine import Question, kernel_driver, version_in
 from bundle.protocol.messages import PreflightAnswer

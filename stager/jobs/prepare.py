@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundle.driver.transports.slurm_commands import CREDENTIALS
+from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.format.manifest import Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Action, Allocation

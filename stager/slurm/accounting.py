@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 
-from bundle.driver.older_job import CLOCK_SECONDS
-from bundle.driver.transports.slurm_commands import ENDED_BY_STATE, submit_time
+from bundle.driver.logs import CLOCK_SECONDS
+from bundle.driver.transports.slurm_text import ENDED_BY_STATE, submit_time
 from bundle.protocol.enumerations import Ending
 
 from ..core.errors import StagerError

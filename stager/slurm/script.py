@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.driver.transports.slurm_commands import CREDENTIALS
+from bundle.driver.transports.slurm_text import CREDENTIALS
 from bundle.protocol.enumerations import LogMode
 from bundle.protocol.job import Job
 from bundle.redaction.secrets import without_secrets

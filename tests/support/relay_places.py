@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bundle.driver.transports.relay_candidates import candidates_of
+from bundle.driver.transports.relay_source import candidates_of
 from bundle.transfer.relay_peers import RelayCandidates, RelayPlace
 
 

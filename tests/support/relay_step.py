@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from bundle.driver.transports.driver_channel import DriverChannel
-from bundle.driver.transports.phase_answers import PhaseAnswers
-from bundle.driver.transports.phase_run import PhaseRun
+from bundle.driver.transports.phase_run import PhaseAnswers, PhaseRun
 from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests
 

@@ -16,8 +16,8 @@ from typing import IO, Protocol, cast
 from ...channel.agent_channel import AGAIN, END
 from ...channel.frames import FrameReader, Gap
 from ...system import processes
-from . import slurm_faults
-from .step_faults import StepErrors, StepFault
+from . import slurm_text
+from .step import StepErrors, StepFault
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -65,7 +65,7 @@ class DriverChannel:
         argv: Sequence[str],
         env: Mapping[str, str],
         first: bytes,
-        reader: StepErrors = slurm_faults,
+        reader: StepErrors = slurm_text,
     ) -> None:
         """Start it.
 

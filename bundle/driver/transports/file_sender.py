@@ -14,8 +14,7 @@ from ...channel.bootstrap import in_memory
 from ...protocol.enumerations import PhaseName
 from ...system import processes
 from ...system.files import error_text
-from .phase_answers import PhaseAnswers
-from .phase_run import SECONDS, PhaseRun
+from .phase_run import SECONDS, PhaseAnswers, PhaseRun
 from .timeouts import Waiting
 from .transport import Transfer
 

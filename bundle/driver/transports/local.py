@@ -35,7 +35,7 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secrets import without_secrets
 from ...system import permissions, processes, signals
 from . import apptainer
-from .slurm_commands import PYTHONS
+from .slurm_text import PYTHONS
 from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0

@@ -4,30 +4,427 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import json
 import os
 import random
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ...channel import agent_channel
+from ...checks.findings import few_names
 from ...format.archive import digest_of
+from ...protocol.codec import encode
+from ...protocol.counts import counted, sized
 from ...protocol.enumerations import PhaseName
-from ...protocol.messages import RELAY_SOURCE, Ready, RelayStart
+from ...protocol.events import Remark
+from ...protocol.messages import RELAY_SOURCE, Ready, Relayed, RelayStart
 from ...protocol.problem import NodeError, Problem, ProblemCode
+from ...system import processes
 from ...system.files import error_text
 from ...transfer import relay_chunks
 from ...transfer.plan import digest_of_all
-from ...transfer.relay import BACKLOG
+from ...transfer.relay import BACKLOG, MOST_OF_SOURCE
 from ...transfer.relay_chunks import ChunkFile
-from ...transfer.relay_peers import RelayPlace
+from ...transfer.relay_peers import RelayCandidates, RelayPlace, key_of
 from ...transfer.relay_process import RelayProcess
 from .agent_program import packed
-from .phase_run import SECONDS, PhaseRun
-from .relay_candidates import RelayDirectory
-from .relay_wait import RelayWait, SourceEnded, await_listeners, settle_late
-from .source_watch import SourceWatch
-from .transport import Transfer
+from .phase_run import FIRST_SECONDS as _FIRST_SECONDS
+from .phase_run import NEXT_SECONDS as _NEXT_SECONDS
+from .phase_run import SECONDS, PhaseAnswers, PhaseRun
+from .transport import OnEvent, Transfer
+
+# --- The places that each node of a relay must know, and the source's answers to those that ask
+
+# A node takes each half of the file from the nodes above it in one tree, or from the source. Of N
+# nodes that are about 2 log2 N, whatever N.
+
+_BEFORE_SOURCE = 3
+"""Ancestors that are tried before the source: a firewall that drops what is sent costs the time of
+a connection for each. The source may be busy, so those further up come after it."""
+
+
+def in_order_of_preference(position: int, nodes: int, tree: int) -> tuple[int, ...]:
+    """Return the positions that a node may take the chunks of a tree from, the best one first.
+
+    Args:
+        position: that of the node, 1 to ``nodes``.
+        nodes: the number of nodes.
+        tree: 0 or 1.
+    """
+    *above, source = relay_chunks.ancestors(position, nodes, tree)
+    return (*above[:_BEFORE_SOURCE], source, *above[_BEFORE_SOURCE:])
+
+
+def candidates_of(position: int, places: Sequence[RelayPlace]) -> RelayCandidates:
+    """Return what the node at a position must know."""
+    nodes = len(places) - 1
+    by_tree = tuple(
+        in_order_of_preference(position, nodes, tree) for tree in range(relay_chunks.TREES)
+    )
+    wanted = sorted({candidate for chain in by_tree for candidate in chain})
+    return RelayCandidates(position, by_tree, tuple(places[candidate] for candidate in wanted))
+
+
+class RelayDirectory:
+    """The source's answers to nodes that ask for their places; each is made when it is asked."""
+
+    def __init__(self, places: Sequence[RelayPlace]) -> None:
+        self._places = places
+        self._encoded = functools.lru_cache(maxsize=None)(_encoded_place)
+        """Each place as JSON, made once: those far up are in the answer to every node."""
+        self._positions = {key_of(place.name): place.position for place in places[1:]}
+
+    def __call__(self, key: int) -> bytes | None:
+        """Return the answer to the node with a key; None if it takes no part."""
+        position = self._positions.get(key)
+        if position is None:
+            return None
+        candidates = candidates_of(position, self._places)
+        own = encode(candidates, names={"position", "by_tree"})
+        places = [self._encoded(place) for place in candidates.places]
+        return zlib.compress(json.dumps({**own, "places": places}).encode())
+
+
+def _encoded_place(place: RelayPlace) -> dict[str, object]:
+    return encode(place)
+
+
+# --- The connections that nodes of a relay cannot make to each other, counted as they report -----
+
+SPARE_NODES = MOST_OF_SOURCE // relay_chunks.TREES - 1
+"""Nodes that the source can send to besides those at the top of the trees, which have one
+connection of each tree. A node that reaches no other has as many: one for each part of the file."""
+
+
+class Reachability:
+    """The nodes that cannot connect to others, as far as they have reported.
+
+    Attributes:
+        why: why most nodes cannot take part in a relay; empty while they can.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._most_without_parent = max(nodes // 2, SPARE_NODES)
+        self._without_source: set[str] = set()
+        """The nodes that cannot connect to the source."""
+        self._without_parent: set[str] = set()
+        """The nodes that cannot connect to a node above them."""
+        self.why = ""
+
+    def add(self, node: str, unreachable: Mapping[str, str]) -> None:
+        """Count a node; one that no longer reports the source has reached it since."""
+        self._without_source.discard(node)
+        if RELAY_SOURCE in unreachable:
+            self._without_source.add(node)
+            if 2 * len(self._without_source) > self._nodes:
+                why = unreachable[RELAY_SOURCE]
+                self.why = f"nodes cannot connect to this host, for example {node}: {why}"
+        parents = [other for other in unreachable if other != RELAY_SOURCE]
+        if parents:
+            self._without_parent.add(node)
+            if len(self._without_parent) > self._most_without_parent:
+                example = f"for example {node} to {parents[0]}: {unreachable[parents[0]]}"
+                self.why = self.why or f"most nodes cannot connect to others, {example}"
+
+
+# --- Damage to the bytes of a relay: by the node that sent them, or by the one that received them
+
+# Each chunk has a checksum, so a node notices what did not come as it was sent, and reports the
+# sender. Faulty memory or a faulty network card of its own looks the same to it. But then several
+# senders fail it one after the other, while each of them serves others well.
+
+_SENDERS = 2
+"""Senders that fail one node, and no other, for it to be the node that is at fault."""
+
+
+def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
+    """Return a line for each node that damages what it receives, or has sent damaged bytes."""
+    senders = {
+        node: tuple(dict.fromkeys(report.corrupt))
+        for node, report in relayed.items()
+        if report.corrupt
+    }
+    damaging = _damaging_receivers(senders)
+    lines = [
+        f"{node} damages what it receives: data from {few_names(failed)} arrived damaged there, "
+        "and nowhere else; check its memory and its network card"
+        for node, failed in damaging.items()
+    ]
+    lines += [
+        f"{sender} sent damaged bytes to {node}{_resort(relayed[node])}"
+        for node, failed in senders.items()
+        if node not in damaging
+        for sender in failed
+    ]
+    return lines
+
+
+def _damaging_receivers(
+    senders: Mapping[str, tuple[str, ...]],
+) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that damage what they receive, by evidence of their senders."""
+    # A node that several senders failed may be at fault itself: it is no witness against them.
+    blamed = {sender for failed in senders.values() if len(failed) < _SENDERS for sender in failed}
+    sound = {
+        node: tuple(sender for sender in failed if sender not in blamed)
+        for node, failed in senders.items()
+    }
+    return {node: failed for node, failed in sound.items() if len(failed) >= _SENDERS}
+
+
+def _resort(report: Relayed) -> str:
+    return "" if report.failure else ", which took them from another node"
+
+
+# --- Remarks for the user about the nodes of a relay ---------------------------------------------
+
+_SLOW_SHARE = 3.0
+"""A node is slow if its file took so many times as long as the others' ..."""
+_SLOW_SECONDS = 6.0
+"""... and so many seconds more: for as long a sound node may wait for a slow or silent parent,
+until it takes another one."""
+_MOST_REMARKS = 8
+"""Lines of one kind."""
+
+
+def remarks(answers: PhaseAnswers, size: int) -> tuple[str, ...]:
+    """Return lines about nodes that were slow, damaged bytes, or could not connect to others."""
+    apart = [
+        f"{node} cannot connect to {other} ({why}), and took the file from another node"
+        for node, others in answers.out_of_reach.items()
+        for other, why in others.items()
+        if node in answers.relayed and not answers.relayed[node].failure
+    ]
+    damage = damage_lines(answers.relayed)
+    return (*_first(_slow(answers.relayed, size)), *_first(damage), *_first(apart))
+
+
+def _slow(relayed: Mapping[str, Relayed], size: int) -> list[str]:
+    lines = []
+    seconds = {node: report.seconds for node, report in relayed.items() if not report.failure}
+    ordered = sorted(seconds.values())
+    for node, taken in seconds.items():
+        usual = _median_of_others(ordered, taken)
+        if usual is not None and taken > max(_SLOW_SHARE * usual, usual + _SLOW_SECONDS):
+            rate, others = sized(int(size / taken)), sized(int(size / max(usual, 0.001)))
+            lines.append(
+                f"{node} is slow: it received {rate}/s, the median of the others is {others}/s"
+            )
+    return lines
+
+
+def _median_of_others(ordered: Sequence[float], own: float) -> float | None:
+    """Return the other values' median, ``own`` if that is not above it; None for no others."""
+    count = len(ordered) - 1
+    if not count:
+        return None
+    middle = count // 2
+    if own <= ordered[middle]:
+        return own
+    return ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_REMARKS
+    return lines if more <= 0 else [*lines[:_MOST_REMARKS], f"... and {counted(more, 'more line')}"]
+
+
+# --- Waiting for the nodes of a relay: one is looked at only when something has come from it -----
+
+# A node that says nothing keeps nobody waiting: its agent may be stopped or wait for a disk, and
+# its network may be gone, which Slurm notices minutes later. A node that is merely slow says so.
+
+_REPORT_SECONDS = 30.0
+"""Time between two questions to the nodes that do not have the file yet; one that has not answered
+by the next question is lost. So a node that falls silent is noticed within a minute."""
+
+
+class _Awaited:
+    """The nodes still awaited; the caller removes those that are done."""
+
+    def __init__(self, run: PhaseRun, nodes: Iterable[str]) -> None:
+        self._run = run
+        self.nodes = set(nodes)
+        self._lost: Collection[str] = ()
+
+    def news(self) -> list[str]:
+        run = self._run
+        run.step.pump(run.answers.take)
+        lost = run.lost_nodes()
+        if lost is not self._lost:
+            self.nodes.difference_update(lost)
+            self._lost = lost
+        return run.answers.heard()
+
+
+def await_listeners(run: PhaseRun, deadline: float) -> set[str]:
+    """Wait until the agents listen, have failed, or are lost; return the silent ones."""
+    awaited = _Awaited(run, run.answers.nodes)
+    until = min(deadline, time.monotonic() + _FIRST_SECONDS)
+    while awaited.nodes and not run.step.ended:
+        late = time.monotonic() >= until
+        heard = awaited.news()
+        if heard:
+            awaited.nodes.difference_update(heard)
+            until = min(deadline, time.monotonic() + _patience(run))
+        elif late:  # and nothing has come while this process itself stood still
+            break
+    return set() if run.step.ended else awaited.nodes
+
+
+def settle_late(run: PhaseRun, silent: Collection[str]) -> dict[str, str]:
+    """Return the nodes that listened too late, and why they have no file; the others are lost."""
+    failed = {}
+    for node in sorted(silent):
+        if node in run.answers.ready:
+            failed[node] = f"it began to listen more than {_patience(run):g} s after the others"
+        elif node not in run.answers.answered and node not in run.lost_nodes():
+            _lose(run, node, _patience(run))
+    return failed
+
+
+class SourceEnded(Exception):
+    """The source of a relay has ended, and nodes still lack the file; its text says why."""
+
+
+class RelayWait:
+    """The wait for a relay that has begun."""
+
+    def __init__(
+        self, run: PhaseRun, nodes: tuple[str, ...], source_failure: Callable[[], str]
+    ) -> None:
+        """Wait for nodes in order of place; ``source_failure`` is empty while the source runs."""
+        self._source_failure = source_failure
+        self._run = run
+        self._awaited = _Awaited(run, nodes)
+        self._reachability = Reachability(len(nodes))
+        self._ask_at = time.monotonic() + _REPORT_SECONDS
+        self._asked: set[str] = set()
+        """The nodes that have said nothing since the last question."""
+
+    def failures(self, deadline: float) -> dict[str, str]:
+        """Wait until every node has the file, has failed, or is lost; return why nodes failed.
+
+        The wait ends at once where most nodes cannot connect to the others: this host would have
+        to send to all of them.
+
+        Raises:
+            SourceEnded: the source has ended, and nodes still lack the file.
+        """
+        step, awaited, reached = self._run.step, self._awaited, self._reachability
+        while awaited.nodes and not (reached.why or step.ended) and time.monotonic() < deadline:
+            heard = awaited.news()
+            for node in heard:
+                self._take(node)
+            if not heard:  # else an answer may be among what is still to be read
+                self._ask()
+                self._refuse_without_source()
+        failed = {
+            node: report.failure
+            for node, report in self._run.answers.relayed.items()
+            if report.failure
+        }
+        if not step.ended:
+            failed.update(dict.fromkeys(awaited.nodes, reached.why or "it did not finish in time"))
+        return failed
+
+    def _refuse_without_source(self) -> None:
+        why = self._source_failure() if self._awaited.nodes else ""
+        if why:
+            raise SourceEnded(why)
+
+    def _take(self, node: str) -> None:
+        answers = self._run.answers
+        self._asked.discard(node)
+        if node in answers.relayed or node in answers.answered:
+            self._awaited.nodes.discard(node)
+        if node in answers.out_of_reach:
+            self._reachability.add(node, answers.out_of_reach[node])
+
+    def _ask(self) -> None:
+        if time.monotonic() < self._ask_at:
+            return
+        silent = self._asked & self._awaited.nodes
+        for node in sorted(silent):
+            _lose(self._run, node, _REPORT_SECONDS)
+        self._asked = self._awaited.nodes - silent
+        self._ask_at = time.monotonic() + _REPORT_SECONDS
+        self._run.step.tell(agent_channel.REPORT)
+
+
+def _patience(run: PhaseRun) -> float:
+    """Return the time for each further agent once one listens; then the transfer begins."""
+    return _FIRST_SECONDS if run.starts_slowly else _NEXT_SECONDS
+
+
+def _lose(run: PhaseRun, node: str, seconds: float) -> None:
+    run.lose_silent(node, seconds)
+
+
+# --- The look at a relay's source, a process on this host: whether it makes progress -------------
+
+# Where it was stopped, or its disk does not answer, the nodes wait for it for a minute, and can say
+# only that it is silent. This host sees why.
+
+STILL_SECONDS = 10.0
+"""Time without a round of its loop after which a source stands still. It is less than the time for
+which the nodes wait: the reason should be known before they give up."""
+_MOST_SECONDS = 2.0
+"""A pause between two looks counts no longer: this process may have been stopped with the source.
+"""
+
+
+class SourceWatch:
+    """A source, while nodes wait for its bytes."""
+
+    def __init__(
+        self,
+        source: RelayProcess,
+        on_event: OnEvent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source, self._on_event, self._clock = source, on_event, clock
+        self._rounds, self._seen = source.rounds, clock()
+        self._still = 0.0
+        """Seconds without a round."""
+        self._told = False
+
+    def failure(self) -> str:
+        """Return why the source serves no longer; empty while it does, or may do so again.
+
+        To be called every second or so.
+        """
+        now = self._clock()
+        if self._source.rounds == self._rounds:
+            self._still += min(now - self._seen, _MOST_SECONDS)
+        else:
+            self._rounds, self._still = self._source.rounds, 0.0
+        self._seen = now
+        if self._still >= STILL_SECONDS and not self._told:
+            self._tell()
+        return self._source.source_failure()
+
+    def hung(self) -> str:
+        """Return what the source hangs in; empty if it makes progress, or was merely stopped."""
+        if self._still < STILL_SECONDS or self._source.rounds != self._rounds:
+            return ""
+        task = processes.task(self._source.pid)
+        return "" if task is None or task.stopped else str(task)
+
+    def _tell(self) -> None:
+        task = processes.task(self._source.pid)
+        if task is None:
+            return
+        self._told = True
+        text = (
+            f"the process on {os.uname().nodename} that sends the bundle has stood still for "
+            f"{STILL_SECONDS:g} s: {task}; the nodes wait for it, for a minute at most"
+        )
+        self._on_event(Remark(text, warning=True))
 
 
 def send(

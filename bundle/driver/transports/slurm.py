@@ -4,22 +4,115 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import IO
 
+from ...channel.bootstrap import in_memory
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secrets import without_secrets
 from ...system import processes
-from . import apptainer, sbcast, slurm_commands, slurm_faults
+from . import apptainer, slurm_text
 from .agent_program import may_carry
-from .phase_run import PhaseRun
-from .slurm_look import SlurmLook
-from .step import Step
-from .step_faults import StepErrors
+from .file_sender import FileSender, SendCommand
+from .phase_run import PhaseAnswers, PhaseRun
+from .step import Step, StepErrors
 from .step_transport import StepTransport
 from .timeouts import CONTROLLER_SECONDS, Waiting
 from .transport import Ended, OnEvent, Transfer
+
+# --- Broadcasts with Slurm's ``sbcast`` ----------------------------------------------------------
+
+
+def broadcaster(env: Mapping[str, str], version: tuple[int, int]) -> FileSender:
+    """Return what sends files to agents of steps."""
+
+    def command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        width = slurm_text.fanout(len(answers.nodes), version)
+        argv = slurm_text.broadcast_argv(transfer.source, transfer.target, answers.step_id, width)
+        return SendCommand(argv, slurm_text.broadcast_faults)
+
+    return FileSender(env, command)
+
+
+# --- A check whether silent nodes of an allocation can be reached, by a step of its own ----------
+
+# ``sinfo`` is asked as well: Slurm creates no step on a node that is down already, and does not
+# name the node then.
+
+_LOOK_SECONDS = 60.0
+"""Time that a look may take: to a node that does not answer, Slurm needs ten and more."""
+_DESERTED = "stager-deserted "
+_LOOK = f"""\
+of() {{ grep -sqzx "$1=$2" "$3/environ"; }}
+of SLURM_STEP_ID "$SLURM_STEP_ID" "/proc/$$" || exit 0
+for process in /proc/[0-9]*; do
+    if of SLURM_JOB_ID "$SLURM_JOB_ID" "$process" && of SLURM_STEP_ID '[0-9]*' "$process" &&
+        ! of SLURM_STEP_ID "$SLURM_STEP_ID" "$process"; then exit 0; fi
+done
+echo "{_DESERTED}$SLURMD_NODENAME" >&2
+"""
+"""Says so where no process of another step of the job runs; nothing where that cannot be known."""
+
+
+class SlurmLook:
+    """A step on some nodes that looks whether the job is still there."""
+
+    def __init__(self, nodes: Sequence[str], env: Mapping[str, str]) -> None:
+        self._until = time.monotonic() + _LOOK_SECONDS
+        self._nodes = nodes
+        self._states = open(in_memory(b""), "w+b")  # noqa: SIM115 - closed in close
+        self._errors = open(in_memory(b""), "w+b")  # noqa: SIM115
+        self._processes: list[processes.Process] = []
+        step = Step(phase="look", nodes=tuple(nodes), cpus=1)
+        commands = (
+            (slurm_text.step_argv(step, ["sh", "-c", _LOOK]), processes.DEVNULL, self._errors),
+            (slurm_text.states_argv(nodes), self._states, processes.DEVNULL),
+        )
+        with contextlib.suppress(processes.ProcessError):  # nothing is found out
+            for argv, stdout, stderr in commands:
+                started = processes.start(argv, env=env, stdout=stdout, stderr=stderr)
+                self._processes.append(started)
+
+    @property
+    def ended(self) -> bool:
+        """True once it has ended, or has taken too long."""
+        running = any(process.poll() is None for process in self._processes)
+        return not running or time.monotonic() > self._until
+
+    def unreachable(self) -> dict[str, str]:
+        """Return the nodes on which Slurm could start nothing, and why."""
+        unreachable = {
+            node: Problem(fault.problem, node, fault.values).why
+            for node, fault in slurm_text.step_faults(_read(self._errors)).items()
+            if fault.problem in slurm_text.UNREACHABLE
+        }
+        for node, state in slurm_text.down_nodes(_read(self._states)).items():
+            if node in self._nodes:
+                values = {"phase": "", "why": f"it is {state}"}
+                no_start = Problem(ProblemCode.NO_ANSWER_NO_START, node, values)
+                unreachable.setdefault(node, no_start.why)
+        return unreachable
+
+    def deserted(self) -> frozenset[str]:
+        """Return the nodes on which it has found nothing of the job."""
+        lines = [line for line in _read(self._errors).splitlines() if line.startswith(_DESERTED)]
+        return frozenset(line[len(_DESERTED) :].strip() for line in lines)
+
+    def close(self) -> None:
+        """End it."""
+        for process in self._processes:
+            processes.stop(process, 1.0)
+        self._errors.close()
+        self._states.close()
+
+
+def _read(written: IO[bytes]) -> str:
+    written.seek(0)
+    return written.read().decode(errors="replace")
+
 
 _ASK_SECONDS = 30.0
 _HURRIED_SECONDS, _HURRIED_ASK_SECONDS = 5.0, 10.0
@@ -47,13 +140,13 @@ def ended_by(
         shown = processes.run(argv, timeout=seconds, env=env).stdout
     except processes.ProcessError:
         return ""
-    return slurm_commands.ended_by(shown, job.attempt, errors) or ""
+    return slurm_text.ended_by(shown, job.attempt, errors) or ""
 
 
 class SlurmCluster:
     """The allocation that this process runs in."""
 
-    unreachable: Collection[ProblemCode] = slurm_faults.UNREACHABLE
+    unreachable: Collection[ProblemCode] = slurm_text.UNREACHABLE
 
     def __init__(self, job: Job) -> None:
         """Look at the allocation once.
@@ -61,32 +154,32 @@ class SlurmCluster:
         Raises:
             NodeError: a command of Slurm's is missing here.
         """
-        self.errors: StepErrors = slurm_faults
+        self.errors: StepErrors = slurm_text
         self._job = job
         self._controller_seconds, self._ask_seconds = CONTROLLER_SECONDS, _ASK_SECONDS
-        credentials = slurm_commands.CREDENTIALS
-        self.variables: Mapping[str, str] = slurm_commands.step_environment(
+        credentials = slurm_text.CREDENTIALS
+        self.variables: Mapping[str, str] = slurm_text.step_environment(
             without_secrets(os.environ, credentials)
         )
         # What the ranks get besides is for their own step alone.
-        self.rank_variables: Mapping[str, str] = slurm_commands.step_environment(
+        self.rank_variables: Mapping[str, str] = slurm_text.step_environment(
             without_secrets(os.environ, (*credentials, *job.launch.pass_env))
         )
         # A container's plugin may not pass on so long a variable.
         self.carries = job.launch.container_image is None and may_carry(os.environ)
-        counts = slurm_commands.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        counts = slurm_text.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self.cpus = job.cpus_per_task or min(counts, default=1)
-        self.patience = slurm_commands.patience(os.environ)
-        version = slurm_commands.version(self._ask("srun", "--version"))
-        self._broadcaster = sbcast.broadcaster(self.variables, version)
+        self.patience = slurm_text.patience(os.environ)
+        version = slurm_text.version(self._ask("srun", "--version"))
+        self._broadcaster = broadcaster(self.variables, version)
 
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the ``srun`` of a step."""
-        program = slurm_commands.starter(bootstrap, command, self._job.python_hints)
+        program = slurm_text.starter(bootstrap, command, self._job.python_hints)
         if self._job.launch.in_apptainer:
             program = apptainer.entering(self._job, command, program)
             step = replace(step, image=None)
-        return slurm_commands.step_argv(step, program)
+        return slurm_text.step_argv(step, program)
 
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         """Return none: ``srun`` passes its own on."""
@@ -103,7 +196,7 @@ class SlurmCluster:
     def down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Return those of an allocation's nodes that Slurm lost before anything ran on them."""
         try:
-            states = slurm_commands.down_nodes(self._ask(*slurm_commands.states_argv(nodes)))
+            states = slurm_text.down_nodes(self._ask(*slurm_text.states_argv(nodes)))
         except NodeError:
             return {}
         no_start = ProblemCode.NO_ANSWER_NO_START
@@ -123,7 +216,7 @@ class SlurmCluster:
         It is where ``srun`` listens, too. None where Slurm names none.
         """
         with contextlib.suppress(NodeError):
-            return slurm_commands.srun_ports(self._ask("scontrol", "show", "config"))
+            return slurm_text.srun_ports(self._ask("scontrol", "show", "config"))
         return None
 
     def not_started(self, why: str) -> Problem:

@@ -17,11 +17,9 @@ from ...redaction.secrets import without_secrets
 from ...system.hostlist import wrong_hosts
 from . import apptainer, ssh_faults
 from .file_sender import FileSender, SendCommand
-from .phase_answers import PhaseAnswers
-from .phase_run import PhaseRun
-from .slurm_commands import PATIENCE, PYTHONS
-from .step import Step
-from .step_faults import StepErrors
+from .phase_run import PhaseAnswers, PhaseRun
+from .slurm_text import PATIENCE, PYTHONS
+from .step import Step, StepErrors
 from .step_transport import StepTransport
 from .timeouts import Look, Waiting
 from .transport import Ended, OnEvent, Transfer

@@ -11,7 +11,7 @@ from ...channel.ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX
 from ...protocol.codec import DecodeError, decode
 from ...protocol.problem import ProblemCode
 from ...system.processes import describe_exit
-from .step_faults import StepFault
+from .step import StepFault
 
 NO_PYTHON_STATUS = 91
 """Exit status of the shell on a host that has no Python which is new enough."""

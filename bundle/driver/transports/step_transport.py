@@ -4,37 +4,281 @@ The phases share one step over all nodes; only a launch may have its own. The ag
 and request on standard input, so nothing has to be on a node beforehand; they answer in frames
 (:mod:`bundle.channel.frames`). As long as standard input stays open they work; its end tells them
 to stop, however the driver came to its own. What the command is, and what its errors mean, the
-cluster knows (:mod:`bundle.driver.transports.step_cluster`).
+cluster knows (:mod:`bundle.driver.transports.step_transport`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
+import os
+import selectors
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import IO, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Protocol, cast
 
 from ...channel import agent_channel
 from ...channel.bootstrap import in_memory
 from ...launch import output_reader
-from ...protocol.enumerations import PhaseName
+from ...protocol.enumerations import Action, Launcher, PhaseName, Stage, TransferWay
 from ...protocol.job import Job
-from ...protocol.problem import NodeError, ProblemCode
+from ...protocol.messages import AgentRequest, LaunchRequest
+from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
 from . import file_sender, relay_source
-from .agent_program import factored, request_line
+from .agent_program import AgentProgram, factored, request_line
 from .driver_channel import DriverChannel
-from .fetched_output import fetched
-from .phase_answers import PhaseAnswers
-from .phase_run import LaunchLimit, Limit, PhaseRun, TimeLimit
-from .relay_remarks import remarks
-from .step_cluster import StepCluster
-from .step_starter import StepStarter
-from .timeouts import Watch, endings
-from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
-from .unpack_wait import UnpackWait
+from .phase_run import LaunchLimit, Limit, PhaseAnswers, PhaseRun, TimeLimit, UnpackWait
+from .relay_source import remarks
+from .step import Step, StepErrors
+from .timeouts import Look, Waiting, Watch, endings
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, mounts, saving_note
+
+# --- The output of a command on a node: read until it ends, until it stalls, or until a signal
+
+# A disk or a network that hangs would otherwise hold the allocation, and the user, for ever.
+
+SILENT_SECONDS = 300.0
+"""Time without a byte after which no more is expected."""
+_CHUNK = 1 << 20
+
+
+class FetchedOutput(io.RawIOBase):
+    """A pipe from a command.
+
+    Attributes:
+        given_up: True if its end was not waited for.
+    """
+
+    def __init__(self, pipe: IO[bytes], stopped: int, silent_seconds: float) -> None:
+        """Read a pipe until ``stopped`` is readable, or no byte has come for some seconds."""
+        super().__init__()
+        self.given_up = False
+        self._pipe, self._stopped, self._silent_seconds = pipe, stopped, silent_seconds
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(pipe, selectors.EVENT_READ)
+        self._selector.register(stopped, selectors.EVENT_READ)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read what has come; return the number of bytes, 0 at the end.
+
+        Raises:
+            OSError: nothing has come for too long, or the reading is to end.
+        """
+        ready = {key.fd for key, _ in self._selector.select(self._silent_seconds)}
+        if self._stopped in ready:
+            self.given_up = True
+            raise OSError(errno.ECANCELED, "stager was told to end")  # EINTR would be tried again
+        if not ready:
+            self.given_up = True
+            raise OSError(errno.ETIMEDOUT, f"nothing has come for {self._silent_seconds:g} s")
+        data = os.read(self._pipe.fileno(), len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def buffered(self) -> io.BufferedReader:
+        """Return this as a stream with a buffer."""
+        return io.BufferedReader(self, _CHUNK)
+
+    def close(self) -> None:
+        """Let go of what watches the pipe; the pipe itself stays open."""
+        self._selector.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def fetched(pipe: IO[bytes], silent_seconds: float = SILENT_SECONDS) -> Iterator[FetchedOutput]:
+    """Read from a command while the block runs; signals that end a program end the reading."""
+    stopped, stop = os.pipe()
+    os.set_blocking(stop, False)
+
+    def end() -> None:
+        with contextlib.suppress(BlockingIOError):  # it has been told often enough
+            os.write(stop, b"!")
+
+    try:
+        with signals.heeding(end), FetchedOutput(pipe, stopped, silent_seconds) as output:
+            yield output
+    finally:
+        os.close(stopped)
+        os.close(stop)
+
+
+# --- All that differs between clusters on which one command starts an agent on each node ---------
+
+
+class StepCluster(Protocol):
+    """The nodes of a job, and the command that starts agents on them."""
+
+    variables: Mapping[str, str]
+    """All variables for commands of ours, and for agents that start no ranks."""
+    rank_variables: Mapping[str, str]
+    """All variables for agents that start ranks in a step of their own."""
+    carries: bool
+    """True if variables may carry the program of the agents."""
+    cpus: int
+    """CPUs of each node's part."""
+    patience: int
+    """Seconds that nodes may go on after the first has ended well; 0 for any time."""
+    errors: StepErrors
+    """The reader of what the command writes to standard error."""
+    unreachable: Collection[ProblemCode]
+    """The problems of nodes that cannot be used themselves."""
+
+    def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
+        """Return the command that starts agents."""
+
+    def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
+        """Return the variables that are sent to agents, with those for ranks if they start some."""
+
+    def waiting(self, on_event: OnEvent) -> Waiting:
+        """Return the wait for what starts the agents, while it does not answer."""
+
+    def look_at(self, nodes: Sequence[str]) -> Look | None:
+        """Begin to look whether silent nodes can be reached; None where that shows by itself."""
+
+    def down(self, nodes: Collection[str]) -> dict[str, Ended]:
+        """Return those of the nodes that were lost before anything ran on them."""
+
+    def send(
+        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
+    ) -> tuple[dict[str, str], float]:
+        """Send a file to agents that wait for it, without a relay.
+
+        Returns:
+            The nodes that were not reached, with the reasons, and the seconds that it took.
+        """
+
+    def relay_ports(self) -> range | None:
+        """Return the ports of this host that nodes may connect to; None for any."""
+
+    def not_started(self, why: str) -> Problem:
+        """Return the problem of a command that cannot be started."""
+
+    def ended_by(self, errors: str) -> str:
+        """Return why the allocation ended; empty while it stands."""
+
+    def hurry(self) -> None:
+        """Keep every further wait short: the user has asked for the end."""
+
+
+# --- Starting the steps of a job: the command, the variables and the input of each ---------------
+
+
+@dataclass(frozen=True)
+class StepCommand:
+    """The command that starts a step."""
+
+    argv: list[str]
+    """Its words."""
+    variables: dict[str, str]
+    """All its variables."""
+    input: bytes
+    """What is written to its standard input at once."""
+
+
+class StepStarter:
+    """Starts steps on the nodes of a cluster.
+
+    Attributes:
+        latest: the step that was started last.
+    """
+
+    def __init__(self, job: Job, cluster: StepCluster) -> None:
+        self._job, self._cluster = job, cluster
+        with open(sys.argv[0], "rb") as handle:
+            self._program = AgentProgram(handle.read())
+        self.latest: DriverChannel | None = None
+
+    def start(self, phase: str, requests: Requests, tasks: int, command: str = "") -> DriverChannel:
+        """Start a step."""
+        step = self.command(phase, requests, tasks, command)
+        self.latest = DriverChannel(step.argv, step.variables, step.input, self._cluster.errors)
+        return self.latest
+
+    def command(self, phase: str, requests: Requests, tasks: int, command: str = "") -> StepCommand:
+        """Return the command of a step, and what its tasks are sent at once.
+
+        The arguments are those of :meth:`start`.
+        """
+        command = command or phase
+        launches = phase == PhaseName.LAUNCH
+        settings = self._job.launch
+        step = Step(
+            phase=phase,
+            nodes=tuple(requests),
+            cpus=max(1, self._cluster.cpus // tasks),
+            tasks_per_node=tasks,
+            together=launches and settings.elastic is None,
+            patience=self._cluster.patience if launches else 0,
+            image=settings.container_image,
+            mounts=mounts(self._job),
+        )
+        argv = self._cluster.argv(step, self._program.bootstrap, command)
+        if self.holds(phase):
+            requests = {node: _held(request) for node, request in requests.items()}
+        phases = phases_of(self._job, command)
+        variables = self._cluster.rank_variables if launches else self._cluster.variables
+        if self._cluster.carries:
+            variables = {**variables, **self._program.variables(phases)}
+        step_input = self._program.step_input(
+            phases,
+            factored(requests),
+            carried=self._cluster.carries,
+            variables=self._cluster.sent_variables(ranks=launches),
+        )
+        return StepCommand(argv, dict(variables), step_input)
+
+    def tasks(self, phase: str, requests: Requests) -> int:
+        """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
+        if phase != PhaseName.LAUNCH or self._job.launch.launcher is not Launcher.SRUN:
+            return 1
+        launches = [request for request in requests.values() if isinstance(request, LaunchRequest)]
+        return max(request.group.nproc for request in launches)
+
+    def holds(self, phase: str) -> bool:
+        """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
+        return (
+            phase == PhaseName.LAUNCH and not self._job.one_step and self._job.min_nodes is not None
+        )
+
+
+def phases_of(job: Job, command: str) -> set[str]:
+    """Return the phases, and other parts of a job, that agents with this command must know."""
+    signature = {"signature"} if job.trust is not None else set()
+    return {*signature, *_phases(job, command)}
+
+
+def _phases(job: Job, command: str) -> set[str]:
+    relays = job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
+    relay = {"relay"} if relays and job.stage is not Stage.NEVER else set()
+    processes = job.launch.launcher is Launcher.PROCESSES
+    launch: set[str] = {PhaseName.LAUNCH, "processes"} if processes else {PhaseName.LAUNCH}
+    may_resume = job.action is Action.RUN and job.resume_limit and {*job.outputs} - {*job.tracked}
+    results = {"results"} if may_resume else set()
+    if command == PhaseName.UNPACK:
+        return {*relay, *results}
+    if command != PhaseName.SESSION:
+        return launch if command == PhaseName.LAUNCH else {command}
+    phases: set[str] = {job.action, *relay, *results}
+    if job.deep:
+        phases.add(PhaseName.DEEP)
+    # A deep check launches, too; and so may the session of a job that runs.
+    if job.one_step and phases & {Action.RUN, PhaseName.DEEP}:
+        phases |= launch
+    return phases
+
+
+def _held(request: AgentRequest) -> AgentRequest:
+    return replace(request, hold=True) if isinstance(request, LaunchRequest) else request
+
 
 _POLL_SECONDS = 0.02
 _LOST_SECONDS = 1.0

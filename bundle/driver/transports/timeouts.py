@@ -18,9 +18,9 @@ from ...protocol.events import Remark
 from ...protocol.messages import Answer
 from ...protocol.problem import Problem, ProblemCode
 from ...protocol.reports import RanksEnded
-from . import slurm_faults
+from . import slurm_text
 from .driver_channel import DriverChannel
-from .step_faults import StepErrors, StepFault
+from .step import StepErrors, StepFault
 from .transport import Ended, Event, OnEvent, Requests
 
 CONTROLLER_SECONDS = 180.0
@@ -60,7 +60,7 @@ class Waiting:
         self,
         on_event: Callable[[Remark], None],
         seconds: float = CONTROLLER_SECONDS,
-        fault: Callable[[str], str] = slurm_faults.controller_fault,
+        fault: Callable[[str], str] = slurm_text.controller_fault,
     ) -> None:
         """Wait for a controller that does not answer: ``fault`` returns such a reason, or empty."""
         self._on_event, self._seconds, self._fault = on_event, seconds, fault
@@ -76,7 +76,7 @@ class Waiting:
         if fault and not self._until:
             self._until = now + self._seconds
             self._note(fault)
-        elif not self._until and slurm_faults.is_of_new_controller(errors):
+        elif not self._until and slurm_text.is_of_new_controller(errors):
             self._until = now + self._seconds
         waits = bool(fault) or self._is_settling(errors, now)
         if not waits or now > self._until:
@@ -93,7 +93,7 @@ class Waiting:
 
     def _is_settling(self, errors: str, now: float) -> bool:
         """Tell whether the controller is back, but most nodes have not registered yet."""
-        if not self._until or not slurm_faults.not_created(errors):
+        if not self._until or not slurm_text.not_created(errors):
             return False
         self._settled = self._settled or now + _SETTLING_SECONDS
         return now < self._settled
@@ -208,7 +208,7 @@ def endings(
     endings = {}
     for node in requests:
         fault = step.faults.get(node, general)
-        if blamed and fault.status in slurm_faults.TOLD_TO_END:
+        if blamed and fault.status in slurm_text.TOLD_TO_END:
             fault = StepFault(ProblemCode.NO_ANSWER_FOLLOWED, {"first": blamed}, fault.status)
         code = fault.status
         if code is None:  # srun itself may have ended well

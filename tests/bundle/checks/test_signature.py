@@ -16,7 +16,7 @@ from bundle.agent import agent
 from bundle.checks import signature
 from bundle.checks.signature import NAMESPACE, check_signature, lines_of, statement
 from bundle.driver.transports.agent_program import AgentProgram, factored
-from bundle.driver.transports.step_starter import phases_of
+from bundle.driver.transports.step_transport import phases_of
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.job import Job, Trust, redacted
 from bundle.protocol.messages import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest

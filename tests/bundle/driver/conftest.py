@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bundle.driver import state
-from bundle.driver.display import Display
+from bundle.driver.output import Display
 
 
 @pytest.fixture(autouse=True)

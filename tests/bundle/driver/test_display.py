@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bundle.driver import display
-from bundle.driver.display import HELD_BYTES, Display
+from bundle.driver import output
+from bundle.driver.output import HELD_BYTES, Display
 from bundle.protocol.events import RankOutput
 
 REPO = str(Path(__file__).resolve().parents[3])
@@ -135,7 +135,7 @@ def test_a_reader_that_is_late_once_misses_nothing(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for, a while."""
-    monkeypatch.setattr(display, "_PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr(output, "_PATIENCE_SECONDS", 120.0)
     pipe.display = Display("4711", pipe.writing)
     pieces = 2 * HELD_BYTES // (LINES * WIDTH)
     read: list[dict[str, Any]] = []

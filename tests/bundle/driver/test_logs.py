@@ -16,7 +16,7 @@ PROGRAM = """
 import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 from bundle.driver.logs import Logs
-from bundle.driver.output_logs import OutputLogs
+from bundle.driver.output import OutputLogs
 from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
 job = Job.from_json(json.loads(sys.stdin.read()))
@@ -58,7 +58,7 @@ def test_8192_ranks_have_their_logs_with_1024_open_files(tmp_path: Path) -> None
 CUT = """
 import json, resource, signal, sys
 from bundle.driver.logs import Logs
-from bundle.driver.output_logs import OutputLogs
+from bundle.driver.output import OutputLogs
 from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

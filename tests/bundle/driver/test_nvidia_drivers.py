@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bundle.checks.cuda import CudaNeed
-from bundle.driver.nvidia_drivers import described, line, notes
+from bundle.driver.phases import described, line, list_driver_notes
 from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store
 from stager.core.values import Wheel
@@ -28,7 +28,7 @@ CUDA_128 = CudaNeed((12, 8), "torch 2.9.0+cu128")
 
 def test_six_nodes_of_several_kinds() -> None:
     new, old = "580.65.06", "535.54.03"
-    said = notes(
+    said = list_driver_notes(
         {
             "n1": GpuFacts(new, gpus=(A100, A100)),
             "n2": GpuFacts(new, gpus=(H100,)),
@@ -54,8 +54,8 @@ def test_six_nodes_of_several_kinds() -> None:
 
 def test_nodes_that_are_alike_need_no_word() -> None:
     two = {"n1": GpuFacts("580.65.06", gpus=(A100,)), "n2": GpuFacts("590.1", gpus=(A100, A100))}
-    assert notes(two, CUDA_128) == []
-    assert notes({"n1": None, "n2": None}, None) == []
+    assert list_driver_notes(two, CUDA_128) == []
+    assert list_driver_notes({"n1": None, "n2": None}, None) == []
     assert described((A100, H100, A100)).startswith("2 x NVIDIA A100")
     assert line("n1", GpuFacts("580.65.06")) == "n1 driver=580.65.06 gpus=none"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.older_job import move_older_files
+from bundle.driver.logs import move_older_files
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.job import Job
 from tests.support.jobs import PLAIN

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bundle.driver import driver
-from bundle.driver.own_disk import problems_of_own_disk, scratch
 from bundle.driver.phases import PlacePhase
+from bundle.driver.placement import problems_of_own_disk, scratch
 from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.problem import NodeError, ProblemCode
 from tests.support.namespaces import namespace
@@ -67,7 +67,7 @@ def test_all_temporary_directories_are_full(tmp_path: Path) -> None:
     code = (
         "import os, tempfile\nos.chdir('/proc')\n"
         f"tempfile._candidate_tempdir_list = lambda: [{str(tmp_path)!r}]\n"
-        "from bundle.driver.own_disk import scratch\n"
+        "from bundle.driver.placement import scratch\n"
         "from bundle.protocol.problem import NodeError\n"
         "try:\n    with scratch(): print(json.dumps('made'))\n"
         "except NodeError as exc: print(json.dumps([exc.problem.code.value, exc.problem.why]))\n"

@@ -12,11 +12,11 @@ from typing import IO, Any
 
 import pytest
 
-from bundle.driver import resume
+from bundle.driver import collect
+from bundle.driver.collect import send_earlier_results
 from bundle.driver.logs import Logs
-from bundle.driver.resume import send_earlier_results
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.step_starter import phases_of
+from bundle.driver.transports.step_transport import phases_of
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.node.machine import host_facts
 from bundle.protocol.enumerations import Allocation, PhaseName, Stage
@@ -207,7 +207,7 @@ def test_what_changes_while_it_is_read_is_read_again(
         files.append(Watched(path, 0 if files and not warned else writes, grow))
         return files[-1]
 
-    monkeypatch.setattr(resume, "open", opened, raising=False)
+    monkeypatch.setattr(collect, "open", opened, raising=False)
     send_earlier_results(state)
     text = said(state, capfd)
     assert ("out/log: written to while it was read for the nodes" in text) == warned, text
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_is_half_written_does_not_keep_a_job_from_starting(
         files.append(Restoring(path, 100 if again or not files else 0, lambda: change(half)))
         return files[-1]
 
-    monkeypatch.setattr(resume, "open", opened, raising=False)
+    monkeypatch.setattr(collect, "open", opened, raising=False)
     send_earlier_results(state)
     text = said(state, capfd)
     where = tmp_path / "local1" / "out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bundle.driver.started_commands import StartedCommands
+from bundle.driver.state import StartedCommands
 from bundle.launch import commands
 from bundle.launch.program_variables import JobDirectories, RankGroup
 from bundle.protocol.reports import Started

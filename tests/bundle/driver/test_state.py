@@ -16,7 +16,7 @@ import pytest
 
 from bundle.driver import driver
 from bundle.driver.logs import Logs
-from bundle.driver.output_logs import problems_of
+from bundle.driver.output import problems_of
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, Requests, Transfer
 from bundle.protocol.enumerations import Launcher

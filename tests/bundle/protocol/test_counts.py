@@ -25,7 +25,7 @@ ALWAYS_SEVERAL = {
     "stager/layers/wheel.py": "len(self._faults)",
     "stager/layers/build.py": "len(faults)",
     "stager/layers/project.py": "len(problems)",
-    "bundle/driver/ranks.py": "world_size",
+    "bundle/driver/phases.py": "world_size",
 }
 """Where one of a thing is said in other words, or cannot be: the one value that may stand there."""
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bundle.driver.transports import slurm_commands
+from bundle.driver.transports import slurm_text
 from bundle.protocol.codec import DecodeError, decode, encode
 from bundle.protocol.enumerations import Launcher
 from bundle.protocol.events import StagingWork
@@ -73,7 +73,7 @@ def test_a_block_takes_its_levels_times_the_receivers_of_one_sender() -> None:
 )
 def test_the_width_that_takes_least_time(nodes: int, width: int) -> None:
     assert best_width(nodes, 64, ROUND) == width
-    assert slurm_commands.fanout(nodes, (23, 11)) == best_width(nodes, 64)
+    assert slurm_text.fanout(nodes, (23, 11)) == best_width(nodes, 64)
     costs = [block_seconds(nodes, one, ROUND) for one in range(1, 65)]
     assert block_seconds(nodes, width, ROUND) == min(costs)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bundle.driver.transports.relay_damage import damage_lines
+from bundle.driver.transports.relay_source import damage_lines
 from bundle.protocol.messages import Relayed
 from bundle.transfer import relay, relay_peers, relay_process
 from bundle.transfer.relay import MOST_STRANGERS, RelayClock, RelayOutcome, listen

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.relay_candidates import RelayDirectory, candidates_of
+from bundle.driver.transports.relay_source import RelayDirectory, candidates_of
 from bundle.transfer import relay, relay_peers
 from bundle.transfer.relay import MOST_CHILDREN, MOST_STRANGERS
 from bundle.transfer.relay_peers import RelayPlace, ask_source

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import relay_remarks
-from bundle.driver.transports.phase_answers import PhaseAnswers
+from bundle.driver.transports import relay_source
+from bundle.driver.transports.phase_run import PhaseAnswers
 from bundle.protocol.messages import Relayed
 from bundle.transfer.relay import Pace
 from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile, parent
@@ -128,7 +128,7 @@ def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Pa
         answers.relayed.update(
             {f"node{place}": Relayed(seconds=taken) for place, taken in seconds.items()}
         )
-        said = relay_remarks.remarks(answers, size)
+        said = relay_source.remarks(answers, size)
         if len(said) == 1:
             break
     [remark] = said

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.relay_candidates import RelayDirectory, candidates_of
+from bundle.driver.transports.relay_source import RelayDirectory, candidates_of
 from bundle.transfer import relay_peers
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_chunks import ChunkFile

@@ -16,7 +16,7 @@ import pytest
 
 from bundle.channel.agent_channel import GO, RELAY, AgentChannel
 from bundle.driver.transports.agent_program import packed
-from bundle.driver.transports.relay_candidates import RelayDirectory
+from bundle.driver.transports.relay_source import RelayDirectory
 from bundle.protocol.messages import (
     RELAY_SOURCE,
     AgentEvent,

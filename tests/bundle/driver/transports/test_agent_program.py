@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bundle.channel import bootstrap
-from bundle.driver.transports import agent_program, slurm_commands
+from bundle.driver.transports import agent_program, slurm_text
 from bundle.environment.unpack import hooks
 from bundle.protocol.codec import encode
 from bundle.protocol.messages import (
@@ -178,7 +178,7 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
     code = code.replace("    status", "    print(names_left()); status")
     code = "import os\nnames_left = lambda: [n for n in os.environ if 'PROGRAM' in n]\n" + code
     done = subprocess.run(
-        slurm_commands.starter(code, "tidy", [sys.executable]),
+        slurm_text.starter(code, "tidy", [sys.executable]),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2", **variables},
@@ -191,7 +191,7 @@ def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -
 def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
     sent, boot = started("tidy")
     done = subprocess.run(
-        slurm_commands.starter(boot, "tidy", [sys.executable]),
+        slurm_text.starter(boot, "tidy", [sys.executable]),
         input=sent,
         capture_output=True,
         env={"PATH": os.defpath, "SLURMD_NODENAME": "n2"},

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from bundle.channel.ssh_fanout import REPORT_PREFIX
-from bundle.driver.transports import driver_channel, slurm_faults, ssh_faults
+from bundle.driver.transports import driver_channel, slurm_text, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.driver.transports.timeouts import endings
 from bundle.protocol.problem import ProblemCode
@@ -164,8 +164,8 @@ def test_an_agent_that_was_ended_for_a_rank_of_another_node_follows_it(words: st
     code = f"import sys; sys.exit('srun: error: n2: task 1: {words}')"
     with started(code) as step:
         Heard().to_the_end(step)
-        alone = endings({"n2": {}}, step, slurm_faults, ())
-        ended = endings({"n2": {}}, step, slurm_faults, (), {"n1": None})
+        alone = endings({"n2": {}}, step, slurm_text, ())
+        ended = endings({"n2": {}}, step, slurm_text, (), {"n1": None})
     assert alone["n2"].problem != ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].values == {"first": "n1"}

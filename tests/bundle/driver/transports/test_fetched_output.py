@@ -17,7 +17,7 @@ from typing import IO, cast
 
 import pytest
 
-from bundle.driver.transports.fetched_output import fetched
+from bundle.driver.transports.step_transport import fetched
 from bundle.protocol.problem import ProblemCode
 from bundle.results.receive import Received, receive
 from bundle.results.stream import pack

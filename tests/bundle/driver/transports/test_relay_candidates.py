@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from bundle.driver.transports.agent_program import packed
-from bundle.driver.transports.relay_candidates import (
+from bundle.driver.transports.relay_source import (
     RelayDirectory,
     candidates_of,
     in_order_of_preference,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.driver.transports.relay_damage import damage_lines
+from bundle.driver.transports.relay_source import damage_lines
 from bundle.protocol.messages import Relayed
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.relay_reach import SPARE_NODES, Reachability
+from bundle.driver.transports.relay_source import SPARE_NODES, Reachability
 from bundle.transfer.relay import listen
 from bundle.transfer.relay_chunks import ChunkFile
 from bundle.transfer.relay_process import RelayProcess

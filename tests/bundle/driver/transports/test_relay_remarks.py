@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bundle.driver.transports.phase_answers import PhaseAnswers
-from bundle.driver.transports.relay_remarks import remarks as remarks_of
+from bundle.driver.transports.phase_run import PhaseAnswers
+from bundle.driver.transports.relay_source import remarks as remarks_of
 from bundle.protocol.messages import Relayed
 from bundle.transfer.relay_peers import SILENT_SECONDS
 

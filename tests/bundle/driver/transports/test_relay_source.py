@@ -111,7 +111,7 @@ def test_a_source_that_is_killed_is_heard_of_at_once_and_is_no_nodes_fault(
 
     monkeypatch.setattr(RelayProcess, "begin", begin_and_die)
     # Nothing else would end this wait before the limit of the phase.
-    monkeypatch.setattr("bundle.driver.transports.relay_wait._REPORT_SECONDS", 3600.0)
+    monkeypatch.setattr("bundle.driver.transports.relay_source._REPORT_SECONDS", 3600.0)
     with (
         relay_run({"node01": FALLS_SILENT, "node02": FALLS_SILENT}) as run,
         pytest.raises(NodeError) as caught,
@@ -153,7 +153,7 @@ def test_a_source_that_stands_still_is_named_while_the_nodes_wait(
         monkeypatch.setattr(RelayProcess, "begin", begin_and_stop)
     else:  # as in a read from a disk that does not answer
         monkeypatch.setattr("bundle.transfer.relay.Relay.run", lambda *_: time.sleep(600))
-    monkeypatch.setattr("bundle.driver.transports.source_watch.STILL_SECONDS", 1.0)
+    monkeypatch.setattr("bundle.driver.transports.relay_source.STILL_SECONDS", 1.0)
     events, host = GivingUpAt(tmp_path / "mark"), os.uname().nodename
     with relay_run({"node01": f"{GIVES_UP}{tmp_path / 'mark'}"}, events) as run:
         if stopped:

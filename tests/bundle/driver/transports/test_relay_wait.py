@@ -14,9 +14,8 @@ from typing import Any, cast
 import pytest
 
 from bundle.channel import agent_channel
-from bundle.driver.transports import relay_wait
-from bundle.driver.transports.phase_answers import PhaseAnswers
-from bundle.driver.transports.phase_run import SECONDS, PhaseRun
+from bundle.driver.transports import relay_source
+from bundle.driver.transports.phase_run import SECONDS, PhaseAnswers, PhaseRun
 from bundle.driver.transports.relay_source import send
 from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests, Transfer
@@ -99,7 +98,7 @@ def test_an_agent_that_does_not_listen_keeps_nobody_waiting(
     events: list[Event] = []
     with relay_run({"node01": WELL, "node02": MUTE, "node03": WELL}, events) as run:
         clock = Clock(run, 25.0, all_ready(run, "node01", "node03"))
-        monkeypatch.setattr(relay_wait, "time", clock)
+        monkeypatch.setattr(relay_source, "time", clock)
         failed, _ = send(transfer, run)
         assert failed == {}
         assert run.answers.relayed.keys() == {"node01", "node03"}
@@ -115,7 +114,7 @@ def test_reports_of_nodes_that_listen_make_nobody_wait_longer(
     """They report that they unpack, more often than it takes to give up the one that is missing."""
     with relay_run({"node01": REPORTING, "node02": MUTE}) as run:
         clock = Clock(run, 1.0, all_ready(run, "node01"))
-        monkeypatch.setattr(relay_wait, "time", clock)
+        monkeypatch.setattr(relay_source, "time", clock)
         began = clock.now
         failed, _ = send(transfer, run)
         assert clock.now < began + 100  # it is the phase that would have an hour
@@ -130,7 +129,7 @@ def test_an_agent_that_listens_too_late_has_another_turn(
     """Slow is not silent: the driver sends it the file in another way."""
     with relay_run({"node01": LATE, "node02": WELL}) as run:
         clock = Clock(run, 25.0, all_ready(run, "node02"))
-        monkeypatch.setattr(relay_wait, "time", clock)
+        monkeypatch.setattr(relay_source, "time", clock)
         failed, _ = send(transfer, run)
         assert run.watch.lost == {}
     assert failed == {"node01": "it began to listen more than 20 s after the others"}
@@ -140,7 +139,7 @@ def test_where_no_agent_listens_all_are_lost(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with relay_run({"node01": MUTE, "node02": MUTE}) as run:
-        monkeypatch.setattr(relay_wait, "time", Clock(run, 200.0, all_ready(run)))
+        monkeypatch.setattr(relay_source, "time", Clock(run, 200.0, all_ready(run)))
         assert send(transfer, run)[0] == {}
         assert run.watch.lost.keys() == {"node01", "node02"}
 
@@ -167,7 +166,7 @@ def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(
 
         clock = Clock(run, 35.0, due)
         monkeypatch.setattr(run.answers, "heard", note_answers)
-        monkeypatch.setattr(relay_wait, "time", clock)
+        monkeypatch.setattr(relay_source, "time", clock)
         failed, _ = send(transfer, run)
         assert failed == {}
         assert run.answers.relayed.keys() == {"node03", "node04"}
@@ -181,7 +180,7 @@ def test_what_is_not_done_in_time_has_another_turn(
 ) -> None:
     with relay_run({"node01": FALLS_SILENT, "node02": WELL}) as run:
         clock = Clock(run, SECONDS["unpack"] + 10, lambda told: "node02" in run.answers.relayed)
-        monkeypatch.setattr(relay_wait, "time", clock)
+        monkeypatch.setattr(relay_source, "time", clock)
         failed, _ = send(transfer, run)
     assert failed == {"node01": "it did not finish in time"}
 
@@ -231,8 +230,8 @@ def looks_per_node(number: int) -> float:
     step = Step(lines)
     run = PhaseRun(cast("Any", step), answers, watch)
     LOOKS.clear()
-    assert relay_wait.await_listeners(run, float("inf")) == set()
-    assert relay_wait.RelayWait(run, nodes, str).failures(float("inf")) == {}
+    assert relay_source.await_listeners(run, float("inf")) == set()
+    assert relay_source.RelayWait(run, nodes, str).failures(float("inf")) == {}
     return LOOKS["all"] / number
 
 
@@ -245,8 +244,8 @@ def test_what_came_while_the_driver_stood_still_counts(monkeypatch: pytest.Monke
     answers = PhaseAnswers(requests, 1, watch.take, "unpack")
     run = PhaseRun(cast("Any", Step(lines)), answers, watch)
     hours = count(0.0, 3600.0)
-    monkeypatch.setattr(relay_wait, "time", SimpleNamespace(monotonic=lambda: next(hours)))
-    assert relay_wait.await_listeners(run, float("inf")) == set()
+    monkeypatch.setattr(relay_source, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    assert relay_source.await_listeners(run, float("inf")) == set()
 
 
 def test_the_work_grows_with_what_is_new_alone() -> None:

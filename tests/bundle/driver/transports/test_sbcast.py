@@ -9,7 +9,7 @@ import pytest
 from bundle.driver.transports import phase_run
 from bundle.driver.transports.file_sender import NOT_READY
 from bundle.driver.transports.phase_run import PhaseRun
-from bundle.driver.transports.sbcast import broadcaster
+from bundle.driver.transports.slurm import broadcaster
 from bundle.driver.transports.timeouts import Waiting
 from bundle.driver.transports.transport import Transfer
 from bundle.protocol.problem import ProblemCode

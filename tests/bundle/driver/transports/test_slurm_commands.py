@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports import slurm_commands, slurm_faults
+from bundle.driver.transports import slurm_text
 from bundle.driver.transports.step import Step
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Launcher
@@ -31,7 +31,7 @@ def sample(name: str) -> str:
 
 
 def test_the_command_of_a_step() -> None:
-    assert slurm_commands.step_argv(STEP, ["true", "x y"]) == [
+    assert slurm_text.step_argv(STEP, ["true", "x y"]) == [
         "srun",
         "--job-name=stager-preflight",
         "--nodes=3",
@@ -54,7 +54,7 @@ def test_the_command_of_a_step() -> None:
 
 def test_the_command_of_ranks_that_slurm_starts() -> None:
     step = replace(STEP, phase="launch", nodes=("n07",), tasks_per_node=8, together=True)
-    assert slurm_commands.step_argv(replace(step, patience=60), ["true"]) == [
+    assert slurm_text.step_argv(replace(step, patience=60), ["true"]) == [
         "srun",
         "--job-name=stager-launch",
         "--nodes=1",
@@ -76,15 +76,15 @@ def test_the_command_of_ranks_that_slurm_starts() -> None:
 
 def test_the_command_of_a_step_in_a_container() -> None:
     step = replace(STEP, image="/images/a.sqsh", mounts=("/tmp:/tmp", "/data:/d"))
-    plain = slurm_commands.step_argv(STEP, [])
-    assert slurm_commands.step_argv(step, ["true"]) == [
+    plain = slurm_text.step_argv(STEP, [])
+    assert slurm_text.step_argv(step, ["true"]) == [
         *plain,
         "--container-image=/images/a.sqsh",
         "--container-mounts=/tmp:/tmp,/data:/d",
         "--no-container-mount-home",
         "true",
     ]
-    assert slurm_commands.step_argv(replace(step, mounts=()), []) == [
+    assert slurm_text.step_argv(replace(step, mounts=()), []) == [
         *plain,
         "--container-image=/images/a.sqsh",
         "--no-container-mount-home",
@@ -92,10 +92,10 @@ def test_the_command_of_a_step_in_a_container() -> None:
 
 
 def test_the_program_of_a_step() -> None:
-    assert slurm_commands.starter("print(1)", "probe", ["/opt/py", "python3.11"]) == [
+    assert slurm_text.starter("print(1)", "probe", ["/opt/py", "python3.11"]) == [
         "/bin/sh",
         "-c",
-        slurm_commands.STARTER,
+        slurm_text.STARTER,
         "stager",
         "print(1)",
         "probe",
@@ -110,7 +110,7 @@ def test_the_program_of_a_step() -> None:
 
 
 def test_the_command_of_a_broadcast() -> None:
-    assert slurm_commands.broadcast_argv("/a/b.tar", "/tmp/stager-7/incoming/b.tar", "42.3", 8) == [
+    assert slurm_text.broadcast_argv("/a/b.tar", "/tmp/stager-7/incoming/b.tar", "42.3", 8) == [
         "sbcast",
         "--force",
         "--compress=none",
@@ -125,9 +125,9 @@ def test_the_command_of_a_broadcast() -> None:
 def test_a_broadcast_is_wide_enough_and_no_wider_than_slurm_can(version: tuple[int, int]) -> None:
     most = 64 if version >= (23, 11) else 8
     for nodes in (1, 2, 3, 8, 9, 64, 100, 1000, 9408):
-        width = slurm_commands.fanout(nodes, version)
+        width = slurm_text.fanout(nodes, version)
         assert 1 <= width <= min(most, nodes)
-    assert slurm_commands.fanout(1, version) == 1
+    assert slurm_text.fanout(1, version) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_broadcast_is_wide_enough_and_no_wider_than_slurm_can(version: tuple[i
     ],
 )
 def test_the_version(text: str, found: tuple[int, int]) -> None:
-    assert slurm_commands.version(text) == found
+    assert slurm_text.version(text) == found
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_version(text: str, found: tuple[int, int]) -> None:
     ],
 )
 def test_cpus(text: str, counts: list[int]) -> None:
-    assert slurm_commands.cpus_per_node(text) == counts
+    assert slurm_text.cpus_per_node(text) == counts
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_cpus(text: str, counts: list[int]) -> None:
     ],
 )
 def test_options_for_other_commands_are_dropped(name: str) -> None:
-    assert slurm_commands.step_environment({"PATH": "/bin", name: "1"}) == {"PATH": "/bin"}
+    assert slurm_text.step_environment({"PATH": "/bin", name: "1"}) == {"PATH": "/bin"}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_options_for_other_commands_are_dropped(name: str) -> None:
     ["SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "SLURM_JOB_CPUS_PER_NODE", "NCCL_DEBUG"],
 )
 def test_what_steps_need_is_kept(name: str) -> None:
-    assert slurm_commands.step_environment({name: "1"}) == {name: "1"}
+    assert slurm_text.step_environment({name: "1"}) == {name: "1"}
 
 
 # --- an allocation -------------------------------------------------------------------------------
@@ -225,21 +225,21 @@ ALLOCATION = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[08-10],login1"}
 
 
 def test_a_job_takes_what_it_wants_of_an_allocation() -> None:
-    whole = slurm_commands.bind(unbound(), ALLOCATION)
+    whole = slurm_text.bind(unbound(), ALLOCATION)
     assert (whole.id, whole.nodes, whole.attempt) == ("42", ("n08", "n09", "n10", "login1"), 0)
-    assert slurm_commands.bind(unbound((1, 2)), ALLOCATION).nodes == ("n08", "n09")
-    assert slurm_commands.bind(unbound((2, 9)), ALLOCATION).nodes == whole.nodes
-    assert slurm_commands.bind(unbound((6, 6), min_nodes=3), ALLOCATION).nodes == whole.nodes
+    assert slurm_text.bind(unbound((1, 2)), ALLOCATION).nodes == ("n08", "n09")
+    assert slurm_text.bind(unbound((2, 9)), ALLOCATION).nodes == whole.nodes
+    assert slurm_text.bind(unbound((6, 6), min_nodes=3), ALLOCATION).nodes == whole.nodes
     again = {**ALLOCATION, "SLURM_RESTART_COUNT": "2"}
-    assert slurm_commands.bind(unbound(), again).attempt == 2
-    assert slurm_commands.bind(unbound(), {**ALLOCATION, "SLURM_RESTART_COUNT": "?"}).attempt == 0
+    assert slurm_text.bind(unbound(), again).attempt == 2
+    assert slurm_text.bind(unbound(), {**ALLOCATION, "SLURM_RESTART_COUNT": "?"}).attempt == 0
 
 
 @pytest.mark.parametrize("missing", ALLOCATION)
 def test_without_an_allocation(missing: str) -> None:
     env = {name: value for name, value in ALLOCATION.items() if name != missing}
     with pytest.raises(NodeError, match="there is no Slurm allocation"):
-        slurm_commands.bind(unbound(), env)
+        slurm_text.bind(unbound(), env)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_without_an_allocation(missing: str) -> None:
 )
 def test_what_an_allocation_adds_is_checked_as_well(name: str, value: str, fault: str) -> None:
     with pytest.raises(NodeError, match="the Slurm allocation cannot be used") as told:
-        slurm_commands.bind(unbound(), {**ALLOCATION, name: value})
+        slurm_text.bind(unbound(), {**ALLOCATION, name: value})
     assert fault in told.value.problem.why
 
 
@@ -273,10 +273,10 @@ def test_an_allocation_with_too_few_cpus_is_no_nodes_fault(
     job = replace(unbound((3, 3)), launch=launch, cpus_per_task=cpus)
     env = {**ALLOCATION, "SLURM_JOB_CPUS_PER_NODE": "4(x3),1"}  # the last node is not used
     if not fault:
-        assert slurm_commands.bind(job, env).id == "42"
+        assert slurm_text.bind(job, env).id == "42"
         return
     with pytest.raises(NodeError) as told:
-        slurm_commands.bind(job, env)
+        slurm_text.bind(job, env)
     assert (told.value.problem.code, told.value.problem.where) == (ProblemCode.TOO_FEW_CPUS, "")
     assert told.value.problem.why == fault
 
@@ -284,7 +284,7 @@ def test_an_allocation_with_too_few_cpus_is_no_nodes_fault(
 @pytest.mark.parametrize(("wanted", "min_nodes"), [((5, 5), None), ((5, 5), 5), (None, 5)])
 def test_too_small_an_allocation(wanted: tuple[int, int] | None, min_nodes: int | None) -> None:
     with pytest.raises(NodeError, match=r"too few nodes.*has 4, and 5 are required"):
-        slurm_commands.bind(unbound(wanted, min_nodes), ALLOCATION)
+        slurm_text.bind(unbound(wanted, min_nodes), ALLOCATION)
 
 
 # --- what it says --------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ FOLLOWS = "it was ended, as node02 had failed"
     ],
 )
 def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
-    found = slurm_faults.step_faults(sample(name))
+    found = slurm_text.step_faults(sample(name))
     whys = {node: Problem(fault.problem, node, fault.values).why for node, fault in found.items()}
     assert whys == faults
 
@@ -324,12 +324,12 @@ def test_what_went_wrong_with_a_step(name: str, faults: dict[str, str]) -> None:
 def test_a_node_that_is_down_or_does_not_respond_can_start_nothing() -> None:
     listed = "n1 mixed\nn2 down*\nn3 mixed*\nn4 draining\nn2 down*\nn5 unknown\n"
     down = {"n2": "down*", "n3": "mixed*", "n5": "unknown"}
-    assert slurm_commands.down_nodes(listed) == down
+    assert slurm_text.down_nodes(listed) == down
 
 
 @pytest.mark.parametrize("name", ["limit", "scancel", "wait"])
 def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
-    found = slurm_faults.step_faults(sample(name))
+    found = slurm_text.step_faults(sample(name))
     assert set(found) == ({"node02", "node03"} if name == "wait" else {"node01", "node02"})
 
 
@@ -348,7 +348,7 @@ def test_an_end_from_outside_is_told_of_every_node(name: str) -> None:
     ],
 )
 def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> None:
-    assert slurm_faults.broadcast_faults(sample(name)) == why
+    assert slurm_text.broadcast_faults(sample(name)) == why
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_what_went_wrong_with_a_broadcast(name: str, why: dict[str, str]) -> Non
     ],
 )
 def test_why_a_job_ended(shown: str, why: str) -> None:
-    assert (slurm_commands.ended_by(shown) or "") == why
+    assert (slurm_text.ended_by(shown) or "") == why
 
 
 @pytest.mark.parametrize(
@@ -399,13 +399,13 @@ def test_a_job_that_goes_back_into_the_queue(
 ) -> None:
     """As 22.05 shows it: all but the number of restarts is that of a new job."""
     shown = f"JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts={restarts} BatchFlag=1"
-    assert slurm_commands.ended_by(shown, attempt, said) == why
+    assert slurm_text.ended_by(shown, attempt, said) == why
 
 
 def test_names_that_are_no_names_do_no_harm() -> None:
-    assert slurm_faults.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
-    assert slurm_faults.step_faults("srun: error: Node failure on n[1-\n") == {}
-    assert slurm_faults.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}
+    assert slurm_text.step_faults("srun: error: n[1-: task 0: Killed\n") == {}
+    assert slurm_text.step_faults("srun: error: Node failure on n[1-\n") == {}
+    assert slurm_text.broadcast_faults("sbcast: error: REQUEST_FILE_BCAST(n[1-): full\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -419,4 +419,4 @@ def test_names_that_are_no_names_do_no_harm() -> None:
 )
 def test_the_ports_that_srun_may_listen_on(line: str, ports: range | None) -> None:
     shown = f"Configuration data as of now\nSlurmctldPort = 6817\n{line}\nTmpFS = /tmp\n"
-    assert slurm_commands.srun_ports(shown) == ports
+    assert slurm_text.srun_ports(shown) == ports

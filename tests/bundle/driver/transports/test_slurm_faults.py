@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.driver.transports.slurm_commands import PATIENCE, patience, step_argv
-from bundle.driver.transports.slurm_faults import (
+from bundle.driver.transports.slurm_text import (
+    PATIENCE,
     UNREACHABLE,
     general_fault,
+    patience,
+    step_argv,
     step_faults,
 )
-from bundle.driver.transports.step import Step
-from bundle.driver.transports.step_faults import StepFault
+from bundle.driver.transports.step import Step, StepFault
 from bundle.protocol.problem import Problem, ProblemCode
 
 KILLED = """\

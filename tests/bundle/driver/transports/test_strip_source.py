@@ -9,7 +9,7 @@ from types import CodeType
 
 import pytest
 
-from bundle.driver.transports.strip_source import stripped
+from bundle.driver.transports.agent_program import stripped
 
 MODULES = sorted((Path(__file__).resolve().parents[4] / "bundle").rglob("*.py"))
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.driver.transports.phase_run import SECONDS, PhaseRun
+from bundle.driver.transports.phase_run import SECONDS, UNPACK_SILENT_SECONDS, PhaseRun, UnpackWait
 from bundle.driver.transports.step_transport import StepTransport
 from bundle.driver.transports.transport import Event
-from bundle.driver.transports.unpack_wait import SILENT_SECONDS, UnpackWait
 from bundle.protocol.events import Remark
 from bundle.protocol.problem import ProblemCode
 from tests.support.relay_step import MUTE, relay_run
@@ -69,7 +68,7 @@ def test_a_silent_node_is_lost_and_a_slow_one_is_not(run: PhaseRun) -> None:
     wait = UnpackWait(run, clock)
     say(run, "node03", "unpack", ok=True, seconds=1.0, problems=[])
     for _ in range(20):
-        clock.now += SILENT_SECONDS / 2 + 1
+        clock.now += UNPACK_SILENT_SECONDS / 2 + 1
         say(run, "node02", "unpacking", seconds=0)
         assert not wait.reached(run, (), complete=False)
     assert lost(run) == {"node01": ProblemCode.NO_ANSWER_SILENT}
@@ -79,7 +78,7 @@ def test_a_step_that_has_yet_to_start_is_given_time(run: PhaseRun) -> None:
     run.step.heard = False
     clock = Clock()
     wait = UnpackWait(run, clock)
-    clock.now += SILENT_SECONDS + 10
+    clock.now += UNPACK_SILENT_SECONDS + 10
     assert not wait.reached(run, (), complete=False)
     assert lost(run) == {}
     clock.now += SECONDS["unpack"]

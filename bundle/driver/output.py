@@ -1,26 +1,40 @@
-"""The output of the driver, in a thread of its own: a reader that stops reading holds up nothing.
-
-A terminal may stop at Ctrl-S, a pager at its first page, and a pipe takes 64 KiB. The driver goes
-on all the same: it reads its agents and writes the logs. What waits for the reader is bounded.
-Where that is too much, the oldest output of ranks is not shown, and the next event says how many
-lines that were; they are in the logs. No other event is left out, and the order stays.
-"""
+"""The driver's output and that of ranks: shown, logged, and accounted for."""
 
 from __future__ import annotations
 
 import collections
 import itertools
+import json
 import os
 import select
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ..protocol.events import OutputShown, RankOutput
+from ..protocol.events import FramesLost, OutputLoss, OutputShown, RankOutput
 from ..protocol.messages import lines_of
+from ..protocol.problem import Problem, ProblemCode
+from ..protocol.problem_table import TABLE
+from ..protocol.reports import LaunchAnswer
 from ..system import signals
-from . import event_lines
+from .logs import Logs
+
+# --- The line of an event, as it is printed and kept ---------------------------------------------
+
+
+def line(job_id: str, time: float, event: Mapping[str, object]) -> str:
+    """Return an event as a line of JSON."""
+    return json.dumps({"v": 1, "job_id": job_id, "time": round(time, 3), **event})
+
+
+# --- The output of the driver, in a thread of its own: a reader that stops reading holds up nothing
+
+# A terminal may stop at Ctrl-S, a pager at its first page, and a pipe takes 64 KiB. The driver goes
+# on all the same: it reads its agents and writes the logs. What waits for the reader is bounded.
+# Where that is too much, the oldest output of ranks is not shown, and the next event says how many
+# lines that were; they are in the logs. No other event is left out, and the order stays.
 
 HELD_BYTES = 8 << 20
 """Memory for the ranks' output that waits for the reader, besides what is being written."""
@@ -155,7 +169,7 @@ class Display:
             "head": shown.head,
             **({"skipped": skipped} if skipped else {}),
         }
-        return event_lines.line(self._job_id, shown.time, fields).encode() + b"\n"
+        return line(self._job_id, shown.time, fields).encode() + b"\n"
 
     def _write(self, data: bytes) -> None:
         """Write all of it, even if another process has made the descriptor non-blocking."""
@@ -177,3 +191,116 @@ class Display:
                 self._held, self._idle = 0, True
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._events or self._output)
+
+
+# --- The account of what ranks wrote and what has come: the difference is lost, and is reported
+
+_LOST_ON_THE_WAY = TABLE[ProblemCode.OUTPUT_LOST].why
+
+RankOfNode = tuple[str, "int | None"]
+"""A node and one of its ranks; the node's launcher has None in place of a rank."""
+
+
+def loss_problem(loss: OutputLoss) -> Problem:
+    """Return a loss of output as a problem of its node."""
+    values = {"source": str(loss)}
+    if loss.code is not ProblemCode.OUTPUT_LOST:
+        values["why"] = loss.why
+    return Problem(loss.code, loss.node, values)
+
+
+@dataclass
+class OutputAccount:
+    """Output of one launch: received as it comes, compared with what the agents say they sent."""
+
+    _received: collections.Counter[RankOfNode] = field(default_factory=collections.Counter)
+    """Bytes received."""
+    _missing: dict[RankOfNode, OutputLoss] = field(default_factory=dict)
+    """Losses known so far."""
+    _counted: set[tuple[str, str]] = field(default_factory=set)
+    """The nodes and tasks that have said how much they have sent."""
+
+    def receive(self, node: str, rank: int | None, count: int) -> None:
+        """Add bytes that have come from a rank, or from the launcher (None)."""
+        self._received[node, rank] += count
+
+    def compare(self, event: object) -> None:
+        """Compare what an event says was sent or lost with what has come."""
+        if isinstance(event, FramesLost):
+            self._add_frames(event)
+        if isinstance(event, LaunchAnswer) and event.sent is not None:
+            self._counted.add((event.node, "" if event.task is None else str(event.task)))
+            for rank, count in event.sent.items():
+                self._add_bytes(event.node, int(rank) if rank else None, count)
+
+    def losses(self) -> list[OutputLoss]:
+        """Return what agents have sent and has not come."""
+        return list(self._missing.values())
+
+    def clear(self) -> None:
+        """Start anew, for another launch."""
+        self._received.clear()
+        self._missing.clear()
+        self._counted.clear()
+
+    def _add_frames(self, event: FramesLost) -> None:
+        if (event.node, event.task) in self._counted:
+            return  # its bytes were compared, which is more exact
+        frames = event.frames + event.unknown
+        before = self._missing.get((event.node, None))
+        if before is not None:
+            frames += before.frames or 0
+        lost = OutputLoss(event.node, None, _LOST_ON_THE_WAY, frames=frames)
+        self._missing[event.node, None] = lost
+
+    def _add_bytes(self, node: str, rank: int | None, sent: int) -> None:
+        missing = sent - self._received.pop((node, rank), 0)
+        if missing > 0:
+            self._missing[node, rank] = OutputLoss(node, rank, _LOST_ON_THE_WAY, bytes=missing)
+
+
+# --- The output of ranks on its way into their logs, and what of it is lost ----------------------
+
+
+class OutputLogs:
+    """Writes the output of ranks into their logs.
+
+    Attributes:
+        account: what was sent, against what has come.
+    """
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self.account = OutputAccount()
+
+    def write(self, event: RankOutput, task: int) -> None:
+        """Append output to the log of a task."""
+        node, rank = event.node, event.rank
+        if event.of_ranks:  # else an agent's own complaint, which no rank has sent
+            self.account.receive(node, rank, len(event.data))
+        self._logs.output(node, task, event.data, (node, rank))
+
+    def losses(self) -> list[OutputLoss]:
+        """Return the output that ranks have written and no log has."""
+        logs = self._logs
+        code = ProblemCode.OUTPUT_DISK_FULL if logs.disk_full else ProblemCode.OUTPUT_NOT_LOGGED
+        unwritten = [
+            OutputLoss(node, task, logs.fault, code, bytes=count)
+            for (node, task), count in sorted(logs.lost.items())
+            if count > 0
+        ]
+        return [*self.account.losses(), *unwritten]
+
+
+def problems_of(
+    losses: Sequence[OutputLoss], left_out: Collection[str]
+) -> dict[str, tuple[Problem, ...]]:
+    """Return losses as problems by node, without those of nodes that were left out.
+
+    Such a node may have crashed in the middle of a message, and the job has gone on without it.
+    """
+    problems: dict[str, tuple[Problem, ...]] = {}
+    for loss in losses:
+        if loss.node not in left_out:
+            problems[loss.node] = (*problems.get(loss.node, ()), loss_problem(loss))
+    return problems
