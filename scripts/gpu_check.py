@@ -28,10 +28,7 @@ sys.path.insert(0, str(REPO))
 
 from bundle.driver.phases import described  # noqa: E402
 from bundle.launch.commands import choose_backend, choose_nproc  # noqa: E402
-from bundle.node.machine import (
-    Question,
-    host_facts,
-)
+from bundle.node.machine import Question, host_facts  # noqa: E402
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
 from stager.diagnosis.diagnose import diagnose  # noqa: E402
 from stager.logs.files import find  # noqa: E402

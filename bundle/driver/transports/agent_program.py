@@ -176,43 +176,30 @@ STRIPPED = "stripped/"
 NOT_FOR_AGENTS = frozenset(
     f"bundle/{name}"
     for name in (
-        *("__main__", "protocol/agent_events", "protocol/events", "protocol/records"),
-        *("protocol/planned_transfer", "protocol/deep_report", "protocol/output_loss"),
-        "protocol/log_names",
-        *("checks/findings", "checks/network_agreement", "checks/node_lines", "checks/cuda"),
-        *("launch/step_ranks", "launch/mounted", "launch/import_path"),
-        *("channel/fanout", "channel/fanout_host", "channel/login_queue", "channel/login_reasons"),
-        *("environment/clean_node", "format/partial_bundle", "redaction/known_values"),
-        *("transfer/forecast", "transfer/plan"),
-        *("protocol/problem_table", "protocol/wording"),
-        *("protocol/node_wordings", "protocol/environment_wordings", "protocol/job_wordings"),
-        "protocol/host_wordings",
+        *("__main__", "protocol/events", "protocol/log_names"),
+        *("protocol/problem_table", "protocol/node_wordings"),
+        *("checks/findings", "checks/cuda", "launch/exec_command", "channel/ssh_fanout"),
+        *("redaction/known_values", "transfer/forecast", "transfer/plan"),
     )
 )
 """The modules outside ``driver/`` that no agent of a step uses."""
 OF_PHASES = {
-    "collect": ("results/pack", "results/stream", "results/selection"),
+    "collect": ("results/stream", "results/selection"),
     "results": (
-        *("launch/earlier_results", "results/receive", "results/publish", "results/update"),
+        *("launch/earlier_results", "results/receive", "results/publish"),
         *("results/stream", "results/selection"),
     ),
-    "clean": ("environment/clean", "protocol/clean_answers"),
-    "deep": ("checks/reachability", "checks/deep_node", "checks/deep", "protocol/deep_answers"),
+    "clean": ("environment/clean", "protocol/reports"),
+    "deep": ("checks/deep", "protocol/reports"),
     "relay": (
-        *("transfer/trees", "transfer/chunks", "transfer/relay", "transfer/relay_handshake"),
-        *("transfer/relay_child", "transfer/relay_parent", "transfer/relay_inflow"),
-        *("transfer/relay_pace", "transfer/relay_clock", "transfer/relay_contact"),
-        "transfer/relay_places",
-        *("transfer/relay_process", "transfer/relay_receiver"),
+        *("transfer/relay", "transfer/relay_chunks", "transfer/relay_handshake"),
+        *("transfer/relay_peers", "transfer/relay_process", "transfer/relay_receiver"),
     ),
     "signature": ("checks/signature",),
     "processes": ("launch/rank_processes",),
     "launch": (
-        *("launch/wrapper", "launch/watch", "launch/early_torchrun"),
-        *("launch/output_reader", "launch/recent_output"),
-        *("launch/commands", "launch/choices"),
-        *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results"),
-        "protocol/launch_answers",
+        *("launch/wrapper", "launch/watch", "launch/commands", "launch/output_reader"),
+        *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results", "protocol/reports"),
     ),
 }
 """The modules that only agents of one phase use.

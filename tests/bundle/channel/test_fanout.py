@@ -41,7 +41,7 @@ case $2 in
 esac
 exec /bin/sh -c "$3"
 """
-START = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import ssh_fanout as fanout"
+START = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import ssh_fanout"
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def fan_out(
     """
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, 4096)); "
-        f"{START}, fanout_host, login_queue; fanout_host.LOGIN_SECONDS = 600; "
+        f"{START}; ssh_fanout.LOGIN_SECONDS = 600; "
         f"login_queue.PAUSES = {pauses}\n{before}\n"
         "sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
     )
@@ -163,7 +163,7 @@ def test_logins_that_are_not_done_end_with_an_attached_input(path: str) -> None:
 
     Nobody is logged in to again, not even a host that turned the login away at that moment.
     """
-    code = f"{START}; sys.exit(fanout.main(sys.argv[2:], sys.argv[1], attached=True))"
+    code = f"{START}; sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1], attached=True))"
     with subprocess.Popen(
         [sys.executable, "-c", code, "echo well; cat", "hung", "slow", "n1"],
         env={**os.environ, "PATH": path},
@@ -191,7 +191,7 @@ def test_a_large_file_reaches_all(path: str, tmp_path: Path) -> None:
     """More than is kept for the slowest of them, from a file that no selector can wait for."""
     source = tmp_path / "source"
     source.write_bytes(os.urandom(20 << 20))
-    argv = [sys.executable, "-c", f"{START}; sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"]
+    argv = [sys.executable, "-c", f"{START}; sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1]))"]
     with source.open("rb") as stdin:
         subprocess.run(
             [*argv, f'cat >"{tmp_path}/$STAGER_NODE"', "n1", "n2", "n3"],

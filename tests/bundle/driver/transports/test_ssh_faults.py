@@ -108,11 +108,11 @@ class Sshd:
             mark: a file that a host makes; the time for all logins is over then.
         """
         code = (
-            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import ssh_fanout as fanout, "
-            f"fanout_host, login_queue; import os, time, types\n"
+            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import "
+            f"ssh_fanout; import os, time, types\n"
             f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
-            "fanout_host.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
-            f"\nlogin_queue.PAUSES = ({pauses}); sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
+            "ssh_fanout.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
+            f"\nssh_fanout.PAUSES = ({pauses}); sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1]))"
         )
         script = f"touch {mark}" if mark else "true"
         done = subprocess.run(
