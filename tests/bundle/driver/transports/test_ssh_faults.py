@@ -112,7 +112,8 @@ class Sshd:
             f"ssh_fanout; import os, time, types\n"
             f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
             "ssh_fanout.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
-            f"\nssh_fanout.PAUSES = ({pauses}); sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1]))"
+            f"\nssh_fanout.PAUSES = ({pauses}); "
+            "sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1]))"
         )
         script = f"touch {mark}" if mark else "true"
         done = subprocess.run(
