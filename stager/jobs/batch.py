@@ -245,7 +245,9 @@ def _facts(submitted: Submitted) -> dict[str, str]:
     """Return what ``scontrol`` still knows of an ended job: nothing after a few minutes."""
     argv = submitted.ask("scontrol", "--oneliner", "show", "job", submitted.job_id)
     try:
-        return dict(re.findall(r"(\w+)=(\S*)", run(argv, timeout=SUBMIT_SECONDS).stdout))
+        return dict(
+            re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", run(argv, timeout=SUBMIT_SECONDS).stdout)
+        )
     except CommandError:
         return {}
 
@@ -256,6 +258,10 @@ def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobE
     words = [state, *([reason] if reason not in ("None", "") else [])]
     if facts.get("ExitCode", "0:0") != "0:0":
         words.append(f"exit status {facts['ExitCode'].split(':')[0]}")
+    _, said, why = facts.get("Comment", "").partition("stager: ")
+    if said:  # its script puts there what it cannot write to a log
+        why, _, hint = why.partition("; ")
+        return JobError(f"job {submitted.job_id} left no result: {why}", hint=hint)
     log = submitted_job(job, submitted.job_id).log
     return JobError(
         f"job {submitted.job_id} left no result: {', '.join(words)}",

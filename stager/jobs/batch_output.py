@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from ..logs.lines import LogReader
 
 LOOK_SECONDS = 2.0
 """Time between two looks: the directory may be large, and on a shared file system."""
+_BEFORE = re.compile(r"\S+ (?:staged|reused) -> /|NODE \S+ OK -> ")
+"""The driver's lines at the head of a log, which were shown as events."""
 _MOST_LINES = 500
 """Lines of one rank that are shown at a time; of a flood, the last."""
 
@@ -41,7 +44,8 @@ class BatchOutput:
             if not log.own or not (is_first or self._all_nodes):
                 continue
             reader = self._readers.setdefault(log.path, LogReader(log))
-            lines = [line.text for line in reader.rest(whole=not ended)]
+            new = (line.text for line in reader.rest(whole=not ended))
+            lines = [line for line in new if not _BEFORE.match(line)]
             if lines:
                 event = OutputShown(
                     node=log.node,

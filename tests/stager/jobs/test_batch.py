@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.events import read_record
+from bundle.protocol.events import OutputShown, read_record
 from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
 from stager.jobs.batch import Submission, Submitted, follow, submit
+from stager.jobs.batch_output import BatchOutput
 from stager.jobs.outcome import Outcome
 from tests.support.outcomes import slurm_outcome
 
@@ -199,6 +200,18 @@ def test_a_job_that_leaves_no_result(commands: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
+def test_what_its_script_could_not_write_to_a_log(commands: Path, tmp_path: Path) -> None:
+    program(commands, "squeue", "exit 0")
+    why = "n1 cannot write /a b/demo.out; name another place with --log-dir"
+    program(
+        commands, "scontrol", f"echo 'JobState=FAILED Comment=stager: {why} StdErr=/a ExitCode=3:0'"
+    )
+    with pytest.raises(JobError) as caught:
+        follow(Submitted(job_id="12"), outcome(tmp_path), print, print)
+    assert caught.value.message == "job 12 left no result: n1 cannot write /a b/demo.out"
+    assert caught.value.hint == "name another place with --log-dir"
+
+
 def test_a_log_that_is_not_visible_here(commands: Path, tmp_path: Path) -> None:
     program(commands, "squeue", "exit 0")
     program(commands, "scontrol", "exit 1")
@@ -220,3 +233,17 @@ def test_a_controller_that_is_silent_for_long(
 def test_several_clusters() -> None:
     asked = Submitted(job_id="12", cluster="east").ask("squeue", "--jobs=12")
     assert asked == ["squeue", "--clusters=east", "--jobs=12"]
+
+
+def test_the_output_of_the_first_node_is_shown_without_the_head_of_its_log(tmp_path: Path) -> None:
+    head = "n1 staged -> /tmp/env\nNODE n1 OK -> PY 3.11 torch 2.3.1\n"
+    (tmp_path / "events.12.jsonl").touch()
+    (tmp_path / "demo.12.n1.0.out").write_text(f"{head}step 1\nunfinis")
+    (tmp_path / "demo.12.n2.1.out").write_text("of another node\n")
+    output = BatchOutput(tmp_path, "12", all_nodes=False)
+    shown = [*output.more(["n1", "n2"]), *output.more(["n1", "n2"], ended=True)]
+    events = [record.event for record in shown if isinstance(record.event, OutputShown)]
+    assert [(event.rank, event.lines) for event in events] == [
+        (0, ("step 1",)),
+        (0, ("unfinis",)),
+    ]
