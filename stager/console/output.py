@@ -42,8 +42,6 @@ PHASES = {
     "collect": "Collecting the results",
     "clean": "Removing environments",
 }
-_OTHERS = ("launch", "trace")
-"""Phases in which somebody else's programs run, and may print nothing for as long as they like."""
 _STYLES = {"error": "31;1", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
 
 
@@ -178,10 +176,10 @@ class Output:
         self.stop()
         self.say(PHASES.get(phase, phase), "bold")
         self.progress = ""
-        if not self.quiet and phase not in _OTHERS:
+        if not self.quiet and phase != "trace":  # in which a program of the user's runs
             from .pulse import Pulse
 
-            self._pulse = Pulse(self)
+            self._pulse = Pulse(self, of_ranks=phase == "launch")
 
     def show_pulse(self, line: str) -> None:
         """Show that a phase goes on: on a terminal in one line, which the next one replaces."""

@@ -14,6 +14,9 @@ from bundle.protocol.counts import sized
 
 SILENT_SECONDS = 4.0
 """Time without a line after which there is one."""
+RANKS_SECONDS = 60.0
+"""Time without output of any rank after which a line says so."""
+_NO_OUTPUT = ", no output yet (does the script set MASTER_ADDR or MASTER_PORT?)"
 _LEAST = 1_000_000
 """Bytes from which on they are worth a word."""
 
@@ -34,8 +37,11 @@ class PulseReceiver(Protocol):
 class Pulse:
     """Shows every few seconds that a phase goes on, until it is stopped or nobody has the talk."""
 
-    def __init__(self, talk: PulseReceiver) -> None:
+    def __init__(self, talk: PulseReceiver, *, of_ranks: bool = False) -> None:
+        """Start; ``of_ranks`` is for a phase in which only ranks print, until the first does."""
         self._talk = weakref.ref(talk)
+        self._patience = RANKS_SECONDS if of_ranks else SILENT_SECONDS
+        self._of_ranks = of_ranks
         self._begun = time.monotonic()
         self._before = _written()
         self._over = threading.Event()
@@ -54,11 +60,11 @@ class Pulse:
             talk = self._talk()
             if talk is None:
                 return
-            if time.monotonic() - talk.told >= SILENT_SECONDS:
+            if time.monotonic() - talk.told >= self._patience:
                 size = f", {sized(new)} written" if new >= _LEAST else ""
+                done = _NO_OUTPUT if self._of_ranks else f"{talk.progress}{size}"
                 with suppress(OSError, ValueError):  # the reader has gone
-                    seconds = time.monotonic() - self._begun
-                    talk.show_pulse(f"  {seconds:.0f} s{talk.progress}{size}")
+                    talk.show_pulse(f"  {time.monotonic() - self._begun:.0f} s{done}")
             del talk
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stager.console import pulse
 from stager.console.output import Output
 from stager.console.pulse import Pulse
 
@@ -37,7 +38,7 @@ class Listener:
 
 def test_seconds_and_bytes_are_told_while_nothing_else_is(tmp_path: Path) -> None:
     listener = Listener()
-    told, pulse = listener.lines, Pulse(listener)
+    told, sign = listener.lines, Pulse(listener)
     try:
         script = "import sys; open(sys.argv[1], 'wb').write(bytes(3_000_000)); input()"
         argv = [sys.executable, "-c", script, tmp_path / "file"]
@@ -48,17 +49,26 @@ def test_seconds_and_bytes_are_told_while_nothing_else_is(tmp_path: Path) -> Non
             process.communicate(b"\n")
         assert re.fullmatch(r"  \d+ s, 1 of 2 nodes, [3-9]\.\d MB written", line)
     finally:
-        pulse.stop()
+        sign.stop()
     while not told.empty():
         told.get()
     time.sleep(1.5)
     assert told.empty(), "a phase that is over tells nothing"
 
 
-def test_only_our_own_phases_have_one(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Output()
-    for phase, has in (("bundle", True), ("launch", False)):
-        talk.begin(phase)
-        assert (talk._pulse is not None) is has
-    talk.stop()
-    assert capsys.readouterr().err == "Writing the bundle\nRunning\n"
+def test_ranks_are_waited_for_until_the_first_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pulse, "RANKS_SECONDS", 0.1)
+    monkeypatch.setattr(pulse, "SILENT_SECONDS", 0.1)
+    talk, said = Output(), ""
+    talk.begin("launch")
+    while "no output yet" not in said:
+        time.sleep(0.1)
+        said += capsys.readouterr().err
+    assert re.match(r"Running\n  \d s, no output yet \(does the script set MASTER_ADDR or", said)
+    assert "written" not in said
+    talk.data_lines(["step 1"])
+    capsys.readouterr()
+    time.sleep(1.5)
+    assert capsys.readouterr().err == ""
