@@ -11,11 +11,12 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from bundle.protocol.counts import counted
+from bundle.protocol.digest import Digest
 
 from ..building.current_bundle import Listener
 from ..core.errors import WheelError
 from ..core.store import sha256_of
-from ..core.values import Digest, Wheel
+from ..core.values import Wheel
 from .folder import MirrorFolder
 from .wanted import WantedWheels
 from .wheel_file import ListedWheel, listed_wheel

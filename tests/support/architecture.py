@@ -53,7 +53,6 @@ ORDER = {
         "forecast",
         "cleanup",
         "carrying",
-        "mirror",
         "redaction",
         "support",
         "report",

@@ -1,1 +1,0 @@
-"""The Python that a bundle brings: found, its files and libraries, started in another place."""

@@ -1,1 +1,0 @@
-"""Signatures of bundles: making one, and deciding whether one is accepted."""

@@ -1,1 +1,0 @@
-"""The wheels of a lock, fetched into the offline root."""
