@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from ..config.load import Config
-from ..core.atomic_write import ANOTHER_OUTPUT, output_file
 from ..core.errors import ConfigError
-from ..core.suffixes import BUNDLE_SUFFIX
+from ..core.files import ANOTHER_OUTPUT, BUNDLE_SUFFIX, output_file
 from ..pack.existing import opened
 from ..pack.members import write_members
 

@@ -21,8 +21,8 @@ from bundle.protocol.problem import NodeError
 
 from ..config.load import Config
 from ..core.errors import BundleError, ResolveError, WheelError
+from ..core.files import BUNDLE_SUFFIX
 from ..core.store import Store
-from ..core.suffixes import BUNDLE_SUFFIX
 from ..core.values import LockedFile, Wheel
 from ..hub.locked import LockedRepository
 from ..layers.build import is_stored

@@ -19,11 +19,9 @@ from bundle.protocol.problem import NodeError, ProblemCode
 from ..config import script
 from ..config.load import Config
 from ..config.trackers import tracker_outputs
-from ..core.digest_cache import DigestCache
 from ..core.errors import BundleError, StagerError
-from ..core.home import expanded
-from ..core.regular_files import text_of
-from ..core.store import Store, sha256_of
+from ..core.files import expanded, text_of
+from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import Target
 from ..hub.names import HubRequest
 from ..pack import existing

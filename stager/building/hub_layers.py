@@ -18,8 +18,7 @@ from bundle.environment.listing import STATE
 from bundle.launch.program_variables import HUB
 from bundle.protocol.digest import Digest
 
-from ..core.deletion import remove
-from ..core.store import Store
+from ..core.store import Store, remove
 from ..core.values import Target
 from ..hub.caches import HubFiles, is_the_users
 from ..hub.locked import HubFile, LockedRepository

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..config.load import Config
-from ..core.digest_cache import SETTLED_NS
 from ..core.errors import StagerError
-from ..core.regular_files import text_of
-from ..core.store import Store, stamp
+from ..core.files import text_of
+from ..core.store import SETTLED_NS, Store, stamp
 from ..layers.project import repository_of
 from ..layers.source import LayerSource
 from ..layers.tree import names_digest

@@ -17,9 +17,8 @@ from ..building.current_bundle import (
 )
 from ..config.load import Config
 from ..core.errors import BundleError
-from ..core.regular_files import bytes_of
+from ..core.files import CARRIED_SUFFIX, bytes_of
 from ..core.store import Store
-from ..core.suffixes import CARRIED_SUFFIX
 from ..inventory.locks import locks_at_hand
 from ..lock.spec import read_spec
 from ..pack import existing

@@ -13,9 +13,8 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import MANIFEST_NAME, Manifest, ManifestError, parse
 from bundle.protocol.digest import Digest
 
-from ..core.atomic_write import replacing
 from ..core.errors import BundleError, StagerError
-from ..core.regular_files import bytes_of
+from ..core.files import bytes_of, replacing
 from ..core.store import Store
 from ..pack import existing
 from ..pack.bundle import short_name

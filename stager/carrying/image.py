@@ -23,11 +23,10 @@ from bundle.launch.exec_command import LOOKING
 from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
-from ..core.atomic_write import ANOTHER_OUTPUT, output_file
 from ..core.errors import StagerError
+from ..core.files import ANOTHER_OUTPUT, IMAGE_SUFFIX, output_file
 from ..core.processes import CommandError, run
 from ..core.store import Store, sha256_of
-from ..core.suffixes import IMAGE_SUFFIX
 from ..pack.existing import ChosenBundle, made_here, node_program, opened
 from ..pack.unpacked import unpacked
 from ..trust.check import trust_in

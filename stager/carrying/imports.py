@@ -15,9 +15,8 @@ from bundle.protocol.problem import NodeError
 
 from ..config.load import Config
 from ..core.errors import BundleError
-from ..core.regular_files import opened
+from ..core.files import BUNDLE_SUFFIX, opened
 from ..core.store import Store
-from ..core.suffixes import BUNDLE_SUFFIX
 from ..pack import existing
 from ..pack.bundle import bundle_path
 from ..pack.compiled_program import compiled_program

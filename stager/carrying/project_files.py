@@ -15,11 +15,9 @@ from bundle.format.layer import Entry, Index, LayerError, check_links
 from ..building.current_bundle import LOCK_NAME, lock_path, offline_root
 from ..config import script
 from ..config.load import Config, find, load
-from ..core.atomic_write import output_file
-from ..core.deletion import remove
 from ..core.errors import ConfigError, StagerError
-from ..core.regular_files import bytes_of
-from ..core.store import Store
+from ..core.files import bytes_of, output_file
+from ..core.store import Store, remove
 from ..layers.frame import content_of
 from ..layers.layer_file import decompress_index
 from ..lock.lock_file import read_lock

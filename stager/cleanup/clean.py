@@ -24,12 +24,9 @@ from pathlib import Path
 from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
 from bundle.protocol.digest import Digest
 
-from ..core.deletion import size_of
-from ..core.digest_cache import DigestCache
 from ..core.errors import StagerError
-from ..core.regular_files import bytes_of, text_of
-from ..core.store import Store
-from ..core.suffixes import BUNDLE_SUFFIX
+from ..core.files import BUNDLE_SUFFIX, bytes_of, text_of
+from ..core.store import DigestCache, Store, size_of
 from ..pack import existing
 from ..pack.batch_marks import is_marked, marks_in
 from ..pack.decompressor import PINNED

@@ -9,7 +9,7 @@ from pathlib import Path
 from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, origin_of
 from bundle.format.manifest import FORMAT
 
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..layers.layer_file import compression
 from ..pack.existing import format_of
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ..core.deletion import remove, size_of
+from ..core.store import remove, size_of
 from ..hub.caches import is_the_users
 from .files import files_in, folders_in
 

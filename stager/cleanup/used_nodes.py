@@ -12,7 +12,7 @@ from bundle.protocol.messages import UnpackAnswer
 from bundle.protocol.reports import CleanAnswer
 from bundle.system.hostlist import fold
 
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..jobs.job_options import JobOptions
 from ..logs.events import parse_event
 from ..slurm.capacity import PartitionNode

@@ -71,7 +71,7 @@ def mirror(
     talk: Talk,
 ) -> None:
     """Keep a folder of wheels with an index for pip and uv."""
-    from ..core.home import expanded
+    from ..core.files import expanded
     from ..mirror.mirror import mirror_wheels
     from ..mirror.wanted import MirrorRequest
 

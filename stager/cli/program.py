@@ -24,8 +24,8 @@ from ..core.errors import (
     EXIT_USAGE,
     UNWRITABLE,
     StagerError,
+    visible,
 )
-from ..core.printable import visible
 from .help import HelpfulGroup
 from .options.values import path_option
 from .settings_place import choose_place

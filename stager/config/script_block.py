@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core import toml
 from ..core.errors import ConfigError
-from ..core.regular_files import bytes_of
+from ..core.files import bytes_of
 
 _START = "# /// script"
 # The expression of the specification, for blocks of the type "script".

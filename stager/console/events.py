@@ -24,7 +24,7 @@ from bundle.protocol.events import (
 from bundle.protocol.messages import Answer, PreflightAnswer, ProbeAnswer, UnpackAnswer
 from bundle.protocol.reports import Lingering, Started
 
-from ..core.printable import overwritten
+from ..core.errors import overwritten
 from ..slurm import messages
 from .reports import Reports
 

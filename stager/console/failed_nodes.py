@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ..core.printable import in_one_line
+from ..core.errors import in_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

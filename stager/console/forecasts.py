@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..core.printable import visible
+from ..core.errors import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted
 
-from ..core.printable import in_one_line
+from ..core.errors import in_one_line
 
 if TYPE_CHECKING:
     from ..inventory.licence_list import LicenceList, LicensedComponent

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted, sized
 
-from ..core.printable import visible
+from ..core.errors import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

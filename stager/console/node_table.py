@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ..core.printable import visible
+from ..core.errors import visible
 
 if TYPE_CHECKING:
     from ..jobs.summary import NodeCheck

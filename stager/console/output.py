@@ -8,8 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ..core.errors import UNWRITABLE, CommandFailure, StagerError
-from ..core.printable import in_one_line, json_object, visible
+from ..core.errors import UNWRITABLE, CommandFailure, StagerError, in_one_line, json_object, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.printable import in_one_line
+from ..core.errors import in_one_line
 from .job_result import Console
 
 

@@ -11,7 +11,7 @@ from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import TransferWay
 from bundle.protocol.problem_table import shown
 
-from ..core.printable import visible
+from ..core.errors import visible
 from .build_table import build_rows
 from .licences import licence_lines
 from .output import Output

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted, sized
 
-from ..core.printable import visible
+from ..core.errors import visible
 from ..core.toml import dumps
 
 if TYPE_CHECKING:

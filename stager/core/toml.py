@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .regular_files import bytes_of
+from .files import bytes_of
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -29,7 +29,7 @@ from bundle.transfer.forecast import BLOCK, Nodes, a_step, staging
 from bundle.transfer.plan import SENT, SHARED
 
 from ..core.errors import StagerError
-from ..core.regular_files import text_of
+from ..core.files import text_of
 from ..core.store import Store
 
 OnEvent = Callable[[Record], None]

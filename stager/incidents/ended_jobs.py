@@ -11,7 +11,7 @@ from bundle.protocol import log_names
 from bundle.protocol.events import JobEnds
 
 from ..core.errors import StagerError
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..logs.events import parse_event, summarize
 from ..logs.files import of_job
 from .incident import EndedJob

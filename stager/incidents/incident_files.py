@@ -17,7 +17,7 @@ from pathlib import Path
 from bundle.protocol.codec import decode, encode
 
 from ..core.errors import StagerError
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..core.store import INCIDENTS, Store
 from .incident import EndedJob, Incident, incidents_of
 

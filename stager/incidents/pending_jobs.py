@@ -22,7 +22,7 @@ from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import Ending
 
 from ..core.errors import StagerError
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..core.store import PENDING_JOBS, Store
 from ..pack.batch_marks import unmark
 from .ended_jobs import diagnosed, ended_job

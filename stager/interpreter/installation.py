@@ -15,7 +15,7 @@ from bundle.system.processes import ProcessError
 from ..config.environment import BUNDLED
 from ..core import elf
 from ..core.errors import ConfigError, StagerError
-from ..core.home import expanded
+from ..core.files import expanded
 from ..core.processes import Runner, run
 from ..core.values import Target
 from ..lock import uv

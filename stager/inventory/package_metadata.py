@@ -19,7 +19,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError
 from bundle.format.manifest import Layer
 
-from ..core.printable import in_one_line
+from ..core.errors import in_one_line
 from ..layers.layer_file import decompress_index
 from ..layers.wheel_members import UNREADABLE, beginning_of
 

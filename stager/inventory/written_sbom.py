@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..building.bundle_copy import refuse_in_project
-from ..core.atomic_write import output_file
-from ..core.suffixes import SBOM_SUFFIX
+from ..core.files import SBOM_SUFFIX, output_file
 from .inventory import Inventory
 from .sbom import sbom
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..core.errors import StagerError
-from ..core.printable import json_object
+from ..core.errors import StagerError, json_object
 from ..core.processes import inform
 
 SECONDS = 60.0

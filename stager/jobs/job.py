@@ -14,7 +14,7 @@ from ..config.cluster import ClusterConfig
 from ..config.load import Config
 from ..config.trackers import tracker_outputs
 from ..core.errors import ConfigError
-from ..core.home import expanded
+from ..core.files import expanded
 from ..logs.files import DEFAULT_LOG_DIR
 from .job_options import JobOptions, joined, settle
 from .log_dir import make_log_dir

@@ -13,7 +13,7 @@ from bundle.protocol.job import ONE_A_CPU
 from ..config.launch import LaunchConfig, ranks_on_node
 from ..config.load import Config
 from ..core.errors import ConfigError
-from ..core.home import expanded
+from ..core.files import expanded
 
 
 @dataclass(frozen=True, kw_only=True)

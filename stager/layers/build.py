@@ -13,10 +13,9 @@ from bundle.format.layer import HEAD_PREFIX, LayerError, head_summary, origin_of
 from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 
-from ..core.deletion import remove
 from ..core.errors import StagerError, WheelError
-from ..core.regular_files import opened
-from ..core.store import Store
+from ..core.files import opened
+from ..core.store import Store, remove
 from ..core.values import Target
 from .layer_process import LayerProcesses, LayerWork
 from .source import LayerSource, layer_id

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.errors import ConfigError
+from ..core.files import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
 from ..core.store import stamp
-from ..core.suffixes import BUNDLE_SUFFIX, CARRIED_SUFFIX, IMAGE_SUFFIX, SBOM_SUFFIX
 from .ignore import Ignore, anchored, excluded
 from .tree import Collector, Tree, TreeFile, kind_of, shown
 

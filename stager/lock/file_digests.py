@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ..core.digest_cache import DigestCache
 from ..core.errors import ResolveError
-from ..core.store import Store, sha256_of
+from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import LockedFile
 from .pip import Pip
 from .pylock import locked_files

@@ -20,8 +20,8 @@ from packaging.version import Version
 from bundle.protocol.digest import canonical_json
 
 from ..core import toml
-from ..core.atomic_write import output_file
 from ..core.errors import ConfigError, ResolveError, StagerError
+from ..core.files import output_file
 from ..core.values import Digest, LockedFile, Target
 from ..hub.locked import LockedRepository, locked_from
 from . import torch_backend

@@ -20,9 +20,9 @@ from bundle.protocol.problem import NodeError
 from bundle.redaction.secrets import without_url_secrets
 from bundle.system.processes import CompletedCommand
 
-from ..core.deletion import remove
 from ..core.errors import ResolveError, SpaceError, StagerError
 from ..core.processes import Runner, run
+from ..core.store import remove
 from ..core.values import Target
 from .indexes import Indexes, resolve_place_variables
 from .requirement_line import write_lines

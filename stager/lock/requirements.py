@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import foreign_files
-from ..core.regular_files import bytes_of
+from ..core.files import bytes_of
 from .indexes import Indexes
 from .requirement_line import RequirementLine, find_path, relative
 from .uv_project import UvProject

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from ..core.deletion import remove
 from ..core.errors import ResolveError
-from ..core.store import Store
+from ..core.store import Store, remove
 from ..core.values import Digest, Target
 from . import source_tree
 from .git_pin import GitPin

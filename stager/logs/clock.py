@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ..core.regular_files import opened
+from ..core.files import opened
 from .files import JobFiles, LogFile
 from .prefixes import show_block_as_terminal
 

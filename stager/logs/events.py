@@ -18,7 +18,7 @@ from bundle.protocol.events import (
 )
 from bundle.protocol.problem import Problem
 
-from ..core.regular_files import opened
+from ..core.files import opened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from bundle.protocol import log_names
 
 from ..core.errors import StagerError
-from ..core.home import expanded
+from ..core.files import expanded
 from .job_summary import JobSummary, job_summary
 
 DEFAULT_LOG_DIR = "~/slurm_logs"

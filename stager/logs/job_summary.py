@@ -12,7 +12,7 @@ from bundle.protocol.enumerations import Action
 from bundle.protocol.job import parse
 from bundle.protocol.problem import NodeError
 
-from ..core.regular_files import opened
+from ..core.files import opened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from ..core.regular_files import opened
+from ..core.files import opened
 from .clock import piece_of, stamp, year_of
 from .files import JobFiles, LogFile
 from .prefixes import parse_line, show_as_terminal

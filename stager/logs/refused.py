@@ -16,9 +16,8 @@ from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
-from ..core.atomic_write import replacing
 from ..core.errors import StagerError
-from ..core.regular_files import opened
+from ..core.files import opened, replacing
 from . import files
 
 NAME = ".refused.json"

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from bundle.protocol.digest import Digest
 
-from ..core.atomic_write import replacing
 from ..core.errors import SpaceError, StagerError, WheelError
-from ..core.regular_files import bytes_of, opened, text_of
+from ..core.files import bytes_of, opened, replacing, text_of
 from ..core.store import CHUNK
 from ..core.values import Wheel
 from .simple_index import pages

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from bundle.protocol.digest import Digest
 
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..layers.wheel_members import UNREADABLE, beginning_of
 
 _LARGEST_METADATA = 16 << 20

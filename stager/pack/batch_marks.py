@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import StagerError
+from ..core.files import BUNDLE_SUFFIX
 from ..core.store import Store
-from ..core.suffixes import BUNDLE_SUFFIX
 
 DAYS = 30
 """Days for which a mark counts: no more is known of what was printed, or of a job that is lost."""

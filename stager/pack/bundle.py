@@ -28,9 +28,8 @@ from bundle.protocol.digest import Digest
 from bundle.protocol.job import Requires
 
 from ..core.errors import WheelError
-from ..core.regular_files import bytes_of
+from ..core.files import BUNDLE_SUFFIX, bytes_of
 from ..core.store import Store, sha256_of
-from ..core.suffixes import BUNDLE_SUFFIX
 from ..core.values import Target, Wheel
 from ..layers.tree import folders_of
 from .libc_needs import LibcNeed, tag_need

@@ -14,7 +14,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from ..core.regular_files import bytes_of
+from ..core.files import bytes_of
 from ..core.store import Store
 from ..layers.bytecode import compile_module
 

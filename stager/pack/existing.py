@@ -24,10 +24,10 @@ from bundle.format.manifest import (
 from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 
-from ..core import regular_files
+from ..core import files
 from ..core.errors import BundleError
+from ..core.files import BUNDLE_SUFFIX
 from ..core.store import Store, sha256_of
-from ..core.suffixes import BUNDLE_SUFFIX
 
 if TYPE_CHECKING:
     from ..layers.prune import Pruned
@@ -60,7 +60,7 @@ def made_here(store: Store, path: Path, key: str) -> bool:
     """
     note = _seal(store.root / "bundles" / path.name)
     try:
-        return regular_files.text_of(note).partition("\n")[0].split()[-1:] == [key]
+        return files.text_of(note).partition("\n")[0].split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -103,7 +103,7 @@ def opened(path: Path, asked: str = "") -> Iterator[BundleFile]:
 
 def _refuse_carried(path: Path) -> None:
     mark = LABEL_NAME.encode() + b"\0"
-    with suppress(OSError), regular_files.opened(path) as handle:
+    with suppress(OSError), files.opened(path) as handle:
         if handle.read(len(mark)) == mark:
             raise BundleError(
                 f"{path} is a file that `stager export` has written: it carries a bundle, and is "
@@ -177,7 +177,7 @@ def stated_manifest(path: Path) -> Manifest:
         ManifestError: there is none.
         OSError: the file cannot be read.
     """
-    with regular_files.opened(path) as handle:
+    with files.opened(path) as handle:
         header = handle.read(BLOCK)
         try:
             size = int(header[124:135], 8)
@@ -260,7 +260,7 @@ def is_for_builds(store: Store, bundle: Path, key: str) -> bool:
     if made_here(store, bundle, key) and not imported_lock(bundle).exists():
         return True
     try:
-        return regular_files.text_of(_for_builds(store, bundle)).strip() == key
+        return files.text_of(_for_builds(store, bundle)).strip() == key
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -280,7 +280,7 @@ def imported(store: Store) -> list[tuple[str, str]]:
     bundles = []
     for note in sorted((store.root / "imports").glob("*.txt")):  # no folder is made by a look
         with suppress(OSError, UnicodeDecodeError):
-            name = regular_files.text_of(note).strip()
+            name = files.text_of(note).strip()
             named = _NAMED.search(name)
             if named and (store.root / "bundles" / name).is_file():
                 bundles.append((note.stem, named[1]))
@@ -290,7 +290,7 @@ def imported(store: Store) -> list[tuple[str, str]]:
 def newest(store: Store, project: Path) -> Newest | None:
     """Return the bundle that the last build of a project made, if it is still there."""
     try:
-        raw = json.loads(regular_files.text_of(_note(store, project)))
+        raw = json.loads(files.text_of(_note(store, project)))
         bundle = Newest(
             path=store.bundles / raw["bundle"],
             id=Digest(raw["id"]) if "id" in raw else None,
@@ -307,7 +307,7 @@ def is_named(store: Store, path: Path) -> bool:
     """Return whether a bundle is the newest of some project; equal projects share a bundle."""
     for note in store.projects.glob("*.json"):
         with suppress(OSError, ValueError, KeyError):
-            if json.loads(regular_files.text_of(note))["bundle"] == path.name:
+            if json.loads(files.text_of(note))["bundle"] == path.name:
                 return True
     return False
 
@@ -319,7 +319,7 @@ def clear_away(path: Path) -> bool:
         True if it was removed.
     """
     try:
-        with regular_files.opened(path) as handle:
+        with files.opened(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except OSError:

@@ -25,7 +25,7 @@ from bundle.protocol.digest import Digest
 
 from ..core import elf
 from ..core.errors import WheelError
-from ..core.regular_files import opened, text_of
+from ..core.files import opened, text_of
 from ..core.store import Store
 from ..core.values import Target, Wheel, libc_version
 from ..layers.stored_tar import StoredTar

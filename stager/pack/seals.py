@@ -10,7 +10,7 @@ from pathlib import Path
 from bundle.format.manifest import Manifest
 from bundle.protocol.digest import Digest
 
-from ..core.regular_files import text_of
+from ..core.files import text_of
 from ..core.store import Store, stamp
 
 

@@ -9,7 +9,7 @@ from bundle.format.manifest import Layer
 from bundle.protocol.digest import Digest
 
 from ..core.errors import BundleError
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..core.store import Store
 from ..layers.layer_file import decompress_index
 

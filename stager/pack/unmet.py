@@ -14,7 +14,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 from bundle.format.layer import LayerError
 from bundle.format.manifest import Layer, Manifest
 
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..core.store import Store
 from ..core.values import Target
 from ..layers.stored_tar import StoredTar

@@ -17,7 +17,7 @@ from bundle.protocol.events import (
 )
 from bundle.protocol.messages import Answer
 
-from ..core.regular_files import bytes_of
+from ..core.files import bytes_of
 from ..logs.events import records
 from ..logs.files import JobFiles
 from ..logs.kept_job import KeptJob, kept_job

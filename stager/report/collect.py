@@ -18,7 +18,7 @@ from bundle.redaction.secrets import masked
 
 from .. import __version__
 from ..core.errors import BundleError
-from ..core.regular_files import text_of
+from ..core.files import text_of
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.events import summarize

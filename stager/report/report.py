@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.system import permissions
 
-from ..core.atomic_write import output_file
+from ..core.files import output_file
 from ..logs.files import JobFiles
 from ..logs.output_place import output_place
 from .collect import collect

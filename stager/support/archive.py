@@ -14,7 +14,7 @@ from typing import IO
 from bundle.protocol.enumerations import LogMode
 from bundle.system import permissions
 
-from ..core.atomic_write import output_file
+from ..core.files import output_file
 
 _LEVEL = 6
 

@@ -14,7 +14,7 @@ from bundle.protocol.codec import encode
 
 from ..config.load import load
 from ..core.errors import StagerError
-from ..core.home import expanded
+from ..core.files import expanded
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..diagnosis.result import diagnosis_result

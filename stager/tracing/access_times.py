@@ -18,9 +18,8 @@ from bundle.node.node_root import automatic_bases, choose_base
 from bundle.protocol.counts import sized
 from bundle.protocol.problem import NodeError
 
-from ..core.deletion import remove
 from ..core.errors import StagerError
-from ..core.store import Store
+from ..core.store import Store, remove
 
 LONG_AGO = 946_684_800 * 10**9
 """The first second of 2000, in nanoseconds: the access time of files that nobody has read."""

@@ -18,7 +18,7 @@ from bundle.system.processes import CompletedCommand
 
 from ..config.load import Config
 from ..core.errors import BundleError, StagerError
-from ..core.regular_files import opened
+from ..core.files import opened
 from ..core.store import Store
 from ..pack import existing
 from ..pack.seals import is_sealed

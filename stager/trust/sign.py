@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bundle.checks.signature import statement
 
-from ..core.atomic_write import replacing
 from ..core.errors import StagerError
+from ..core.files import replacing
 from ..pack.existing import ChosenBundle, manifest_of
 from . import keygen
 from .check import examine, read_signature, signature_of

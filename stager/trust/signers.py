@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from ..core.errors import ConfigError
-from ..core.regular_files import opened
+from ..core.files import opened
 
 MOST_BYTES = 1 << 16
 """Length of the file: it travels to every node."""

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..core.digest_cache import DigestCache
-from ..core.regular_files import text_of
-from ..core.store import Store, sha256_of
+from ..core.files import text_of
+from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import Digest, LockedFile, Wheel
 from ..lock import sources
 from ..lock.pylock import Lock

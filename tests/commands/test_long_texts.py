@@ -26,7 +26,7 @@ from stager.diagnosis.comparison import comparable
 from bundle.protocol.events import read_record
 from stager.logs.result import job_result
 from stager.redaction.redact import Redactor
-from stager.core.printable import visible
+from stager.core.errors import visible
 
 def failure(text):
     lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]

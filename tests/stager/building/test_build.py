@@ -17,7 +17,7 @@ from stager.building.build import Built, build_result
 from stager.building.bundle_copy import copy_to
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
-from stager.core import digest_cache
+from stager.core import store
 from stager.core.errors import BundleError, ResolveError, StagerError, WheelError
 from stager.core.store import Store, sha256_of
 from stager.core.values import Digest, Target
@@ -412,7 +412,7 @@ def test_an_edit_neither_reads_nor_writes_an_asset(
     """What a store grows by in ten edits is less than one asset, which is whole in each bundle."""
     asset = project.root / "data.bin"
     asset.write_bytes(os.urandom(6 << 20))
-    monkeypatch.setattr(digest_cache, "SETTLED_NS", -(10**12))  # it need not grow old first
+    monkeypatch.setattr(store, "SETTLED_NS", -(10**12))  # it need not grow old first
     first = project.settings("alpha", more='[assets]\npaths = ["data.bin"]').build().packed
     current_bundle(load(project.root), Recorder())
     before = sum(path.stat().st_size for path in files_below(project.store.root))
@@ -422,7 +422,7 @@ def test_an_edit_neither_reads_nor_writes_an_asset(
         read.append(path)
         return sha256_of(path)
 
-    monkeypatch.setattr(digest_cache, "sha256_of", noting)
+    monkeypatch.setattr(store, "sha256_of", noting)
     for number in range(10):
         (project.root / "train.py").write_text(f"# {number}\n")
         bundle = current_bundle(load(project.root), Recorder()).path

@@ -8,7 +8,7 @@ import pytest
 
 from stager.building.bundle_copy import refuse_in_project
 from stager.core.errors import ConfigError
-from stager.core.suffixes import BUNDLE_SUFFIX
+from stager.core.files import BUNDLE_SUFFIX
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from stager.carrying.imports import import_file
 from stager.cleanup.clean import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
+from stager.core.files import BUNDLE_SUFFIX
 from stager.core.store import Store
-from stager.core.suffixes import BUNDLE_SUFFIX
 from stager.pack import existing
 from stager.pack.existing import LABEL_NAME, ChosenBundle, opened
 from tests.support.building import Project, Recorder, digests

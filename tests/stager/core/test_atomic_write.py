@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.core.atomic_write import output_file, replacing
 from stager.core.errors import StagerError
+from stager.core.files import output_file, replacing
 
 
 def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.core.deletion import remove, size_of
-from stager.core.store import Store
+from stager.core.store import Store, remove, size_of
 from tests.support.building import left_behind
 from tests.support.nesting import Nested
 from tests.support.users import as_user
@@ -74,7 +73,7 @@ def test_links_are_removed_and_not_followed(tmp_path: Path, outside: Path) -> No
 @pytest.mark.needs("root")
 def test_directories_closed_to_their_owner_go_too(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom stager.core.deletion import remove\n"
+        "import sys\nfrom pathlib import Path\nfrom stager.core.store import remove\n"
         "tree = Path(sys.argv[1])\n(tree / 'a' / 'b' / 'c').mkdir(parents=True)\n"
         "(tree / 'a' / 'b' / 'file').write_text('x')\n"
         "for path in (tree / 'a' / 'b' / 'c', tree / 'a' / 'b', tree / 'a'): path.chmod(0)\n"
@@ -99,7 +98,7 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> Non
     for path in (tmp_path, tree, tree / "mine", tree / "mine" / "inner", tree / "file"):
         os.chown(path, 52342, 52342)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom stager.core.deletion import remove\n"
+        "import sys\nfrom pathlib import Path\nfrom stager.core.store import remove\n"
         "sys.exit(remove(Path(sys.argv[1])))\n"
     )
     argv = as_user(52342, [sys.executable, "-c", code, str(tree)])

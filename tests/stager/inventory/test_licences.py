@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.core.printable import in_one_line
+from stager.core.errors import in_one_line
 from stager.inventory.licences import Licence, licence_of, licence_of_card
 from stager.inventory.package_metadata import parse_metadata
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
-from stager.core.errors import BundleError
-from stager.core.printable import in_one_line
+from stager.core.errors import BundleError, in_one_line
 from stager.core.store import Store
 from stager.inventory.package_metadata import (
     HEADERS_LIMIT,

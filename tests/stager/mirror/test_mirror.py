@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from stager.core.atomic_write import replacing
 from stager.core.errors import SpaceError, StagerError, WheelError
+from stager.core.files import replacing
 from stager.mirror.folder import MARK, SUMS
 from stager.mirror.mirror import MirrorResult, fill
 from stager.mirror.wanted import WantedWheels

@@ -12,11 +12,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bundle.system.processes import CompletedCommand
-from stager.core import digest_cache
-from stager.core.digest_cache import DigestCache
+from stager.core import store as digest_cache
 from stager.core.errors import ResolveError, WheelError
 from stager.core.processes import run
-from stager.core.store import Store, sha256_of
+from stager.core.store import DigestCache, Store, sha256_of
 from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock

@@ -1,0 +1,157 @@
+"""Endings of the names of files that stager writes; no project ships a file with one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO
+
+from bundle.system.permissions import Opener
+
+from .errors import ConfigError, StagerError
+
+BUNDLE_SUFFIX = ".pkgs.tar"
+CARRIED_SUFFIX = ".carry.tar"
+"""A bundle, or part of one, that is carried over an air gap."""
+IMAGE_SUFFIX = ".env.sqsh"
+"""An environment to mount."""
+SBOM_SUFFIX = ".cdx.json"
+"""A bundle's inventory as CycloneDX."""
+
+
+# --- Reading regular files only: reading a pipe or a device might never end ----------------------
+
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def opened(path: Path, *, unnoticed: bool = False) -> BufferedReader:
+    """Open a regular file; a pipe would keep a reader waiting, a device may do anything.
+
+    Args:
+        path: the file.
+        unnoticed: True to leave its access time as it is, where the file is one's own.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+    """
+    handle = _unnoticed(path) if unnoticed else os.open(path, _READING)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def _unnoticed(path: Path) -> int:
+    try:
+        return os.open(path, _READING | os.O_NOATIME)
+    except PermissionError:  # it is somebody else's: open(2)
+        return os.open(path, _READING)
+
+
+def bytes_of(path: Path) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        OSError: see :func:`opened`.
+    """
+    with opened(path) as handle:
+        return handle.read()
+
+
+def text_of(path: Path) -> str:
+    """Read a regular file of UTF-8.
+
+    Raises:
+        OSError: see :func:`opened`.
+        UnicodeDecodeError: it is none.
+    """
+    return bytes_of(path).decode("utf-8")
+
+
+# --- Paths that start at a home directory, which not everybody has -------------------------------
+
+
+def expanded(path: Path | str) -> Path:
+    """Return a path with the home directory in place of a leading ``~`` or ``~USER``.
+
+    Raises:
+        ConfigError: there is no such user, or no home: no ``HOME``, and a user without an entry in
+            the password file, as a container may have it.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as exc:
+        raise ConfigError(
+            f"{path}: there is no home directory that this path could start at",
+            hint="set HOME, or write the whole path",
+        ) from exc
+
+
+# --- Writing a file so that its name always stands for all of the old or all of the new content
+
+ANOTHER_OUTPUT = "name another file with --output"
+_MAX_NAME = 100
+_PARTIAL = ".part"
+
+
+@contextlib.contextmanager
+def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
+    """Open a new file beside its place, and move it there once the block succeeds.
+
+    Args:
+        path: the place; a link there is replaced, not followed.
+        opener: opens the new file; None leaves its mode to the umask.
+
+    Raises:
+        OSError: it cannot be written, or what is there is no file; nothing has changed then.
+    """
+    _refuse_special(path)
+    partial = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}{_PARTIAL}")
+    try:
+        with open(partial, "xb", opener=opener) as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def output_file(
+    path: Path, opener: Opener | None = None, *, hint: str = ANOTHER_OUTPUT
+) -> Iterator[BinaryIO]:
+    """Do the same for a file that the user asked for.
+
+    Raises:
+        StagerError: it, or what the block itself writes, cannot be written.
+    """
+    try:
+        with replacing(path, opener) as handle:
+            yield handle
+    except OSError as exc:
+        named = str(exc.filename or "")
+        place = path if named.endswith(_PARTIAL) else named or path
+        raise StagerError(f"{place} cannot be written: {exc.strerror or exc}", hint=hint) from exc
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a device, a pipe or a socket: root could replace ``/dev/null`` by a file."""
+    try:
+        of_a_process = path.is_symlink() and str(path.readlink()).startswith("/proc/")
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there, or a link to nothing; the rest shows when it is written
+        return
+    if of_a_process or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a link as /dev/stdout
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
