@@ -24,7 +24,7 @@ from ..core.errors import BundleError, ResolveError, WheelError
 from ..core.files import BUNDLE_SUFFIX
 from ..core.store import Store
 from ..core.values import LockedFile, Wheel
-from ..hub.locked import LockedRepository
+from ..hub.repositories import LockedRepository
 from ..layers.build import is_stored
 from ..layers.compiler import Compiler
 from ..layers.prune_patterns import of_package

@@ -23,7 +23,7 @@ from ..core.errors import BundleError, StagerError
 from ..core.files import expanded, text_of
 from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import Target
-from ..hub.names import HubRequest
+from ..hub.repositories import HubRequest
 from ..pack import existing
 from ..pack.existing import ChosenBundle, Newest
 

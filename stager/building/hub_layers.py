@@ -20,8 +20,8 @@ from bundle.protocol.digest import Digest
 
 from ..core.store import Store, remove
 from ..core.values import Target
-from ..hub.caches import HubFiles, is_the_users
-from ..hub.locked import HubFile, LockedRepository
+from ..hub.client import HubFiles, is_the_users
+from ..hub.repositories import HubFile, LockedRepository
 from ..layers.build import is_stored
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import Tree, TreeFile, digest_of

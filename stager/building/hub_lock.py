@@ -8,11 +8,8 @@ from dataclasses import replace
 from ..config.load import Config
 from ..core.errors import ConfigError, ResolveError
 from ..core.store import Store
-from ..hub.caches import HubFiles
-from ..hub.client import HubClient
-from ..hub.locked import LockedRepository
-from ..hub.names import HubRequest
-from ..hub.resolve import resolve
+from ..hub.client import HubClient, HubFiles, resolve
+from ..hub.repositories import HubRequest, LockedRepository
 from ..lock.lock_file import keep_assets
 from ..lock.pylock import Lock
 from ..lock.resolve import ResolveOptions

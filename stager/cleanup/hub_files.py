@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ..core.store import remove, size_of
-from ..hub.caches import is_the_users
+from ..hub.client import is_the_users
 from .files import files_in, folders_in
 
 _REPOSITORIES = ("models--", "datasets--", "spaces--")

@@ -9,7 +9,7 @@ from pathlib import Path
 from bundle.launch.program_variables import DROPPED, RANK
 from bundle.results import patterns
 
-from ..hub.names import HubRequest, Kind, parse_request
+from ..hub.repositories import HubRequest, Kind, parse_request
 from . import checks
 from .table import Table
 

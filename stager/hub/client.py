@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from bundle.format.layer import excess
+from bundle.environment import hub_datasets
+from bundle.format.layer import abridged, excess
+from bundle.protocol.counts import counted, sized
 from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError, StagerError
-from ..core.store import cannot_write
-from .locked import is_safe
-from .names import HubRequest
+from ..core.store import Store, cannot_write, sha256_of
+from .repositories import HubFile, HubRequest, LockedRepository, is_safe
 
 _INSTALL = "uv tool install --reinstall '.[hub]'"
 _TOO_MANY, _SERVER_FAULT = 429, 500
@@ -273,3 +276,307 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
         problem=problem,
         is_named_badly=not is_safe(path) or bool(excess(path)),
     )
+
+
+# --- Caches of the hub on this machine, in which a file may be already ---------------------------
+
+Progress = Callable[[str], None]
+"""Called with a line for each file that is fetched."""
+
+
+def user_caches(variables: Mapping[str, str]) -> list[Path]:
+    """Return the places where the user's own programs keep files of the hub, likeliest first."""
+    named = [variables[name] for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
+             if variables.get(name)]  # fmt: skip
+    if variables.get("HF_HOME"):
+        named[-1] += "/hub"
+    named.append(f"{variables.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface/hub")
+    # As the library reads them; Path's own expansion raises where there is no such home.
+    return [Path(os.path.expanduser(name)) for name in named]  # noqa: PTH111
+
+
+def is_the_users(folder: Path, variables: Mapping[str, str]) -> bool:
+    """Return whether the user's own programs keep their files of the hub in a folder."""
+    return folder.resolve() in (cache.resolve() for cache in user_caches(variables))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFiles:
+    """Files of the hub, from the user's caches, else fetched into the offline root."""
+
+    hub: Hub | None
+    """The hub; None if nothing may be fetched."""
+    store: Store
+    """The offline root."""
+    progress: Progress
+    """Called with a line for each file that is fetched."""
+
+    def find(self, request: HubRequest, commit: str, path: str) -> Path | None:
+        """Return a file that is here already, unchecked; None if none is."""
+        for cache in (*user_caches(os.environ), self.store.hub):
+            file = cache / request.folder / "snapshots" / commit / path
+            if os.path.isfile(file):  # noqa: PTH113 - False also where it cannot be looked at
+                return file
+        return None
+
+    def digest(self, request: HubRequest, commit: str, entry: HubEntry) -> Digest:
+        """Return the digest of a small file, fetched if it is not here as the hub lists it.
+
+        Raises:
+            StagerError: it cannot be fetched, or may not be; or what was fetched is another file.
+        """
+        file = self.find(request, commit, entry.path)
+        if file is None or not _is_listed(file, entry):
+            file = self._fetch(request, commit, entry.path, entry.size)
+            if not _is_listed(file, entry):
+                file.resolve().unlink(missing_ok=True)  # fetched once more, the next time
+                raise StagerError(
+                    f"{request.kind} {request.label}: {entry.path} is not the file that the hub "
+                    "lists: its size or its digest is another",
+                    hint="run this again; if it stays so, check HF_ENDPOINT and the proxy",
+                )
+        return sha256_of(file)
+
+    def locked(self, repository: LockedRepository, file: HubFile) -> Path:
+        """Return a file with the content that the lock says.
+
+        Raises:
+            StagerError: there is none, and it cannot be fetched.
+        """
+        request, commit = repository.request, repository.commit
+        found = self.find(request, commit, file.path)
+        if found is not None and _has_content(found, file):
+            return found
+        fetched = self._fetch(request, commit, file.path, file.size)
+        if not _has_content(fetched, file):
+            fetched.resolve().unlink(missing_ok=True)  # fetched once more, the next time
+            raise StagerError(
+                f"{request.kind} {request.label}: {file.path} is not the file that was locked: "
+                "its digest is another",
+                hint="run this again; if it stays so, run `stager lock` and review the difference",
+            )
+        return fetched
+
+    def _fetch(self, request: HubRequest, commit: str, path: str, size: int) -> Path:
+        if self.hub is None:
+            raise StagerError(
+                f"{request.kind} {request.label} is not on this machine: {path} is missing, and "
+                "nothing may be fetched",
+                hint="run `stager build` once where the hub can be reached",
+                context=[f"looked in {cache}" for cache in user_caches(os.environ)],
+            )
+        self.store.require_space(size, f"{request.name} {path}")
+        self.progress(f"{request.label} {path}, {sized(size)}")
+        return self.hub.fetch(request, commit, path, self.store.hub)
+
+
+def _is_listed(path: Path, entry: HubEntry) -> bool:
+    """Compare a file with the hub's size and, if known, git SHA-1: it finds damage, not attacks."""
+    try:
+        data = path.read_bytes() if path.stat().st_size == entry.size else None
+    except OSError:
+        return False
+    if data is None:
+        return False
+    state = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
+    state.update(data)
+    return entry.blob in ("", state.hexdigest())
+
+
+def _has_content(path: Path, file: HubFile) -> bool:
+    try:
+        return path.stat().st_size == file.size and sha256_of(path) == file.sha256
+    except OSError:
+        return False
+
+
+# --- The choice of the files of a repository that are taken --------------------------------------
+
+_OTHER_FRAMEWORKS = (
+    *("*.h5", "*.msgpack", "*.ot", "*.tflite", "*.mlmodel", "*.mlpackage/*", "*.onnx"),
+    *("*.onnx_data", "onnx/*", "openvino/*", "coreml/*", "tf_model*", "flax_model*"),
+)
+"""Weights that PyTorch does not read."""
+_PICKLED = re.compile(
+    r"pytorch_model(\.(?P<variant>\w+))?(-\d+-of-\d+)?\.bin"
+    r"|pytorch_model\.bin\.index(\.(?P<indexed>\w+))?\.json"
+)
+"""Weights that ``from_pretrained`` reads only where no safetensors of their name are."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+"""Suffixes of weights that PyTorch reads."""
+_NO_WEIGHTS = (
+    *("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*"),
+    "openvino_*",
+)
+"""Files with such a suffix that are no weights of PyTorch: the Trainer's own, and OpenVINO's."""
+_ALWAYS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+"""Files of a data set's repository that say what the others are."""
+
+
+def selected(
+    request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
+) -> list[str]:
+    """Return the files to take, sorted.
+
+    Raises:
+        StagerError: the repository has no such files, configuration or split.
+    """
+    if request.files:
+        chosen = [path for path in paths if _matches(path, request.files)]
+    elif request.kind == "model":
+        chosen = _model_files(paths)
+    elif request.config or request.split:
+        chosen = _data_files(request, paths, configs)
+    else:
+        chosen = list(paths)
+    if not chosen:
+        raise StagerError(
+            f"{request.kind} {request.label}: no file of it is asked for",
+            hint="correct files, config or split of its entry in stager.toml",
+            context=[f"it has {path}" for path in sorted(paths)[:20]],
+        )
+    return sorted(chosen)
+
+
+def _model_files(paths: Sequence[str]) -> list[str]:
+    """Leave out weights of other frameworks, and those that exist as safetensors, too.
+
+    A repository without any weights that PyTorch reads is taken as it is.
+    """
+    if not any(map(_is_weights, paths)):
+        return list(paths)
+    there = frozenset(paths)
+    return [
+        path
+        for path in paths
+        if not _matches(path, _OTHER_FRAMEWORKS) and not _is_replaced(path, there)
+    ]
+
+
+def _is_weights(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name.endswith(_WEIGHTS) and not _matches(name, _NO_WEIGHTS)
+
+
+def _is_replaced(path: str, there: Collection[str]) -> bool:
+    """Find pickled weights that their folder also has as safetensors; an adapter's do not count."""
+    folder, _, name = path.rpartition("/")
+    match = _PICKLED.fullmatch(name)
+    if match is None:
+        return False
+    variant = match["variant"] or match["indexed"]
+    dotted = f".{variant}" if variant else ""
+    names = (f"model{dotted}.safetensors", f"model.safetensors.index{dotted}.json")
+    return any((f"{folder}/{name}" if folder else name) in there for name in names)
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def _data_files(
+    request: HubRequest, paths: Sequence[str], configs: Sequence[Mapping[str, object]]
+) -> list[str]:
+    card = [path for path in paths if path in _ALWAYS]
+    data: list[str] = []
+    for config in _configs(request, configs):
+        for split, files in hub_datasets.split_files(config, paths).items():
+            if request.split in ("", split):
+                data += files
+    return list(dict.fromkeys([*card, *data])) if data else []
+
+
+def _configs(
+    request: HubRequest, configs: Sequence[Mapping[str, object]]
+) -> Sequence[Mapping[str, object]]:
+    """Return the requested configurations; an empty one where a card lists none."""
+    if not configs and request.config in ("", "default"):
+        return [{}]
+    wanted = [c for c in configs if request.config in ("", c.get("config_name", "default"))]
+    if not wanted:
+        raise StagerError(
+            f"data set {request.label} has no configuration {request.config!r}",
+            hint="correct config of its entry in assets.datasets, or leave it out",
+            context=[f"it has {config.get('config_name')}" for config in configs]
+            or ["its card lists no configurations"],
+        )
+    return wanted
+
+
+# --- From what the user asks for to a commit and the digest of each file -------------------------
+
+
+def resolve(
+    requests: Sequence[HubRequest], known: Sequence[LockedRepository], files: HubFiles
+) -> tuple[LockedRepository, ...]:
+    """Resolve requests, each at most once: what is known stays as it is.
+
+    Raises:
+        StagerError: repositories that cannot be resolved; all of them.
+    """
+    resolved = {repository.request: repository for repository in known}
+    faults: list[StagerError] = []
+    for request in requests:
+        if request in resolved:
+            continue
+        try:
+            resolved[request] = _resolved(request, files)
+        except StagerError as exc:
+            faults.append(exc)
+            if exc.context:  # the hub did not answer: it would not answer for the others either
+                break
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise StagerError(
+            f"{counted(len(faults), 'model or data set', 'models and data sets')} cannot be had",
+            hint="; ".join(dict.fromkeys(fault.hint for fault in faults)),
+            context=[fault.message for fault in faults],
+        )
+    return tuple(resolved[request] for request in dict.fromkeys(requests))
+
+
+def _resolved(request: HubRequest, files: HubFiles) -> LockedRepository:
+    if files.hub is None:
+        raise StagerError(
+            f"{request.kind} {request.label} is not in the lock, and nothing may be fetched",
+            hint="run `stager lock` once where the hub can be reached",
+        )
+    answer = files.hub.describe(request)
+    paths = selected(request, [entry.path for entry in answer.entries], answer.configs)
+    return LockedRepository(
+        request=request,
+        commit=answer.commit,
+        licence=answer.licence,
+        files=tuple(_locked_files(request, answer, set(paths), files)),
+        left_out=_left_out(answer, set(paths)),
+    )
+
+
+def _left_out(answer: HubAnswer, paths: set[str]) -> tuple[str, ...]:
+    others = {entry.path for entry in answer.entries} - paths
+    return tuple(sorted(filter(is_safe, others)))
+
+
+def _locked_files(
+    request: HubRequest, answer: HubAnswer, paths: set[str], files: HubFiles
+) -> list[HubFile]:
+    unusable = [entry for entry in answer.entries if entry.path in paths and entry.problem]
+    if unusable:
+        raise StagerError(
+            f"{request.kind} {request.label}: the hub lists files that cannot be used",
+            hint="name the files to take with files = [...] in its entry of stager.toml"
+            if all(entry.is_named_badly for entry in unusable)
+            else "check HF_ENDPOINT: what answers there does not list sizes and digests as the hub "
+            "does; lock where the hub itself can be reached",
+            context=[f"{abridged(entry.path)!r}: {entry.problem}" for entry in unusable],
+        )
+    locked = []
+    for entry in sorted(answer.entries, key=lambda entry: entry.path):
+        if entry.path not in paths:
+            continue
+        digest = entry.sha256
+        if digest is None:
+            digest = files.digest(request, answer.commit, entry)
+        locked.append(HubFile(path=entry.path, size=entry.size, sha256=digest))
+    return locked

@@ -23,7 +23,7 @@ from ..core import toml
 from ..core.errors import ConfigError, ResolveError, StagerError
 from ..core.files import output_file
 from ..core.values import Digest, LockedFile, Target
-from ..hub.locked import LockedRepository, locked_from
+from ..hub.repositories import LockedRepository, locked_from
 from . import torch_backend
 from .cutoff import timestamp
 from .git_pin import GitPin

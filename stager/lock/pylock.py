@@ -27,7 +27,7 @@ from packaging.utils import BuildTag, parse_wheel_filename
 
 from ..core.errors import ResolveError
 from ..core.values import Digest, LockedFile, Target
-from ..hub.locked import LockedRepository
+from ..hub.repositories import LockedRepository
 from .git_pin import GitPin
 from .indexes import Indexes, strip_credentials
 from .resolver import BuildSource, ResolvedFile, UnavailablePackage

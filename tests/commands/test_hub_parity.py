@@ -24,10 +24,8 @@ from bundle.launch.program_variables import HUB
 from stager.building.hub_layers import hub_sources
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.hub.caches import HubFiles
-from stager.hub.client import HubClient
-from stager.hub.names import Kind, parse_request
-from stager.hub.resolve import resolve
+from stager.hub.client import HubClient, HubFiles, resolve
+from stager.hub.repositories import Kind, parse_request
 from tests.support.hub_server import HubServer, Repository, serve_hub
 
 PACKAGE = Path(__file__).resolve().parents[2] / "bundle" / "environment"

@@ -91,7 +91,7 @@ class ResolveFlags:
 def _is_name(text: str) -> bool:
     from packaging.utils import InvalidName, canonicalize_name
 
-    from ...hub.names import parse_request
+    from ...hub.repositories import parse_request
 
     try:
         canonicalize_name(text, validate=True)

@@ -10,7 +10,7 @@ from bundle.protocol.job import ONE_A_CPU
 from stager.config import load
 from stager.config.script import load_script
 from stager.core.errors import ConfigError
-from stager.hub.names import HubRequest
+from stager.hub.repositories import HubRequest
 
 DESIGN = """
 [environment]

@@ -15,7 +15,7 @@ from stager.config import sources
 from stager.config.load import Config, load, parse
 from stager.config.sources import SettingsSource, site_source, variable_of
 from stager.core.errors import ConfigError
-from stager.hub.caches import user_caches
+from stager.hub.client import user_caches
 from stager.logs.files import default_folder
 
 REPO = Path(__file__).resolve().parents[3]

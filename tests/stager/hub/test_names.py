@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from stager.hub.names import HubRequest, Kind, parse_request, request_from
+from stager.hub.repositories import HubRequest, Kind, parse_request, request_from
 
 GOOD: list[tuple[Kind, Any, HubRequest]] = [
     ("model", "bert", HubRequest(kind="model", name="bert")),

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from stager.core.errors import StagerError
-from stager.hub.names import HubRequest
-from stager.hub.selection import selected
+from stager.hub.client import selected
+from stager.hub.repositories import HubRequest
 
 CONFIGS: list[dict[str, Any]] = [
     {"config_name": "en", "data_dir": "en"},
