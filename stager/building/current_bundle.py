@@ -16,9 +16,9 @@ from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError, ProblemCode
 
-from ..config import script
+from ..config import inline_script
 from ..config.load import Config
-from ..config.trackers import tracker_outputs
+from ..config.sections import tracker_outputs
 from ..core.errors import BundleError, StagerError
 from ..core.files import expanded, text_of
 from ..core.store import DigestCache, Store, sha256_of
@@ -62,8 +62,8 @@ def offline_root(config: Config) -> Path:
 
 def lock_path(config: Config, spec: Spec) -> Path:
     """Return the path of the project's lock, never that of a lock that the user supplied."""
-    if script.is_script(config):
-        return config.root / f"pylock.{script.name_of(config.source)}.toml"
+    if inline_script.is_script(config):
+        return config.root / f"pylock.{inline_script.name_of(config.source)}.toml"
     path = config.root / LOCK_NAME
     if spec.pylock == path:
         return config.root / "pylock.stager.toml"
@@ -115,7 +115,7 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     from ..lock.spec import read_spec
 
     store = Store(offline_root(config))
-    if script.is_script(config) and existing.newest(store, config.source) is None:
+    if inline_script.is_script(config) and existing.newest(store, config.source) is None:
         return _of_script(config, listener)
     newest = _newest(config, store)
     spec = read_spec(config)
@@ -127,7 +127,7 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
         why = _lacks_a_layer(newest.path)
         if not why:
             return ChosenBundle(path=newest.path, id=newest.id)
-    if script.is_script(config):
+    if inline_script.is_script(config):
         return _of_script(config, listener)
     from .build import make_again
     from .changes import before, changed_files

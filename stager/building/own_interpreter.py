@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..config.environment import OF_NODE
 from ..config.load import Config
+from ..config.sections import OF_NODE
 from ..interpreter.files import BundledInterpreter, bundled
 from ..interpreter.installation import find
 from ..lock.spec import Spec

@@ -13,7 +13,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError, check_links
 
 from ..building.current_bundle import LOCK_NAME, lock_path, offline_root
-from ..config import script
+from ..config import inline_script
 from ..config.load import Config, find, load
 from ..core.errors import ConfigError, StagerError
 from ..core.files import bytes_of, output_file
@@ -180,8 +180,8 @@ def _with_lock(written: _Written) -> list[str]:
             if not os.path.lexists(folder / LOCK_NAME):
                 _write(folder / LOCK_NAME, written.lock)
             return [f"a build in {folder} would fail: {exc.message}", *exc.context]
-    scripts = [path for path in folder.glob("*.py") if script.name_of(path) == name]
-    if script.named_in(list(map(str, scripts))) is not None:
+    scripts = [path for path in folder.glob("*.py") if inline_script.name_of(path) == name]
+    if inline_script.named_in(list(map(str, scripts))) is not None:
         _write(folder / f"pylock.{name}.toml", written.lock)
         return []
     _write(folder / LOCK_NAME, written.lock)

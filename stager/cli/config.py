@@ -15,8 +15,7 @@ from .settings_place import settings_place
 def config(*, talk: Talk) -> None:
     """Show every setting, its value, and where that came from."""
     from ..building.current_bundle import offline_root
-    from ..config.listing import listed
-    from ..config.load import find, load
+    from ..config.load import find, listed, load
     from ..config.template import default
 
     console = talk.reports()

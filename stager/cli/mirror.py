@@ -41,7 +41,7 @@ class TargetFlags:
 
     def targets(self) -> MirrorTargets:
         """Return the targets; a value that cannot be used is a usage error."""
-        from ..config.environment import PLATFORM, PLATFORMS, VERSION, VERSIONS
+        from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
         from ..mirror.wanted import MirrorTargets
 
         return MirrorTargets(

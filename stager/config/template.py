@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.errors import ConfigError, StagerError
 from . import foreign_files
 from .load import FILE_NAME, Config, parse, template
-from .sources import default_sources
+from .table import default_sources
 
 GUESSES = ("requirements.in", "requirements.txt", "uv.lock", "pyproject.toml")
 _READ = (

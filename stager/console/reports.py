@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..carrying.image import ImageResult
     from ..carrying.imports import ImportResult
     from ..cleanup.result import CleanNodeResult, CleanResult
-    from ..config.listing import ConfigResult
+    from ..config.load import ConfigResult
     from ..forecast.results import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
     from ..inventory.licence_list import LicenceList

@@ -12,7 +12,7 @@ from bundle.environment.listing import OWN_PYTHON
 from bundle.format.manifest import PYTHON
 from bundle.protocol.digest import Digest
 
-from ..config.environment import HEADERS
+from ..config.sections import HEADERS
 from ..core import elf
 from ..core.errors import ConfigError
 from ..core.store import sha256_of

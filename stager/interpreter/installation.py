@@ -12,7 +12,7 @@ from bundle.node import interpreter
 from bundle.protocol.problem import NodeError
 from bundle.system.processes import ProcessError
 
-from ..config.environment import BUNDLED
+from ..config.sections import BUNDLED
 from ..core import elf
 from ..core.errors import ConfigError, StagerError
 from ..core.files import expanded

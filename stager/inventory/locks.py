@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ..building.current_bundle import LOCK_NAME
-from ..config import script
+from ..config import inline_script
 from ..config.load import Config
 from ..pack.existing import imported_lock
 
@@ -20,7 +20,7 @@ def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
     if config is None:
         return (beside,)
     names = [LOCK_NAME, "pylock.stager.toml"]
-    if script.is_script(config):
-        names.insert(0, f"pylock.{script.name_of(config.source)}.toml")
+    if inline_script.is_script(config):
+        names.insert(0, f"pylock.{inline_script.name_of(config.source)}.toml")
     names += [text for text in config.environment.requirements if _LOCK.fullmatch(Path(text).name)]
     return (beside, *(config.root / name for name in names))

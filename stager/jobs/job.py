@@ -10,9 +10,8 @@ from bundle.format.manifest import Manifest, room_for
 from bundle.protocol.enumerations import Action, Allocation, Launcher, Stage, TransferWay
 from bundle.protocol.job import Job, Launch
 
-from ..config.cluster import ClusterConfig
 from ..config.load import Config
-from ..config.trackers import tracker_outputs
+from ..config.sections import ClusterConfig, tracker_outputs
 from ..core.errors import ConfigError
 from ..core.files import expanded
 from ..logs.files import DEFAULT_LOG_DIR

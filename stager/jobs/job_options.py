@@ -10,8 +10,8 @@ from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
 from bundle.protocol.job import ONE_A_CPU
 
-from ..config.launch import LaunchConfig, ranks_on_node
 from ..config.load import Config
+from ..config.sections import LaunchConfig, ranks_on_node
 from ..core.errors import ConfigError
 from ..core.files import expanded
 

@@ -24,7 +24,7 @@ from ..building.current_bundle import (
     newest_bundle,
     offline_root,
 )
-from ..config import script
+from ..config import inline_script
 from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import default
 from ..core.errors import ConfigError
@@ -82,10 +82,10 @@ def project(
     if find(start) is None:
         if bundle is not None or asked:
             return default(start)
-        path = script.named_in(command)
+        path = inline_script.named_in(command)
         if path is not None:
-            return script.load_script(path)
-        script.refuse_absent(command)
+            return inline_script.load_script(path)
+        inline_script.refuse_absent(command)
     try:
         return load(start)
     except NoSettingsError as exc:
@@ -212,7 +212,7 @@ def prepare(
 
 def _ignored_block(config: Config, options: JobOptions) -> Iterator[str]:
     if options.bundle is None and not options.bundle_id:
-        yield from script.without_effect(config, options.command or config.project.command)
+        yield from inline_script.without_effect(config, options.command or config.project.command)
 
 
 def _notes_on(job: Job, source: Source) -> Iterator[str]:

@@ -35,7 +35,7 @@ from bundle.protocol.codec import encode
 from bundle.protocol.digest import canonical_json
 from bundle.protocol.problem import NodeError
 
-from ..config.environment import HEADERS, PRUNABLE, TESTS
+from ..config.sections import HEADERS, PRUNABLE, TESTS
 from ..core.values import Wheel
 from .layer_file import decompress_index
 from .prune_patterns import check, is_metadata, is_pattern, matching

@@ -61,7 +61,7 @@ class LayerSource:
     size: int
     """Rough amount of work in bytes: large ones are started first."""
     prune: tuple[str, ...] = ()
-    """What is left out: words of :data:`stager.config.environment.PRUNABLE`, and patterns."""
+    """What is left out: words of :data:`stager.config.sections.PRUNABLE`, and patterns."""
     hub: Mapping[str, object] = field(default_factory=dict)
     """What a repository of a hub says about itself: ``type``, ``name``, ``commit``, ``licence``,
     and the files that were left out."""

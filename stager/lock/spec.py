@@ -29,8 +29,8 @@ from packaging.utils import canonicalize_name
 from bundle.protocol.counts import counted
 from bundle.protocol.digest import canonical_json
 
-from ..config.environment import EnvironmentConfig
 from ..config.load import Config
+from ..config.sections import EnvironmentConfig
 from ..core.errors import ConfigError
 from ..core.processes import Runner, run
 from ..core.store import sha256_of

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from bundle.redaction.secrets import without_url_secrets
 
-from ..config import foreign_files, script_block
+from ..config import foreign_files, inline_script
 from ..config.load import Config
 from ..core.errors import ConfigError
 from ..core.processes import Runner
@@ -160,7 +160,7 @@ class SpecReader:
     def _read_block(self, entry: str, path: Path) -> Mapping[str, Any] | None:
         """Return the block of a script (PEP 723) that an entry names; None if it names none."""
         try:
-            return script_block.read(path) if _SCRIPT.fullmatch(entry) else None
+            return inline_script.read(path) if _SCRIPT.fullmatch(entry) else None
         except ConfigError as exc:
             self.problems.append(f"environment.requirements: {exc.message}")
             return {}

@@ -17,7 +17,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from ..config import script_block
+from ..config import inline_script
 from ..core import toml
 from ..core.store import sha256_of
 from . import uv_settings
@@ -51,7 +51,7 @@ class UvLock:
         places = [os.path.relpath(path, root) for path in (self.file, folder)]
         chosen = [self.project.extras, self.project.groups, self.project.dependencies, self.itself]
         if self.project.is_script:
-            block = script_block.read(file) or {}
+            block = inline_script.read(file) or {}
             own = [block.get(key) for key in ("dependencies", "requires-python")]
             asks = uv_settings.as_json([*own, toml.table(block, "tool", "uv")])
         else:

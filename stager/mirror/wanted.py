@@ -9,8 +9,8 @@ from pathlib import Path
 from ..building.current_bundle import Listener
 from ..building.project_lock import buildable_spec, current_lock
 from ..building.wheel_source import WheelSource
-from ..config.environment import OF_NODE
 from ..config.load import Config
+from ..config.sections import OF_NODE
 from ..core.errors import ConfigError
 from ..core.store import Store
 from ..core.values import Wheel

@@ -29,7 +29,7 @@ def job_options(
 ) -> JobOptions:
     """Return the options of a job; a value that cannot be used is a usage error."""
     from ...config import checks
-    from ...config.project import output
+    from ...config.sections import output
     from ...slurm.request import ALLOCATIONS
 
     name = checks.matching(checks.VARIABLE)

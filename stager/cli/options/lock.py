@@ -31,8 +31,8 @@ Script = Annotated[
 
 def settings_for(script: Path | None) -> Config:
     """Return the settings of a script, or of this directory's project."""
+    from ...config.inline_script import load_script
     from ...config.load import load
-    from ...config.script import load_script
 
     return load(settings_place()) if script is None else load_script(script)
 

@@ -8,7 +8,7 @@ import pytest
 from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
 from bundle.protocol.job import ONE_A_CPU
 from stager.config import load
-from stager.config.script import load_script
+from stager.config.inline_script import load_script
 from stager.core.errors import ConfigError
 from stager.hub.repositories import HubRequest
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stager.building.current_bundle import offline_root
-from stager.config import sources
+from stager.config import table
 from stager.config.load import Config, load, parse
-from stager.config.sources import SettingsSource, site_source, variable_of
+from stager.config.table import SettingsSource, site_source, variable_of
 from stager.core.errors import ConfigError
 from stager.hub.client import user_caches
 from stager.logs.files import default_folder
@@ -223,7 +223,7 @@ def test_a_fixed_setting_counts_where_nobody_else_sets_it() -> None:
 def test_a_site_file_that_cannot_be_trusted_or_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, mode: int, wrong: str
 ) -> None:
-    monkeypatch.setattr(sources, "SITE_FILE", tmp_path / "config.toml")
+    monkeypatch.setattr(table, "SITE_FILE", tmp_path / "config.toml")
     (tmp_path / "config.toml").write_text(text)
     (tmp_path / "config.toml").chmod(mode)
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""The settings of a script that brings its own (PEP 723), where no project does."""
+"""The block in a Python script that says what the script needs (PEP 723)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,44 @@ from typing import Any
 
 from ..core import toml
 from ..core.errors import ConfigError
-from . import script_block
+from ..core.files import bytes_of
 from .load import FILE_NAME, Config, find, parse
 from .table import describe
+
+_START = "# /// script"
+# The expression of the specification, for blocks of the type "script".
+_BLOCK = re.compile(r"(?m)^# /// script\s*?$\n(?P<content>(^#(| .*)$\n?)+?)^# ///\s*?$")
+
+
+def read(path: Path) -> Mapping[str, Any] | None:
+    """Return the block of a script; None if it has none, or if there is no such script.
+
+    Raises:
+        ConfigError: the block is not TOML or has no end, or there are two.
+    """
+    try:
+        text = bytes_of(path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return None
+    text = text.replace("\r\n", "\n")
+    blocks = list(_BLOCK.finditer(text))
+    if not blocks:
+        if any(line.rstrip() == _START for line in text.splitlines()):
+            raise ConfigError(
+                f"{path}: the block that begins with {_START!r} has no end",
+                hint="each line of it begins with '#', its last one is '# ///'",
+            )
+        return None
+    if len(blocks) > 1:
+        raise ConfigError(f"{path}: there are {len(blocks)} blocks of the type 'script'")
+    # Lines keep their numbers in messages: what stands before the block becomes empty lines.
+    before = "\n" * text[: blocks[0].start("content")].count("\n")
+    lines = blocks[0]["content"].splitlines()
+    content = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    return toml.loads(before + content, path)
+
+
+# --- The settings of a script that brings its own (PEP 723), where no project does ---------------
 
 _SUFFIX = ".py"
 
@@ -31,7 +66,7 @@ def named_in(command: Sequence[str]) -> Path | None:
     for word in command:
         path = Path(word)
         if path.suffix == _SUFFIX and os.path.isfile(path):  # noqa: PTH113 - never raises
-            return path if script_block.read(path) is not None else None
+            return path if read(path) is not None else None
     return None
 
 
@@ -62,7 +97,7 @@ def load_script(path: Path) -> Config:
     """
     source, here = path.absolute(), Path.cwd()
     _refuse_missing(str(path))
-    block, settings = script_block.read(source), find(here)
+    block, settings = read(source), find(here)
     if block is None:
         hint = "`uv add --script` writes one; or write a stager.toml with `stager init`"
         if settings is not None:
@@ -91,7 +126,7 @@ def without_effect(config: Config, command: Sequence[str]) -> Iterator[str]:
     """Yield a note that names the script whose own block does not decide what is installed."""
     try:
         path = None if is_script(config) else named_in(command)
-        block = script_block.read(path) if path else None
+        block = read(path) if path else None
     except ConfigError:  # nobody needs what cannot be read
         return
     if path is None or not block or not block.get("dependencies"):
