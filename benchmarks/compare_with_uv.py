@@ -25,8 +25,7 @@ from stager.core import toml
 from stager.core.errors import StagerError
 from stager.core.processes import run
 from stager.core.store import Store
-from stager.lock.lock import make_lock
-from stager.lock.resolve import ResolveOptions
+from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.spec import read_spec
 from stager.lock.uv import required_command
 

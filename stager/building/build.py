@@ -20,13 +20,10 @@ from ..layers.build import MadeLayers, make_layers
 from ..layers.compiler import Compiler
 from ..layers.prune import Pruned, notes_on_patterns
 from ..layers.source import LayerSource
-from ..lock.changes import PackageChanges
-from ..lock.lock_file import read_lock
-from ..lock.pylock import Lock
-from ..lock.resolve import ResolveOptions
-from ..lock.resolver import ResolverName
+from ..lock.lock import ResolveOptions
+from ..lock.pylock import Lock, PackageChanges, read_lock
+from ..lock.resolver import FindDriver, ResolverName
 from ..lock.spec import Spec
-from ..lock.torch_backend import FindDriver
 from ..pack import batch_marks, existing
 from ..pack.bundle import Contents, Packed, pack
 from ..pack.compiled_program import compiled_program

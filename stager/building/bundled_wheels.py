@@ -29,7 +29,7 @@ from ..layers.build import is_stored
 from ..layers.compiler import Compiler
 from ..layers.prune_patterns import of_package
 from ..layers.source import LayerSource, layer_id
-from ..lock.lock_file import earlier_lock
+from ..lock.pylock import earlier_lock
 from ..lock.spec import Spec
 from ..pack import existing
 from ..pack.members import CheckedMembers, MemberError, reader

@@ -14,7 +14,7 @@ from ..core.store import Store
 from ..core.values import Target
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import folders_of
-from ..lock.changes import PackageChanges, PackageFile, compare
+from ..lock.pylock import PackageChanges, PackageFile, compare
 from ..pack import existing
 from ..pack.stored_layers import stored_index
 

@@ -10,9 +10,8 @@ from ..core.errors import ConfigError, ResolveError
 from ..core.store import Store
 from ..hub.client import HubClient, HubFiles, resolve
 from ..hub.repositories import HubRequest, LockedRepository
-from ..lock.lock_file import keep_assets
-from ..lock.pylock import Lock
-from ..lock.resolve import ResolveOptions
+from ..lock.lock import ResolveOptions
+from ..lock.pylock import Lock, keep_assets
 from .current_bundle import Listener, hub_requests
 
 

@@ -15,14 +15,11 @@ from bundle.protocol.counts import counted, sized
 from ..config.load import Config
 from ..core.errors import ConfigError, ResolveError
 from ..core.store import Store
-from ..lock.changes import PackageChanges, changes
-from ..lock.cutoff import NONE
+from ..lock.build_source import built_for_sure, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
-from ..lock.lock import make_lock
-from ..lock.lock_file import earlier_lock, keep_assets, read_lock
-from ..lock.pylock import Lock
-from ..lock.resolve import ResolveOptions
-from ..lock.source_builds import built_for_sure, refuse_without_nvcc
+from ..lock.lock import ResolveOptions, make_lock
+from ..lock.pylock import Lock, PackageChanges, changes, earlier_lock, keep_assets, read_lock
+from ..lock.resolver import NONE
 from ..lock.spec import Spec, read_spec
 from .current_bundle import Listener, lock_path, offline_root
 from .hub_lock import hub_files, upgraded, with_assets

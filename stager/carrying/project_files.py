@@ -20,7 +20,7 @@ from ..core.files import bytes_of, output_file
 from ..core.store import Store, remove
 from ..layers.frame import content_of
 from ..layers.layer_file import decompress_index
-from ..lock.lock_file import read_lock
+from ..lock.pylock import read_lock
 from ..lock.spec import read_spec
 from ..pack import existing
 from .imports import ImportResult

@@ -19,8 +19,7 @@ from ..config.load import Config, parse
 from ..core.errors import StagerError
 from ..core.store import Store
 from ..core.values import Target
-from ..lock.lock import make_lock
-from ..lock.resolve import ResolveOptions
+from ..lock.lock import ResolveOptions, make_lock
 from ..lock.spec import Spec, read_spec
 from ..wheels.downloads import Progress
 from ..wheels.fetch import FetchSettings, fetch

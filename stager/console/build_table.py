@@ -9,7 +9,7 @@ from bundle.protocol.counts import counted, sized
 
 if TYPE_CHECKING:
     from ..building.build import BuildResult
-    from ..lock.changes import PackageChanges
+    from ..lock.pylock import PackageChanges
 
 _MOST_NAMES = 8
 """Names in one row; more are counted."""

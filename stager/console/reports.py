@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..inventory.written_sbom import SbomResult
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
-    from ..lock.changes import PackageChanges
+    from ..lock.pylock import PackageChanges
     from ..mirror.mirror import MirrorResult
     from ..pack.inspect import InspectedSignature, Inspection
     from ..tracing.result import TracedBuildResult

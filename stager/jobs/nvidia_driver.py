@@ -16,7 +16,7 @@ from bundle.system.hostlist import expand_hostlist
 
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
-from ..lock.torch_backend import KnownDriver
+from ..lock.resolver import KnownDriver
 from ..logs import files
 from ..logs.events import records
 

@@ -6,28 +6,352 @@ A resolver answers, the files are measured, and what is not allowed in the envir
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from packaging.pylock import is_valid_pylock_path
+from packaging.utils import canonicalize_name
+
+from bundle.protocol.counts import counted
 
 from ..core.errors import ConfigError, ResolveError
 from ..core.processes import Runner, run
-from ..core.store import Store
-from . import refusals, torch_backend
-from .build_environment import resolve_all
-from .built_sources import SourceBuilder, take_built
-from .file_digests import index_answers, measure
+from ..core.store import DigestCache, Store, sha256_of
+from ..core.values import LockedFile
+from . import resolver
 from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
-from .kept import kept
-from .lock_file import digest_of, earlier_lock, no_file, parsed, publish, render
-from .pylock import Lock, select
-from .resolve import ResolveOptions, unavailable_lines
-from .resolver import ResolvedFile, ResolveRequest
+from .pip import Pip, condense
+from .pip_tools import PipTools
+from .pylock import (
+    Lock,
+    digest_of,
+    earlier_lock,
+    locked_files,
+    no_file,
+    parsed,
+    publish,
+    render,
+    select,
+)
+from .resolver import (
+    NONE,
+    FindDriver,
+    KeptPins,
+    NoSolution,
+    ResolvedFile,
+    ResolveRequest,
+    ResolverName,
+    Solver,
+    UnavailablePackage,
+    describe_unavailable,
+    name_of,
+)
+from .source_wheels import SourceBuilder, take_built
 from .spec import Spec
-from .uv_export import export
+from .uv import Uv, export
+
+# --- Resolving requirements to one exact file for each package, or to every reason against it ----
+
+_BUILD_OF_TORCH = re.compile(r"(?:^|\n)(torch[\w-]*)==[\w.]+\+(cpu|cu\d+|rocm[\d.]+)")
+_SOLVERS: Mapping[str, type[Solver]] = {"auto": Uv, "uv": Uv, "pip-tools": PipTools}
+# Each round drops what the last reason involved, so this many independent reasons are found.
+ROUNDS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolveOptions:
+    """Options of a resolution."""
+
+    resolver: ResolverName = "uv"
+    """The program that resolves; ``auto`` is another word for uv."""
+    offline: bool = False
+    """True if only the contents of the offline root count."""
+    upgrade: bool = False
+    """True to keep no pin of the lock before."""
+    upgrade_packages: tuple[str, ...] = ()
+    """Packages whose pins are not kept, as the user wrote their names."""
+    exclude_newer: str | None = None
+    """See :mod:`stager.lock.resolver`; None for that of the lock before."""
+
+    driver: FindDriver | None = None
+    """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
+    note: Callable[[str], None] | None = None
+    """Takes a line about what was chosen; None for nobody."""
+
+    def outdates(self, cutoff: str | None) -> bool:
+        """Return whether a lock with this cutoff is to be made again, whatever its spec."""
+        if self.upgrade or self.upgrade_packages:
+            return True
+        return self.exclude_newer is not None and self.exclude_newer != (cutoff or NONE)
+
+
+def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
+    """Resolve requirements.
+
+    Raises:
+        ResolveError: they cannot be met; one context line for each reason, packages without a file
+            for the target with what exists instead. Or no index could be asked.
+    """
+    if resolver not in _SOLVERS:
+        raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
+    solver = _SOLVERS[resolver]()
+    try:
+        return solver.solve(request)
+    except NoSolution as failure:
+        raise explain(failure, request, solver) from failure
+
+
+def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> ResolveError:
+    """Return one error with every reason why the requirements have no solution."""
+    failures = _all_failures(first, request, solver)
+    reasons = [failure.reason for failure in failures if not failure.absent]
+    unavailable = {one.requirement: one for failure in failures for one in failure.absent}
+    reasons += unavailable_lines(list(unavailable.values()), request)
+    target = request.spec.target
+    configured = request.settings.indexes if request.settings else Indexes()
+    misplaced = [] if request.offline else configured.plus(request.indexes).misplaced()
+    not_searched = dict.fromkeys(line for one in failures for line in one.not_searched)
+    return ResolveError(
+        f"the requirements have no solution for Python {target.python} on {target.platform}: "
+        f"{counted(len(reasons), 'problem')}",
+        hint=_remedy(failures, request),
+        context=[*reasons, *not_searched, *misplaced],
+    )
+
+
+def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
+    if request.offline:
+        return "only the offline root was searched; lock once without --offline"
+    build = _BUILD_OF_TORCH.search("\n".join(request.requirements))
+    if build and request.torch_backend != build[2]:
+        return (
+            f"{build[0].strip()} is on PyTorch's own index: set environment.torch-backend = "
+            f'"{build[2]}", or name the index in a requirement file (--extra-index-url '
+            f"{TORCH_INDEX}{build[2]})"
+        )
+    others = "check the names; change the versions asked for, or environment.python and platform"
+    if not any(failure.not_searched for failure in failures):
+        return others
+    remedy = 'set environment.index-strategy = "unsafe-best-match" to search all indexes'
+    if all(failure.not_searched for failure in failures):
+        return remedy
+    return f"{remedy}; {others}"
+
+
+def _all_failures(first: NoSolution, request: ResolveRequest, solver: Solver) -> list[NoSolution]:
+    """Find further reasons: drop the requirements that one involves and resolve the rest."""
+    failures = [first]
+    for _ in range(ROUNDS):
+        blamed = failures[-1].blamed
+        rest = tuple(text for text in request.requirements if name_of(text) not in blamed)
+        if not rest or rest == request.requirements:
+            break
+        request = replace(request, requirements=rest)
+        try:
+            solver.check(request)
+        except NoSolution as failure:
+            failures.append(failure)
+        except ResolveError:  # the index stopped answering; report what is known
+            break
+        else:
+            break
+    return failures
+
+
+def unavailable_lines(packages: list[UnavailablePackage], request: ResolveRequest) -> list[str]:
+    """Describe what exists for each package without a file that fits; ask pip if not known."""
+    lines = []
+    for package in packages:
+        files = package.files or tuple(request.pip.existing(name_of(package.requirement)))
+        lines.append(describe_unavailable(replace(package, files=files), request.spec.target))
+    return lines
+
+
+# --- The parts of a lock that the next one keeps: pins, commits, and its cutoff ------------------
+
+
+def kept(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
+    """Return what is kept of a lock; of none, where there was none."""
+    asked = options.exclude_newer
+    cutoff = None if asked == NONE else asked
+    if earlier is None:
+        return KeptPins(cutoff=cutoff)
+    if asked is None:
+        cutoff = earlier.exclude_newer
+    if options.upgrade:
+        return KeptPins(cutoff=cutoff)
+    upgraded = {canonicalize_name(name) for name in options.upgrade_packages}
+    commits = tuple(pin for pin in earlier.git if canonicalize_name(pin.name) not in upgraded)
+    return KeptPins(pins=earlier.pins(upgraded), git=commits, cutoff=cutoff)
+
+
+# --- Resolving and building packages whose builds import other packages of the environment -------
+
+# Their dependencies can be learned only where these are installed: so the others are resolved
+# first, installed into a folder, and kept as they are while all are resolved together.
+
+
+def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFile]:
+    """Resolve requirements, some of which may have to be built in the environment.
+
+    Raises:
+        ResolveError: see :func:`stager.lock.lock.resolve`; or what is needed to build cannot be
+            installed.
+    """
+    named = request.spec.builds.in_environment
+    if named and resolver == "pip-tools":
+        raise ResolveError(
+            "environment.no-build-isolation works with uv only", hint="leave --resolver out"
+        )
+    others = tuple(text for text in request.requirements if name_of(text) not in named)
+    if len(others) == len(request.requirements):
+        return resolve(request, resolver)
+    try:
+        return resolve(request, resolver)  # an sdist may state what it depends on
+    except ResolveError:
+        if not others:
+            raise
+    first = resolve(replace(request, requirements=others), resolver)
+    folder = install(_lines(first), request.pip, request.scratch / "environment")
+    pins = tuple(f"{name}=={version}" for name, version in (file.identity for file in first))
+    together = (*request.constraints, *pins)
+    return resolve(replace(request, constraints=together, packages=folder), resolver)
+
+
+def install(lines: Iterable[str], pip: Pip, folder: Path) -> Path:
+    """Install what requirement lines name into a folder, for builds to import; return the folder.
+
+    Raises:
+        ResolveError: pip fails.
+    """
+    options = ["--no-deps", "--no-compile", "-q", "--target", str(folder)]
+    done = pip.call("install", options, lines)
+    if done.returncode != 0:
+        raise ResolveError(
+            "what environment.no-build-isolation builds against cannot be installed",
+            context=[condense(done.stderr or done.stdout)],
+        )
+    return folder
+
+
+def _lines(files: Sequence[ResolvedFile]) -> list[str]:
+    """Return requirement lines of exactly these files; what is no wheel yet is left out."""
+    lines = []
+    for file in files:
+        place = file.path.as_uri() if file.path else file.url
+        if place is not None and file.filename.endswith(".whl"):
+            digest = f" --hash=sha256:{file.sha256}" if file.sha256 and file.url else ""
+            lines.append(f"{file.identity[0]} @ {place}{digest}")
+    return lines
+
+
+# --- Digests and sizes of the files that a resolver chose ----------------------------------------
+
+# An index page need not give either. Sizes come from the cheapest place that has them: the disk,
+# the offline root, a HEAD request; digests are only ever taken from the bytes or from the index.
+
+HEAD_SECONDS = 10.0
+HEADS_AT_ONCE = 8
+ANSWER_SECONDS = 3.0
+
+SizeOf = Callable[[str], "int | None"]
+
+
+def measure(
+    resolved: Sequence[ResolvedFile], *, store: Store, pip: Pip, size_of: SizeOf | None = None
+) -> tuple[LockedFile, ...]:
+    """Turn a resolver's answer into locked files, sorted by name.
+
+    Raises:
+        ResolveError: a file whose digest cannot be learned.
+    """
+    digest_cache = DigestCache(store)
+    files = [_from_disk(file, store, digest_cache) for file in resolved]
+    files = _with_remote_sizes(files, size_of or content_length)
+    for number, file in enumerate(files):
+        if file.url and None in (file.size, file.sha256):
+            files[number] = _download(file, store, pip)
+    digest_cache.save()
+    return locked_files(files, source="the resolver's answer")
+
+
+def _with_remote_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
+    urls = [file.url for file in files if file.url and file.size is None]
+    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+        sizes: dict[str | None, int | None] = dict(zip(urls, pool.map(size_of, urls), strict=True))
+    return [replace(file, size=sizes.get(file.url, file.size)) for file in files]
+
+
+def content_length(url: str) -> int | None:
+    """Return the length in bytes a server gives for a URL; honours the usual proxy variables."""
+    try:
+        length = _head(url, HEAD_SECONDS).get("Content-Length", "")
+    except (OSError, ValueError):  # URLError is an OSError; a private index may refuse us
+        return None
+    if not length.isdigit():
+        return None
+    return int(length)
+
+
+def index_answers(url: str) -> bool:
+    """Return whether a package index answers within three seconds; honours proxy variables."""
+    try:
+        _head(url, ANSWER_SECONDS)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _head(url: str, seconds: float) -> Mapping[str, str]:
+    import urllib.request  # here: a tenth of a second that most commands do not need
+
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"not a web address: {url}")
+    request = urllib.request.Request(url, method="HEAD")  # noqa: S310
+    with urllib.request.urlopen(request, timeout=seconds) as response:  # noqa: S310
+        return dict(response.headers.items())
+
+
+def _from_disk(file: ResolvedFile, store: Store, digest_cache: DigestCache) -> ResolvedFile:
+    if file.path:
+        try:
+            size = file.path.stat().st_size
+        except OSError as exc:
+            raise ResolveError(f"cannot read {file.path}: {exc.strerror or exc}") from exc
+        return replace(file, size=size, sha256=file.sha256 or sha256_of(file.path))
+    stored = store.wheels / file.filename
+    digest = digest_cache.digest(stored)
+    if digest is None or digest != file.sha256:
+        return file
+    return replace(file, size=stored.stat().st_size)
+
+
+def _download(file: ResolvedFile, store: Store, pip: Pip) -> ResolvedFile:
+    """Download a file into the store; without a known digest, the first download is trusted."""
+    if not file.filename.endswith(".whl"):
+        return file  # pip would build it to learn its metadata
+    folder = pip.scratch / "measured"
+    name, version = file.identity
+    digest = f" --hash=sha256:{file.sha256}" if file.sha256 else ""
+    for line in (f"{name} @ {file.url}{digest}", f"{name}=={version}{digest}"):
+        if pip.download([line], folder).returncode == 0:
+            break
+    downloaded = folder / file.filename
+    if not downloaded.is_file():
+        return file
+    measured = replace(
+        file,
+        size=downloaded.stat().st_size,
+        sha256=file.sha256 or sha256_of(downloaded),
+    )
+    with store.publishing(store.wheels / file.filename) as partial:
+        shutil.copyfile(downloaded, partial)
+    return measured
 
 
 def make_lock(
@@ -56,8 +380,8 @@ def make_lock(
         StagerError: the lock cannot be written.
     """
     _refuse_other_name(path)
-    automatic = spec.torch_backend == torch_backend.AUTO
-    spec = torch_backend.settled(spec, path, options.driver, options.note)
+    automatic = spec.torch_backend == resolver.AUTO
+    spec = resolver.settled(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
     spec = _require_hashes(spec, settings)
@@ -69,10 +393,10 @@ def make_lock(
         request = replace(request, requirements=wanted, build=builder.file, keep=keep)
         request, resolved = _answer(request, options, reachable or index_answers)
         if automatic:
-            torch_backend.refuse_newer_cuda(resolved, spec.torch_backend)
+            resolver.refuse_newer_cuda(resolved, spec.torch_backend)
         request = replace(request, indexes=request.indexes.plus(spec.all_indexes))
         files = measure(resolved, store=store, pip=request.pip)
-        refusals.refuse_other_files(files, spec, dict(builder.built))
+        resolver.refuse_other_files(files, spec, dict(builder.built))
     indexes = spec.indexes if options.offline else request.indexes
     lock = Lock(
         path=path,
@@ -196,10 +520,10 @@ def _resolve(
         else:
             files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
-            refusals.refuse_cuda(
+            resolver.refuse_cuda(
                 files, request.names
             )  # before anything of several GB could be downloaded
-        refusals.refuse_other_build(files, spec.torch_backend, silent)
+        resolver.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
         raise _with_reason(exc, request, silent) from exc
     return files

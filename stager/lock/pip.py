@@ -24,9 +24,8 @@ from ..core.errors import ResolveError, SpaceError, StagerError
 from ..core.processes import Runner, run
 from ..core.store import remove
 from ..core.values import Target
-from .indexes import Indexes, resolve_place_variables
-from .requirement_line import write_lines
-from .source_builds import BuildSettings, beside, build_requires
+from .build_source import BuildSettings, beside, build_requires
+from .indexes import Indexes, resolve_place_variables, write_lines
 
 HOUR = 3600.0
 LONGEST_ERROR = 1200

@@ -14,9 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from ..core.errors import ResolveError
 from ..core.values import Target
-from .indexes import strip_credentials
+from .indexes import strip_credentials, write_lines
 from .pip import HOUR, ChosenFile, condense, index_unreachable, unreachable
-from .requirement_line import write_lines
 from .resolver import NoSolution, ResolvedFile, ResolveRequest, UnavailablePackage, names_in
 
 _NOT_FOUND = re.compile(

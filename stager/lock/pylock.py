@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import (
     Package,
     PackageArchive,
@@ -23,19 +23,26 @@ from packaging.pylock import (
     PylockUnsupportedVersionError,
     PylockValidationError,
 )
+from packaging.specifiers import SpecifierSet
 from packaging.utils import BuildTag, parse_wheel_filename
+from packaging.version import Version
 
-from ..core.errors import ResolveError
+from bundle.protocol.digest import canonical_json
+
+from ..core import toml
+from ..core.errors import ConfigError, ResolveError, StagerError
+from ..core.files import output_file
 from ..core.values import Digest, LockedFile, Target
-from ..hub.repositories import LockedRepository
-from .git_pin import GitPin
-from .indexes import Indexes, strip_credentials
-from .resolver import BuildSource, ResolvedFile, UnavailablePackage
+from ..hub.repositories import LockedRepository, locked_from
+from . import resolver
+from .indexes import GitPin, Indexes, strip_credentials
+from .resolver import BuildSource, ResolvedFile, UnavailablePackage, describe_unavailable, timestamp
 from .spec import Spec
 
 if TYPE_CHECKING:
     from packaging.markers import Environment
     from packaging.tags import Tag
+
 
 SelectedFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
 _FILE_KEYS = {"wheels", "sdist", "archive", "vcs", "directory"}
@@ -62,7 +69,7 @@ class Lock:
     git: tuple[GitPin, ...] = ()
     """The commits of packages that uv took from git repositories."""
     exclude_newer: str | None = None
-    """The cutoff it was made with; None for none. See :mod:`stager.lock.cutoff`."""
+    """The cutoff it was made with; None for none. See :mod:`stager.lock.resolver`."""
     torch_backend: str | None = None
     """PyTorch's index that ``torch-backend = "auto"`` has become; None for another setting."""
     assets: tuple[LockedRepository, ...] = ()
@@ -291,3 +298,282 @@ def _unavailable(entry: Mapping[str, Any]) -> UnavailablePackage:
     version = f"=={entry['version']}" if "version" in entry else ""
     files = tuple(map(_wheel_name, entry.get("wheels") or []))
     return UnavailablePackage(requirement=f"{entry['name']}{version}", files=files)
+
+
+# --- Differences between two sets of packages, and what they mean in bytes to send ---------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageFile:
+    """A package as one of the two sets has it."""
+
+    name: str
+    """The package."""
+    version: str
+    """Its version."""
+    content: str
+    """What tells two files of one version apart."""
+    bytes: int
+    """Its size in bytes; 0 where it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageChange:
+    """A package that two sets have in different versions, or that only one of them has."""
+
+    name: str
+    """The package."""
+    old: str | None
+    """Its version in the earlier set; None if it is new."""
+    new: str | None
+    """Its version in the later set; None if it is gone."""
+    bytes: int
+    """Size of its new file in bytes; 0 if it is gone, or where no server told the size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageChanges:
+    """The difference between two sets of packages."""
+
+    added: tuple[PackageChange, ...] = ()
+    """Packages that only the later set has."""
+    removed: tuple[PackageChange, ...] = ()
+    """Packages that only the earlier set has."""
+    changed: tuple[PackageChange, ...] = ()
+    """Packages with another version, or with another file of the same version."""
+    bytes: int = 0
+    """What has to be sent to a node that has all of the earlier set; for locks, about."""
+
+    @property
+    def any(self) -> bool:
+        """Return whether there is a difference."""
+        return bool(self.added or self.removed or self.changed)
+
+
+def changes(earlier: Lock | None, later: Lock) -> PackageChanges:
+    """Return what a lock changes; everything is added where there was none before."""
+    return compare(_files(earlier) if earlier else (), _files(later))
+
+
+def compare(earlier: Iterable[PackageFile], later: Iterable[PackageFile]) -> PackageChanges:
+    """Return the difference between two sets of packages."""
+    old = {file.name: file for file in earlier}
+    new = {file.name: file for file in later}
+    other = {name for name in new.keys() & old.keys() if new[name].content != old[name].content}
+    added = _listed(new.keys() - old.keys(), old, new)
+    changed = _listed(other, old, new)
+    return PackageChanges(
+        added=added,
+        removed=_listed(old.keys() - new.keys(), old, new),
+        changed=changed,
+        bytes=sum(change.bytes for change in (*added, *changed)),
+    )
+
+
+def _files(lock: Lock) -> list[PackageFile]:
+    return [
+        PackageFile(
+            name=file.name,
+            version=str(file.version),
+            content=str(file.sha256),
+            bytes=file.size or 0,
+        )
+        for file in lock.files
+    ]
+
+
+def _listed(
+    names: Iterable[str], old: Mapping[str, PackageFile], new: Mapping[str, PackageFile]
+) -> tuple[PackageChange, ...]:
+    pairs = [(name, old.get(name), new.get(name)) for name in sorted(names)]
+    return tuple(
+        PackageChange(
+            name=name,
+            old=before.version if before else None,
+            new=after.version if after else None,
+            bytes=after.bytes if after else 0,
+        )
+        for name, before, after in pairs
+    )
+
+
+# --- Reading and writing ``pylock.toml`` (PEP 751) -----------------------------------------------
+
+# For one target there is nothing left to choose, so a lock of ours lists only the chosen wheel (or
+# sdist, if no wheel fits) with digest, size and place. ``[tool.stager]`` holds what PEP 751 has no
+# key for. The same answer of a resolver always gives the same bytes.
+
+CREATED_BY = "stager"
+
+
+def earlier_lock(path: Path, target: Target) -> Lock | None:
+    """Return the lock that stands in the place of a new one; None if there is none to go by."""
+    try:
+        return read_lock(path, target) if path.is_file() else None
+    except StagerError:  # it is made anew
+        return None
+
+
+def read_lock(path: Path, target: Target) -> Lock:
+    """Read a lock.
+
+    Args:
+        path: the file.
+        target: the target to select files for, in a lock that another tool wrote. A lock of ours
+            has no choice left and is read for the target it names; :meth:`Lock.is_current` tells
+            if that is still the right one.
+
+    Raises:
+        ResolveError: no such file, no valid lock, or files missing for the target (all packages).
+    """
+    if not path.is_file():
+        raise ResolveError(f"no lock at {path}", hint="run `stager lock` to make one")
+    data = parsed(path)
+    metadata = _metadata(data)
+    spec_digest, cutoff = None, metadata.get("exclude-newer")
+    try:
+        if metadata:
+            python, platform = str(metadata["python"]), str(metadata["platform"])
+            target = Target(python=python, platform=platform)
+            spec_digest = Digest(str(metadata["spec-digest"]))
+        if cutoff is not None and timestamp(str(cutoff)):
+            cutoff = str(cutoff)
+        assets = tuple(map(locked_from, metadata.get("assets", ())))
+    except (KeyError, TypeError, ValueError, StagerError) as exc:
+        raise ResolveError(
+            f"{path}: [tool.stager] (spec-digest, exclude-newer or assets) is damaged: {exc}",
+            hint="run `stager lock` to make it again",
+        ) from exc
+    resolved, unavailable = select(data, target, base=path.parent.absolute(), source=str(path))
+    if unavailable:
+        lines = [describe_unavailable(package, target) for package in unavailable]
+        raise no_file(path, target, lines)
+    files = locked_files(resolved, source=str(path))
+    built = toml.table(metadata, "sources")
+    return Lock(
+        path=path,
+        target=target,
+        files=files,
+        spec_digest=spec_digest,
+        digest=digest_of(target, files),
+        indexes=Indexes.from_dict(toml.table(metadata, "indexes")),
+        sources=tuple((wheel, str(label)) for wheel, label in built.items()),
+        torch_backend=resolver.recorded(path) if metadata else None,
+        git=_git_pins(metadata),
+        exclude_newer=cutoff,
+        assets=assets,
+    )
+
+
+def _git_pins(metadata: Mapping[str, Any]) -> tuple[GitPin, ...]:
+    known = {field.name for field in fields(GitPin)}
+    entries = [one for one in toml.listed(metadata, "git") if isinstance(one, dict)]
+    return tuple(
+        GitPin(**{key: str(value) for key, value in entry.items()})
+        for entry in entries
+        if entry.keys() == known
+    )
+
+
+def keep_assets(lock: Lock, assets: Sequence[LockedRepository]) -> Lock:
+    """Write these models and data sets into a lock, unless it has them.
+
+    Raises:
+        StagerError: the lock cannot be written.
+    """
+    if lock.assets == tuple(assets):
+        return lock
+    lock = replace(lock, assets=tuple(assets))
+    publish(lock.path, render(lock))
+    return lock
+
+
+def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    return toml.table(data, "tool", "stager") if data.get("created-by") == CREATED_BY else {}
+
+
+def no_file(path: Path, target: Target, lines: Sequence[str]) -> ResolveError:
+    """Return the error for packages of a lock that have no file for a target."""
+    return ResolveError(
+        f"{path} has no file for Python {target.python} on {target.platform}",
+        hint="lock again for that target, or change environment.python and platform",
+        context=lines,
+    )
+
+
+def render(lock: Lock) -> str:
+    """Return the lock's text."""
+    target = lock.target
+    marker = (
+        f"python_version == '{target.python}' and sys_platform == 'linux' "
+        f"and platform_machine == '{target.machine}'"
+    )
+    metadata: dict[str, Any] = {
+        "spec-digest": str(lock.spec_digest),
+        "python": target.python,
+        "platform": target.platform,
+    }
+    if lock.git:
+        metadata["git"] = [asdict(pin) for pin in lock.git]
+    if lock.exclude_newer:
+        metadata["exclude-newer"] = lock.exclude_newer
+    indexes = lock.indexes.as_dict()
+    if indexes:
+        metadata["indexes"] = indexes
+    if lock.torch_backend:
+        metadata["torch-backend"] = lock.torch_backend
+    if lock.sources:
+        metadata["sources"] = dict(lock.sources)
+    if lock.assets:
+        metadata["assets"] = [repository.to_dict() for repository in lock.assets]
+    base = lock.path.parent.absolute()
+    pylock = Pylock(
+        lock_version=Version("1.0"),
+        environments=[Marker(marker)],
+        requires_python=SpecifierSet(f"=={target.python}.*"),
+        created_by=CREATED_BY,
+        packages=[_package(file, base) for file in lock.files],
+        tool={"stager": metadata},
+    )
+    pylock.validate()
+    return toml.dumps(pylock.to_dict())
+
+
+def _package(file: LockedFile, base: Path) -> Package:
+    place: dict[str, Any] = {"size": file.size, "hashes": {"sha256": str(file.sha256)}}
+    if file.path is None:
+        place["url"] = file.url
+    elif file.path.is_relative_to(base):
+        place["path"] = file.path.relative_to(base).as_posix()
+    else:
+        place["path"] = str(file.path)
+    if file.is_wheel:
+        wheel = PackageWheel(name=file.filename, **place)
+        return Package(name=file.name, version=file.version, wheels=[wheel])
+    sdist = PackageSdist(name=file.filename, **place)
+    return Package(name=file.name, version=file.version, sdist=sdist)
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """Parse a lock, which a person does not mend by hand where it is not TOML."""
+    try:
+        return toml.read(path)
+    except ConfigError as exc:
+        remedy = "run `stager lock` to make the lock again, or the tool that wrote it"
+        raise ConfigError(exc.message, hint=f"{exc.hint}; {remedy}") from exc
+
+
+def digest_of(target: Target, files: Sequence[LockedFile]) -> Digest:
+    """Return the digest of what a lock installs, wherever its files lie."""
+    content = {
+        "target": [target.python, target.platform],
+        "files": [[f.name, str(f.version), f.filename, f.sha256] for f in files],
+    }
+    return Digest.of(canonical_json(content))
+
+
+def publish(path: Path, text: str) -> None:
+    """Write the lock to its place."""
+    hint = "the lock is written beside the project's settings; check the permissions there"
+    with output_file(path, hint=hint) as file:
+        file.write(text.encode())

@@ -12,15 +12,142 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeGuard
+
+from packaging import dependency_groups
+from packaging.errors import ExceptionGroup
+from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 
 from ..config import foreign_files
+from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
+from ..core import toml
+from ..core.errors import ConfigError
 from ..core.files import bytes_of
-from .indexes import Indexes
-from .requirement_line import RequirementLine, find_path, relative
+from . import uv_project
+from .indexes import Indexes, RequirementLine, find_path, list_names, shorten_path
 from .uv_project import UvProject
+
+# --- Settings of uv, Poetry and PDM that change what is installed --------------------------------
+
+# A build that ignored them silently would install something else than the project's own tool does:
+# the index's package in place of a local fork, a version that the project excludes. uv is handed
+# those of its own (:mod:`stager.lock.uv_project`); all others are refused by name.
+
+_LATEST_PATCH = 99
+
+
+def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
+    """Yield one message for each setting of a project that would be ignored, or rules it out."""
+    data, shown = project.document, shorten_path(project.file, root)
+    yield from uv_project.refuse(project.tables, root)
+    if toml.table(data, "tool", "poetry").get("source"):
+        yield _message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT)
+    keys = _pdm_keys(toml.table(data, "tool", "pdm"))
+    if keys:
+        yield _message(shown, keys, "PDM", PDM_EXPORT)
+    for fault in (
+        _wrong_python(data, python),
+        _other_environments(data, python),
+        _conflicting(data, project.extras, project.groups),
+    ):
+        if fault:
+            yield f"{shown}: {fault}"
+
+
+def _pdm_keys(pdm: Mapping[str, Any]) -> list[str]:
+    resolution = toml.table(pdm, "resolution")
+    keys = [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
+    return ["tool.pdm.source", *keys] if pdm.get("source") else keys
+
+
+def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
+    """Describe where a ``pyproject.toml`` keeps dependencies that only another tool reads.
+
+    Returns:
+        The message; empty for a file in the standard's form (``[project]``, PEP 621).
+    """
+    poetry = toml.table(data, "tool", "poetry")
+    dependencies = {*toml.table(poetry, "dependencies")} - {"python"}
+    if poetry and (dependencies or "project" not in data):
+        return (
+            f"{shown}: its dependencies stand in [tool.poetry], which only Poetry reads; run "
+            f"{POETRY_EXPORT} and name requirements.txt instead, or name the folder instead of "
+            "the file to build the project with its dependencies"
+        )
+    if "project" in data:
+        return ""
+    message = f"{shown}: it has no [project] table, so it declares no dependencies"
+    for name in ("setup.py", "setup.cfg"):
+        if path.with_name(name).is_file():
+            message += f"; name the folder instead, which has {name}"
+            break
+    return f"{message}; or name what to install in environment.requirements"
+
+
+def _wrong_python(data: Mapping[str, Any], python: str) -> str:
+    """Describe a requires-python that excludes every patch release; the nodes' is not known."""
+    required = toml.table(data, "project").get("requires-python")
+    if required is None:
+        return ""
+    try:
+        allowed = SpecifierSet(str(required))
+    except InvalidSpecifier as exc:
+        return f"project.requires-python: {exc}"
+    patches = (f"{python}.{patch}" for patch in range(_LATEST_PATCH + 1))
+    if any(allowed.contains(version, prereleases=True) for version in patches):
+        return ""
+    return (
+        f"project.requires-python is {str(required)!r}, but the environment is for Python "
+        f"{python}; set environment.python to a version that it allows"
+    )
+
+
+def _other_environments(data: Mapping[str, Any], python: str) -> str:
+    """Describe ``tool.uv.environments`` that do not include the nodes, which uv itself ignores."""
+    markers = toml.listed(toml.table(data, "tool", "uv"), "environments")
+    nodes = list_node_markers(python)
+    try:
+        if not markers or any(Marker(str(marker)).evaluate(nodes) for marker in markers):
+            return ""
+    except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName) as exc:
+        return f"tool.uv.environments: {exc}"
+    return (
+        f"tool.uv.environments has none for Python {python} on Linux, so the project does not "
+        "support the nodes"
+    )
+
+
+def list_node_markers(python: str) -> dict[str, str]:
+    """Return the values of environment markers that all nodes with a Python version have."""
+    nodes = {"python_version": python, "python_full_version": f"{python}.0"}
+    return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+
+
+def _conflicting(data: Mapping[str, Any], extras: Collection[str], groups: Collection[str]) -> str:
+    for members in toml.listed(toml.table(data, "tool", "uv"), "conflicts"):
+        chosen = [
+            str(member.get("extra") or member.get("group"))
+            for member in (members if isinstance(members, list) else ())
+            if isinstance(member, Mapping)
+            and (member.get("extra") in extras or member.get("group") in groups)
+        ]
+        if len(chosen) > 1:
+            return f"tool.uv.conflicts does not allow {' and '.join(chosen)} together"
+    return ""
+
+
+def _message(shown: str, keys: Collection[str], tool: str, export: str) -> str:
+    return (
+        f"{shown}: {', '.join(keys)}: only {tool} honours this, and without it other packages "
+        f"would be installed; run {export} there and name requirements.txt instead"
+    )
+
 
 _NEAR = 0.8
 """Similarity of a name that may be meant by another."""
@@ -105,7 +232,7 @@ class RequirementReader:
         for number, line_text in _logical_lines(text):
             line = RequirementLine(
                 text=line_text,
-                origin=f"{relative(path, self.root)}:{number}",
+                origin=f"{shorten_path(path, self.root)}:{number}",
                 base=path.parent,
                 constraint=constraint,
             )
@@ -120,7 +247,7 @@ class RequirementReader:
         self.uv_projects[project.file] = earlier.plus(project) if earlier else project
 
     def _text(self, path: Path, origin: str) -> str | None:
-        shown = relative(path, self.root)
+        shown = shorten_path(path, self.root)
         remedy = foreign_files.known(path.name)
         if remedy:
             self.problems.append(f"{origin}: {shown} is not a requirement file; {remedy}")
@@ -261,3 +388,166 @@ def _near(path: Path) -> str:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=_NEAR)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+# --- The requirements that a ``pyproject.toml`` declares: dependencies, extras, dependency groups
+
+
+class PyprojectReader:
+    """Reads the requirements of one ``pyproject.toml`` or script."""
+
+    def __init__(self, project: UvProject, taken: RequirementReader) -> None:
+        self.project = project
+        self.shown = shorten_path(project.file, taken.root)
+        self.taken = taken
+        self.problems = taken.problems
+
+    def read(self, *, origin: str) -> None:
+        """Read the dependencies and extras, or only the groups (PEP 735) where any are named."""
+        if self.project.is_script:
+            dependencies = self.project.document["project"]["dependencies"]
+            self._finish(self._list_lines(dependencies, "dependencies"))
+            return
+        try:
+            data = toml.read(self.project.file)
+        except ConfigError as exc:
+            self.problems.append(f"{origin}: {exc.message}")
+            return
+        if self.project.groups:
+            lines = [
+                line for group in self.project.groups for line in self._read_group(data, group)
+            ]
+        else:
+            lines = self._read_project(data)
+        lines, itself = self._replace_self_references(data, lines)
+        self.project = replace(
+            self.project,
+            document=data,
+            dependencies=self.project.dependencies or bool(itself),
+            extras=tuple(dict.fromkeys((*self.project.extras, *filter(None, itself)))),
+            excluded=(str(data["project"]["name"]),) if itself else (),
+        )
+        self._finish(lines)
+
+    def _finish(self, lines: Sequence[RequirementLine]) -> None:
+        """Check what concerns the whole file; leave a file with uv-only settings to uv."""
+        root = self.taken.root
+        self.problems += list_faults(self.project, self.taken.python, root)
+        texts = tuple(line.text for line in lines)
+        keys = uv_project.list_keys(self.project.tables, list_names(texts), root)
+        self.taken.lines += [replace(line, by_uv=bool(keys)) for line in lines]
+        if keys:
+            self.taken.leave_to_uv(replace(self.project, keys=keys, requirements=texts))
+
+    def _read_project(self, data: Mapping[str, Any]) -> list[RequirementLine]:
+        problem = no_dependencies(data, self.project.file, shown=self.shown)
+        if not problem and not isinstance(data["project"], dict):
+            problem = f"{self.shown}: project is not a table"
+        if problem:
+            self.problems.append(problem)
+            return []
+        parts = ("", *self.project.extras)
+        return [line for part in parts for line in self._read_part(data["project"], part)]
+
+    def _read_part(self, project: Mapping[str, Any], extra: str) -> list[RequirementLine]:
+        """Read one extra; ``[project] dependencies`` if its name is empty."""
+        if not extra:
+            if "dependencies" in toml.listed(project, "dynamic"):
+                self.problems.append(
+                    f"{self.shown}: its dependencies are dynamic, only a build knows them; "
+                    f"name the folder instead of the file to install the project with them"
+                )
+            return self._list_lines(project.get("dependencies", []), "project.dependencies")
+        extras = toml.table(project, "optional-dependencies")
+        spellings = {canonicalize_name(name): name for name in extras}
+        name = spellings.get(canonicalize_name(extra))
+        if name is None:
+            self.problems.append(f"{self.shown}: no extra {extra!r}; {_list_known(extras)}")
+            return []
+        return self._list_lines(extras[name], f"project.optional-dependencies.{name}")
+
+    def _read_group(self, data: Mapping[str, Any], group: str) -> list[RequirementLine]:
+        groups = toml.table(data, "dependency-groups")
+        if canonicalize_name(group) not in map(canonicalize_name, groups):
+            self.problems.append(
+                f"{self.shown}: no dependency group {group!r}; {_list_known(groups)}"
+            )
+            return []
+        try:
+            requirements = list(dependency_groups.resolve_dependency_groups(groups, group))
+        except (ValueError, TypeError, LookupError, ExceptionGroup) as exc:
+            self.problems.append(f"{self.shown}: dependency group {group!r}: {_messages(exc)}")
+            return []
+        return self._list_lines(requirements, f"dependency-groups.{group}")
+
+    def _list_lines(self, requirements: object, key: str) -> list[RequirementLine]:
+        origin, base = f"{self.shown}: {key}", self.project.file.parent
+        if not _is_list_of_strings(requirements):
+            self.problems.append(f"{origin}: must be a list of strings")
+            return []
+        return [
+            RequirementLine(text=text, origin=origin, base=base, metadata=True)
+            for text in requirements
+        ]
+
+    def _replace_self_references(
+        self, data: Mapping[str, Any], lines: list[RequirementLine]
+    ) -> tuple[list[RequirementLine], set[str]]:
+        """Return lines with what a project's reference to itself stands for in its place.
+
+        ``all = ["this-project[train,plot]"]`` means these extras of the project here. An index may
+        have a stranger's package of that name.
+
+        Returns:
+            The lines, and the extras that are named and hold on the nodes; an empty name for the
+            project itself.
+        """
+        project = toml.table(data, "project")
+        name = canonicalize_name(str(project.get("name", "")))
+        if name in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
+            return lines, set()  # uv takes it from the folder that its source names
+        pending, kept = [(line, frozenset[str]()) for line in lines], []
+        seen: set[tuple[str, str]] = set()
+        while pending:
+            line, above = pending.pop(0)
+            if name not in list_names([line.text]):
+                kept.append(line)
+                continue
+            reference = Requirement(line.text)
+            marker = str(reference.marker or "")
+            # What lies above is in already, where no less holds: so a circle ends.
+            named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
+            new = [extra for extra in named if (extra, marker) not in seen]
+            seen |= {(extra, marker) for extra in new}
+            found = [one for extra in new for one in self._read_part(project, extra)]
+            pending[:0] = [(_limit(one, marker), above.union(named)) for one in found]
+        nodes = list_node_markers(self.taken.python)
+        here = {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}
+        return kept, here
+
+
+def _limit(line: RequirementLine, marker: str) -> RequirementLine:
+    if not marker:
+        return line
+    try:
+        requirement = Requirement(line.text)
+    except InvalidRequirement:
+        return line
+    both = f"({requirement.marker}) and ({marker})" if requirement.marker else marker
+    requirement.marker = Marker(both)
+    return replace(line, text=str(requirement))
+
+
+def _is_list_of_strings(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _list_known(names: Iterable[str]) -> str:
+    return f"there are {', '.join(sorted(names)) or 'none'}"
+
+
+def _messages(exc: BaseException) -> str:
+    members = getattr(exc, "exceptions", ())
+    if not members:
+        return str(exc)
+    return "; ".join(_messages(member) for member in members)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,14 +19,57 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from bundle.checks.cuda import MINIMAL, OWN, needed, parsed
+
+from ..core import toml
+from ..core.errors import ResolveError, StagerError
 from ..core.processes import Runner, run
-from ..core.values import Target
-from .cutoff import timestamp
-from .git_pin import GitPin
-from .indexes import Indexes, PipSettings
+from ..core.values import LockedFile, Target
+from .indexes import GitPin, Indexes, PipSettings, list_names
 from .pip import Pip
-from .requirement_line import list_names
 from .spec import Spec
+
+# --- The moment after which uploaded files do not count, as ``--exclude-newer`` takes it ---------
+
+NONE = "none"
+"""Lifts the cutoff that a lock has kept."""
+ALLOWED = "a date (2026-01-31), a time (2026-01-31T12:00:00Z), or none"
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def checked(text: str) -> str:
+    """Return a cutoff as it is kept in a lock: a date, a time with its zone, or ``none``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text != NONE:
+        timestamp(text)
+    return text
+
+
+def timestamp(text: str) -> str:
+    """Return a cutoff as a time in UTC, which means the same on every machine.
+
+    A date stands for its whole day, as with uv.
+
+    Raises:
+        ValueError: it is neither a date nor an RFC 3339 timestamp.
+    """
+    try:
+        if _DATE.fullmatch(text):
+            day = datetime.date.fromisoformat(text) + datetime.timedelta(days=1)
+            return f"{day.isoformat()}T00:00:00Z"
+        moment = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+        if moment.tzinfo is None:
+            raise ValueError("it has no time zone")
+        moment = moment.astimezone(datetime.timezone.utc)
+    except OverflowError as exc:  # the day after 9999-12-31, or its like in another time zone
+        raise ValueError("its year is not one of 1 to 9999 in UTC") from exc
+    # Not strftime, which writes the year 999 with three digits.
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='seconds')}Z"
+
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TAGS_SHOWN = 6
@@ -221,3 +265,181 @@ def _wheel_tags(filenames: Sequence[str]) -> str:
     if len(tags) > TAGS_SHOWN:
         listed += f" and {len(tags) - TAGS_SHOWN} more"
     return listed
+
+
+# --- The build of PyTorch that ``environment.torch-backend = "auto"`` stands for -----------------
+
+# It is chosen once, by NVIDIA's drivers, and the lock keeps it: a later lock on another machine
+# does not change gigabytes of packages. Other makers' GPUs are not looked for.
+
+AUTO = "auto"
+CPU = "cpu"
+VARIANTS = ((11, 8), (12, 6), (12, 8), (13, 0))
+"""The CUDA versions that PyTorch publishes several of its releases for, as ``cu118`` and so on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownDriver:
+    """The oldest NVIDIA driver of some machines."""
+
+    version: str
+    """Its version; empty where there is none."""
+    where: str
+    """The machines, in words: ``allocation 4711``."""
+
+
+FindDriver = Callable[[], KnownDriver]
+
+
+def settled(
+    spec: Spec, lock: Path, find: FindDriver | None, note: Callable[[str], None] | None
+) -> Spec:
+    """Return a spec whose PyTorch index is chosen: as asked, as locked, else by the drivers."""
+    if spec.torch_backend != AUTO:
+        return spec
+    if spec.pylock is not None:
+        return replace(spec, torch_backend=None)  # there is nothing left to choose
+    backend = recorded(lock)
+    if backend is None:
+        driver = KnownDriver(version="", where="this machine") if find is None else find()
+        backend = backend_for(driver.version)
+        if note is not None:
+            note(_reason(backend, driver, lock))
+    return replace(spec, torch_backend=backend)
+
+
+def recorded(lock: Path) -> str | None:
+    """Return the choice that a lock keeps; None for none."""
+    try:
+        backend = toml.table(toml.read(lock), "tool", "stager").get("torch-backend")
+    except StagerError:
+        return None
+    return backend if isinstance(backend, str) and backend in (CPU, *map(name, VARIANTS)) else None
+
+
+def name(version: tuple[int, int]) -> str:
+    """Return the name of a CUDA version's index: ``cu128``."""
+    return f"cu{version[0]}{version[1]}"
+
+
+def backend_for(driver: str) -> str:
+    """Return the index for a driver: of the newest major version of CUDA that it runs.
+
+    Of these, the newest version that needs no newer driver for all that it can do; where each does,
+    the oldest, which still runs what is built for the GPUs.
+    """
+    runs = [version for version in VARIANTS if parsed(MINIMAL[version[0]]) <= parsed(driver)]
+    if not driver or not runs:
+        return CPU
+    newest = [version for version in runs if version[0] == runs[-1][0]]
+    whole = [version for version in newest if parsed(OWN[version]) <= parsed(driver)]
+    return name(whole[-1] if whole else newest[0])
+
+
+def refuse_newer_cuda(files: Sequence[ResolvedFile], backend: str | None) -> None:
+    """Refuse packages for a newer CUDA than the one that was chosen for the drivers.
+
+    PyTorch's index for an older CUDA may have no build of its newest releases, of which another
+    index offers a build for another CUDA.
+    """
+    chosen = {name(version): version for version in VARIANTS}.get(backend or "")
+    identities = (file.identity for file in files)
+    need = needed((package, str(version)) for package, version in identities)
+    if chosen is None or need is None or need.version <= chosen:
+        return
+    raise ResolveError(
+        f'torch-backend "auto" is {backend} for the drivers, but {need.package} is for CUDA '
+        f"{need.text}",
+        hint=f"PyTorch's index for {backend} has no such release: ask for an older torch, or set "
+        "environment.torch-backend if the nodes have newer drivers by now",
+    )
+
+
+def _reason(backend: str, driver: KnownDriver, lock: Path) -> str:
+    if not driver.version:
+        why = f"no NVIDIA driver on {driver.where}"
+    elif backend == CPU:
+        why = f"the driver of {driver.where}, {driver.version}, is too old for any CUDA build"
+    else:
+        why = f"the driver of {driver.where} is {driver.version}"
+    again = f"{lock.name} keeps it; set environment.torch-backend to have another"
+    return f'torch-backend "auto" is {backend}: {why}; {again}'
+
+
+# --- Refusals of a resolver's answer that does not match the project's requirements --------------
+
+_CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
+_CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
+
+
+def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> None:
+    """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
+    versions = dict(file.identity for file in files)
+    packages = []
+    for name, version in sorted(versions.items()):
+        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or ""):
+            packages.append(f"{name} {version}")
+    named = [name for name in sorted(versions) if name in requested and _CUDA_NAME.fullmatch(name)]
+    if named and all(package.partition(" ")[0] in named for package in packages):
+        raise ResolveError(
+            f'torch-backend is "cpu", but the requirements name {", ".join(named)}, which is for '
+            "GPUs only",
+            hint="leave it out of the requirements, or set environment.torch-backend to what the "
+            "nodes have",
+            context=packages,
+        )
+    if packages:
+        raise ResolveError(
+            f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
+            hint="pin a CPU build that your indexes or --find-links folders have "
+            "(torch==VERSION+cpu), or set environment.torch-backend to what the nodes have",
+            context=packages,
+        )
+
+
+def refuse_other_build(
+    files: Sequence[ResolvedFile], backend: str | None, silent: str | None
+) -> None:
+    """Refuse another build of PyTorch, chosen because the index of the right one did not answer."""
+    if silent is None or backend == "cpu":
+        return
+    torch = dict(file.identity for file in files).get(canonicalize_name("torch"))
+    if torch is not None and torch.local != backend:
+        raise ResolveError(
+            f'torch-backend is "{backend}", but only torch {torch} is available, which is a '
+            "different build",
+            hint=f"give an index or a --find-links folder with torch {torch.public}+{backend}",
+        )
+
+
+def refuse_other_files(files: Sequence[LockedFile], spec: Spec, built: Collection[str]) -> None:
+    """Refuse files with other hashes, or without required ones unless built of checked sources."""
+    others = [
+        f"{file.filename}: its sha256 is {file.sha256}, which is not among the hashes given"
+        for file in files
+        if not _is_allowed(file, spec)
+    ]
+    if others:
+        raise ResolveError(
+            "the hashes in the requirement files do not allow these files",
+            hint="an index offers a different file of that version: name the index that the "
+            "hashes come from with --index-url in the requirement file, or regenerate the hashes",
+            context=others,
+        )
+    bare = [file for file in files if file.name not in spec.hashes and file.filename not in built]
+    if spec.require_hashes and bare:
+        raise ResolveError(
+            f"{spec.require_hashes} requires a hash of every file, also of those that others need",
+            hint="write all packages with their hashes, for example with `uv pip compile "
+            "--generate-hashes`",
+            context=[f"{f.name}=={f.version} has no hash in the requirements" for f in bare],
+        )
+
+
+def _is_allowed(file: LockedFile, spec: Spec) -> bool:
+    """Apply the hashes; unless they are required, pass the build that torch-backend asks for."""
+    if file.name not in spec.hashes or file.sha256 in spec.hashes[file.name]:
+        return True
+    if spec.require_hashes:
+        return False
+    return spec.torch_backend is not None and file.version.local == spec.torch_backend

@@ -7,18 +7,198 @@ block (PEP 723) is written as a project first: of a script, uv reads no sources 
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
+from ..config import inline_script
 from ..core import toml
-from . import uv_settings
-from .requirement_line import expand_user, write_lines
+from ..core.errors import ConfigError
+from ..core.store import sha256_of
+from .indexes import expand_user, list_names, shorten_path, write_lines
+
+# --- The settings of uv that hold for a project: those in it, beside it and in its workspace -----
+
+# uv reads them itself. Here they are looked at for what cannot be honoured, for the digest of a
+# spec, and for the indexes that wheels are fetched from.
+
+_KEYS = (
+    *("constraint-dependencies", "dependency-metadata", "exclude-dependencies", "exclude-newer"),
+    *("exclude-newer-package", "extra-index-url", "find-links", "fork-strategy", "index"),
+    *("index-strategy", "index-url", "no-binary", "no-binary-package", "no-build"),
+    *("no-build-package", "no-index", "no-sources", "no-sources-package"),
+    *("override-dependencies", "pip", "prerelease", "resolution", "sources", "torch-backend"),
+)
+"""Keys of ``[tool.uv]`` and of ``uv.toml`` that can change what is installed."""
+
+_REFUSED = {
+    "pip": "what stands there is for uv's own commands; move indexes and the like to [tool.uv]",
+    "torch-backend": "set environment.torch-backend in stager's settings instead",
+}
+"""Keys that are not handed to uv, and the remedy for each."""
+_UV_TOML = "uv.toml"
+_PROJECT_KEYS = (
+    *("dependencies", "dynamic", "name", "optional-dependencies", "requires-python", "version"),
+)
+"""Keys of ``[project]`` that a ``uv.lock`` depends on."""
+
+Tables = Mapping[Path, Mapping[str, Any]]
+"""The tables with settings of uv, by the file they stand in."""
+
+
+def read_tables(file: Path, document: Mapping[str, Any]) -> Tables:
+    """Return the tables that hold for a ``pyproject.toml`` or a script, which has only its own.
+
+    Raises:
+        ConfigError: another file with settings cannot be read.
+    """
+    tables = {file: toml.table(document, "tool", "uv")}
+    if file.suffix == ".py":
+        return tables
+    beside, workspace = file.with_name(_UV_TOML), find_workspace(file)
+    if beside.is_file():
+        tables[beside] = toml.read(beside)
+    if workspace:
+        tables[workspace] = toml.table(toml.read(workspace), "tool", "uv")
+    return tables
+
+
+def list_keys(tables: Tables, requested: Collection[str] | None, root: Path) -> tuple[str, ...]:
+    """Return the settings that change what is installed, each with its file, as messages name them.
+
+    Args:
+        tables: the settings.
+        requested: the packages that are asked for, normalised: a source of any other does not
+            matter, nor does an explicit index without a source. None where they are not known.
+        root: the folder that file names in messages are relative to.
+    """
+    keys = []
+    for path, settings in tables.items():
+        values = {key: settings.get(key) for key in _KEYS}
+        sources = toml.table(settings, "sources")
+        if requested is not None:
+            values["sources"] = [one for one in sources if canonicalize_name(one) in requested]
+        if not values["sources"]:
+            values["index"] = [one for one in list_indexes(settings) if not one.get("explicit")]
+        keys += [_name_key(path, key, root) for key, value in values.items() if value]
+    return tuple(keys)
+
+
+def refuse(tables: Tables, root: Path) -> Iterator[str]:
+    """Yield one message for each setting that is not honoured."""
+    for path, settings in tables.items():
+        for key, remedy in _REFUSED.items():
+            if settings.get(key):
+                yield f"{_name_key(path, key, root)}: it is not honoured here; {remedy}"
+
+
+def _name_key(path: Path, key: str, root: Path) -> str:
+    table = "" if path.name == _UV_TOML else "tool.uv."
+    return f"{shorten_path(path, root)}: {table}{key}"
+
+
+def list_indexes(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the indexes that settings list by name."""
+    return [index for index in toml.listed(settings, "index") if isinstance(index, Mapping)]
+
+
+def index_urls(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the address of each index that settings list by name.
+
+    It has the credentials of ``UV_INDEX_NAME_USERNAME`` and ``UV_INDEX_NAME_PASSWORD``, if set.
+    """
+    for index in list_indexes(settings):
+        url = index.get("url")
+        if not isinstance(url, str) or "://" not in url:
+            continue
+        variable = "UV_INDEX_" + re.sub("[^A-Z0-9]", "_", str(index.get("name", "")).upper())
+        user = os.environ.get(f"{variable}_USERNAME", "")
+        password = os.environ.get(f"{variable}_PASSWORD", "")
+        scheme, _, rest = url.partition("://")
+        if (user or password) and "@" not in rest.partition("/")[0]:
+            rest = f"{quote(user, safe='')}:{quote(password, safe='')}@{rest}"
+        yield f"{scheme}://{rest}"
+
+
+def overridden_by(settings: Mapping[str, Any]) -> set[NormalizedName]:
+    """Return the packages that uv takes against other packages' metadata."""
+    names: set[NormalizedName] = set()
+    for key in ("override-dependencies", "exclude-dependencies"):
+        names |= list_names(map(str, toml.listed(settings, key)))
+    for entry in toml.listed(settings, "dependency-metadata"):
+        if isinstance(entry, Mapping) and "name" in entry:
+            names.add(canonicalize_name(str(entry["name"])))
+    return names
+
+
+def find_workspace(path: Path) -> Path | None:
+    """Return the nearest ``pyproject.toml`` above a project that declares a workspace of uv."""
+    for folder in path.absolute().parent.parents:
+        file = folder / "pyproject.toml"
+        if not os.access(file, os.R_OK) or not file.is_file():
+            continue
+        if b"tool.uv.workspace" in file.read_bytes():
+            return file
+    return None
+
+
+def list_members(root: Path) -> set[Path]:
+    """Return the folders of a workspace's members; one that uv refuses may be among them."""
+    workspace = toml.table(read(root / "pyproject.toml"), "tool", "uv", "workspace")
+    members, excluded = (
+        {file.parent for file in _matches(root, toml.listed(workspace, key))}
+        for key in ("members", "exclude")
+    )
+    return members - excluded
+
+
+def _matches(root: Path, patterns: Sequence[object]) -> Iterator[Path]:
+    for pattern in patterns:
+        try:
+            yield from root.glob(f"{pattern}/pyproject.toml")
+        except (ValueError, NotImplementedError):  # uv says what is wrong with it
+            continue
+
+
+def describe_workspace(root: Path, project: Path) -> list[object]:
+    """Return what ``uv lock --check`` compares with a lock besides its own bytes, as JSON.
+
+    uv itself decides when the lock is read (:mod:`stager.lock.uv`); here it is only noticed
+    that it has to be asked.
+    """
+    described = []
+    for folder in sorted({root, project, *list_members(root)}):
+        document = read(folder / "pyproject.toml")
+        own = toml.table(document, "project")
+        parts = [
+            {key: own[key] for key in _PROJECT_KEYS if key in own},
+            toml.table(document, "dependency-groups"),
+            toml.table(document, "tool", "uv"),
+            "build-system" in document,  # a project without one is not installed
+        ]
+        described.append([os.path.relpath(folder, root), parts])
+    return as_json([described, read(root / _UV_TOML)])
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Return a document; an empty one where there is none, or uv will say what is wrong with it."""
+    try:
+        return toml.read(path)
+    except ConfigError:
+        return {}
+
+
+def as_json(value: Sequence[object]) -> list[object]:
+    """Return values of a document as JSON can have them: TOML has times, JSON has not."""
+    return list(json.loads(json.dumps(value, default=str)))
+
 
 _ENTRY = re.compile(
     r"(?P<path>.*pyproject\.toml|(.*/)?uv\.lock)(\[(?P<extras>.*)\]|:(?P<groups>.*))?"
@@ -52,9 +232,9 @@ class UvProject:
         return self.file.suffix == ".py"
 
     @property
-    def tables(self) -> uv_settings.Tables:
+    def tables(self) -> Tables:
         """Return all settings of uv that hold."""
-        return uv_settings.read_tables(self.file, self.document)
+        return read_tables(self.file, self.document)
 
     def plus(self, other: UvProject) -> UvProject:
         """Return the same file with what another entry takes of it."""
@@ -84,13 +264,13 @@ class UvProject:
         own, *others = self.tables.items()
         named = [[os.path.relpath(path, self.file.parent), table] for path, table in others]
         chosen = [self.extras, self.groups, self.dependencies]
-        return [os.path.relpath(self.file, root), uv_settings.as_json([own[1], *named]), chosen]
+        return [os.path.relpath(self.file, root), as_json([own[1], *named]), chosen]
 
     @property
     def has_default_index(self) -> bool:
         """Return whether it has an index of its own in place of the usual one."""
         tables = self.tables.values()
-        indexes = [index for table in tables for index in uv_settings.list_indexes(table)]
+        indexes = [index for table in tables for index in list_indexes(table)]
         return any("index-url" in one for one in tables) or any(
             one.get("default") for one in indexes
         )
@@ -98,12 +278,12 @@ class UvProject:
     @property
     def indexes(self) -> tuple[str, ...]:
         """Return the addresses of its named indexes, with the credentials that uv takes."""
-        return tuple(url for one in self.tables.values() for url in uv_settings.index_urls(one))
+        return tuple(url for one in self.tables.values() for url in index_urls(one))
 
     @property
     def overridden(self) -> frozenset[str]:
         """Return the packages whose versions uv takes against what other packages ask for."""
-        return frozenset().union(*map(uv_settings.overridden_by, self.tables.values()))
+        return frozenset().union(*map(overridden_by, self.tables.values()))
 
     def local_sources(self) -> list[Path]:
         """Return the folders and files that its sources name, and those that these name."""
@@ -117,7 +297,7 @@ class UvProject:
                 found[path] = None
                 inner = path / "pyproject.toml"
                 if inner.is_file():
-                    pending.append((inner, uv_settings.read(inner)))
+                    pending.append((inner, read(inner)))
         return sorted(found)
 
 
@@ -162,9 +342,9 @@ def _absolute(value: object, key: str, folder: Path) -> object:
 
 
 def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
-    root = uv_settings.find_workspace(file) or file
+    root = find_workspace(file) or file
     for place in dict.fromkeys((file, root)):
-        content = document if place == file else uv_settings.read(place)
+        content = document if place == file else read(place)
         for name, source in toml.table(content, "tool", "uv", "sources").items():
             for choice in source if isinstance(source, list) else [source]:
                 if not isinstance(choice, Mapping):
@@ -176,7 +356,179 @@ def _local_sources(file: Path, document: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _members_named(name: str, workspace: Path) -> Iterator[Path]:
-    for folder in sorted(uv_settings.list_members(workspace)):
-        project = toml.table(uv_settings.read(folder / "pyproject.toml"), "project")
+    for folder in sorted(list_members(workspace)):
+        project = toml.table(read(folder / "pyproject.toml"), "project")
         if canonicalize_name(str(project.get("name", ""))) == name:
             yield folder
+
+
+# --- The part of a ``uv.lock`` that a project takes; :mod:`stager.lock.uv` reads it -------
+
+# An entry of ``environment.requirements`` is ``uv.lock``, ``uv.lock[extra1,extra2]`` or
+# ``uv.lock:group1,group2``, as for ``pyproject.toml``; several may name the same lock. A group
+# alone stands for itself, and the group ``dev`` counts only where it is named.
+#
+# A script (PEP 723) that was locked with ``uv lock --script`` has its lock beside it, and is alone.
+
+NAME = "uv.lock"
+_OF_SCRIPT = ".lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UvLock:
+    """The part of a ``uv.lock`` that a project takes."""
+
+    file: Path
+    """The lock."""
+    project: UvProject
+    """The part of the project, or the script, that it is read for."""
+    itself: bool = False
+    """True if the project itself is installed as well."""
+
+    @property
+    def command(self) -> str:
+        """Return the command that makes the lock again, as messages name it."""
+        script = f" --script {self.project.file.name}" if self.project.is_script else ""
+        return f"uv lock{script}"
+
+    def identity(self, root: Path) -> list[object]:
+        """Return all that determines the answer, except the content of local sources."""
+        file, folder = self.project.file, self.project.file.parent
+        places = [os.path.relpath(path, root) for path in (self.file, folder)]
+        chosen = [self.project.extras, self.project.groups, self.project.dependencies, self.itself]
+        if self.project.is_script:
+            block = inline_script.read(file) or {}
+            own = [block.get(key) for key in ("dependencies", "requires-python")]
+            asks = as_json([*own, toml.table(block, "tool", "uv")])
+        else:
+            asks = describe_workspace(self.file.parent, folder)
+        return [sha256_of(self.file), places, chosen, asks]
+
+    def local_sources(self) -> list[Path]:
+        """Return the folders and files on this machine that the project's packages come from."""
+        packages = _packages(self.file)
+        found = set()
+        for name in self._reached(packages):
+            for package in packages.get(name, ()):
+                for key in ("directory", "editable", "path"):
+                    place = toml.table(package, "source").get(key)
+                    if isinstance(place, str):
+                        found.add(Path(os.path.normpath(self.file.parent / place)))
+        own = () if self.itself or self.project.is_script else (self.project.file.parent,)
+        return sorted(found.difference(own))
+
+    def direct(self) -> tuple[str, ...]:
+        """Return the packages that the project or the script itself asks for."""
+        if self.project.is_script:
+            manifest = toml.table(toml.read(self.file), "manifest")
+            return tuple(_names(toml.listed(manifest, "requirements")))
+        lists: list[Sequence[object]] = []
+        for package in _packages(self.file).get(self._root(), ()):
+            lists += _list_parts(package, self.project)
+        return tuple(dict.fromkeys(name for listed in lists for name in _names(listed)))
+
+    @property
+    def overridden(self) -> frozenset[str]:
+        """Return the packages that the lock has against what other packages ask for."""
+        manifest = toml.table(toml.read(self.file), "manifest")
+        names = set()
+        for key in ("overrides", "excludes", "dependency-metadata"):
+            for entry in toml.listed(manifest, key):
+                name = entry.get("name", "") if isinstance(entry, Mapping) else entry
+                names.add(str(canonicalize_name(str(name))))
+        return frozenset(names)
+
+    def is_virtual(self) -> bool:
+        """Return whether uv takes the project for one that is never installed itself."""
+        entries = _packages(self.file).get(self._root(), ())
+        return any("virtual" in toml.table(entry, "source") for entry in entries)
+
+    def _root(self) -> str:
+        name = toml.table(toml.read(self.project.file), "project").get("name", "")
+        return str(canonicalize_name(str(name)))
+
+    def _reached(self, packages: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
+        """Return the packages that the project needs, on any platform and with all extras."""
+        reached = {*self.direct()} if self.project.is_script else {self._root()}
+        pending = [*reached]
+        while pending:
+            for package in packages.get(pending.pop(), ()):
+                lists = _list_parts(package, None)
+                new = {name for listed in lists for name in _names(listed)} - reached
+                reached |= new
+                pending += new
+        return reached
+
+
+def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
+    """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems."""
+    named = {entry: parse_entry(entry, root) for entry in entries}
+    parts = {entry: part for entry, part in named.items() if part and part.file.name == NAME}
+    if not parts:
+        return None, []
+    first, *more = parts.values()
+    file, folder = first.file, _find_project(first.file, root)
+    for part in more:
+        first = first.plus(part)
+    others = [entry for entry in entries if entry not in parts or parts[entry].file != file]
+    strangers = [one for one in others if os.path.normpath(root / expand_user(one)) != str(folder)]
+    project = folder / "pyproject.toml"
+    lock = UvLock(
+        file=file,
+        project=replace(first, file=project, document=toml.read(project) if file.is_file() else {}),
+        itself=len(strangers) < len(others),
+    )
+    problems = [
+        f"environment.requirements: {entry} beside {shorten_path(file, root)}, which is a complete "
+        "lock: only parts of it and the folder of its project may stand there; add the package to "
+        "that project (`uv add`)"
+        for entry in strangers
+    ]
+    return lock, [*problems, *_list_faults(lock)]
+
+
+def _list_faults(lock: UvLock) -> Iterator[str]:
+    if not lock.file.is_file():
+        yield f"environment.requirements: no such file: {lock.file}"
+    elif lock.itself and lock.is_virtual():
+        yield (
+            f"environment.requirements: {lock.project.file.parent} is no package for uv, so it "
+            "cannot be installed: give it a [build-system], or leave out the folder"
+        )
+
+
+def read_script_lock(script: Path, block: Mapping[str, Any]) -> UvLock | None:
+    """Return the lock that ``uv lock --script`` has put beside a script; None if there is none."""
+    file = Path(f"{script}{_OF_SCRIPT}")
+    return UvLock(file=file, project=script_project(script, block)) if file.is_file() else None
+
+
+def _find_project(file: Path, root: Path) -> Path:
+    """Return the project that a lock is read for: this one, if it is a member of the workspace."""
+    if root.is_relative_to(file.parent) and (root / "pyproject.toml").is_file():
+        return root
+    return file.parent
+
+
+def _packages(file: Path) -> dict[str, list[Mapping[str, Any]]]:
+    packages: dict[str, list[Mapping[str, Any]]] = {}
+    for package in toml.listed(toml.read(file), "package"):
+        if isinstance(package, Mapping):  # uv itself says what is wrong with any other
+            packages.setdefault(str(package.get("name", "")), []).append(package)
+    return packages
+
+
+def _list_parts(package: Mapping[str, Any], taken: UvProject | None) -> Iterator[Sequence[object]]:
+    """Yield the lists of requirements of a package that a project takes; None for all of them."""
+    if taken is None or taken.dependencies:
+        yield toml.listed(package, "dependencies")
+    extras, groups = (taken.extras, taken.groups) if taken else (None, None)
+    for key, chosen in (("optional-dependencies", extras), ("dev-dependencies", groups)):
+        table = toml.table(package, key)
+        yield from (toml.listed(table, name) for name in (table if chosen is None else chosen))
+
+
+def _names(listed: Sequence[object]) -> Iterator[str]:
+    for entry in listed:
+        if isinstance(entry, Mapping):
+            yield str(entry.get("name", ""))

@@ -14,9 +14,8 @@ from ..config.sections import OF_NODE
 from ..core.errors import ConfigError
 from ..core.store import Store
 from ..core.values import Wheel
-from ..lock.lock import make_lock
+from ..lock.lock import ResolveOptions, make_lock
 from ..lock.pylock import Lock
-from ..lock.resolve import ResolveOptions
 from ..lock.spec import Spec, read_spec
 
 

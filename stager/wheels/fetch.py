@@ -13,12 +13,12 @@ from ..core.errors import ResolveError, StagerError, WheelError
 from ..core.processes import Runner, run
 from ..core.store import Store, sha256_of
 from ..core.values import LockedFile, Wheel
-from ..lock import sources
-from ..lock.build_environment import install
+from ..lock import source_wheels
+from ..lock.build_source import BuildSettings, advice, needs_nvcc, refuse_without_nvcc
 from ..lock.indexes import Indexes, pip_settings, restore_credentials
+from ..lock.lock import install
 from ..lock.pip import Pip
 from ..lock.pylock import Lock
-from ..lock.source_builds import BuildSettings, advice, needs_nvcc, refuse_without_nvcc
 from .downloads import Downloads, Progress, by_name, by_url
 from .stored_wheels import FindElsewhere, StoredWheels, differs
 
@@ -211,7 +211,9 @@ class _Fetcher:
             place = self.lock.path.parent.absolute() / source
         else:
             place = restore_credentials(source, self.urls)
-        return sources.build(sources.describe_source(place, source), self.store, self.pip)
+        return source_wheels.build(
+            source_wheels.describe_source(place, source), self.store, self.pip
+        )
 
     def locate(self, file: LockedFile) -> LockedFile:
         """Add the credentials to a file's URL, if there are any."""
@@ -228,7 +230,7 @@ class _Fetcher:
         keep = self.stored.folder_of(file)
         for line in dict.fromkeys((by_url(self.locate(file)), by_name(file))):
             try:
-                wheel = sources.build_line(line, keep, self.store, self.pip, packages)
+                wheel = source_wheels.build_line(line, keep, self.store, self.pip, packages)
             except ResolveError as exc:
                 problem = f"{file.filename}: {exc.message}"
                 output = exc.context

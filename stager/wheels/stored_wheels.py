@@ -14,9 +14,9 @@ from pathlib import Path
 from ..core.files import text_of
 from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import Digest, LockedFile, Wheel
-from ..lock import sources
+from ..lock import source_wheels
+from ..lock.build_source import BUILT_AGAINST, BuildSettings
 from ..lock.pylock import Lock
-from ..lock.source_builds import BUILT_AGAINST, BuildSettings
 
 FindElsewhere = Callable[[LockedFile], Wheel | None]
 """Returns the wheel of a locked file that is here in another form; None if it is not."""
@@ -72,7 +72,7 @@ class StoredWheels:
         return self.store.built / self._builds.key(file.name, file.sha256, self._against)
 
     def _built(self, file: LockedFile) -> Path | None:
-        return sources.fitting(self.folder_of(file), self._lock.target)
+        return source_wheels.fitting(self.folder_of(file), self._lock.target)
 
     def other_digest(self, file: LockedFile) -> Digest | None:
         """Return the digest of what lies in the place of a wheel; None if nothing is there."""

@@ -12,8 +12,7 @@ from stager.config import load
 from stager.core.errors import ConfigError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.lock.lock import make_lock
-from stager.lock.resolve import ResolveOptions
+from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.spec import Spec, read_spec
 from tests.support.building import STAGER, Project
 from tests.support.index_server import Index, serve

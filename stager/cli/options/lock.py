@@ -104,15 +104,15 @@ def _is_name(text: str) -> bool:
 
 
 def _cutoff(text: str | None) -> str | None:
-    from ...lock import cutoff
+    from ...lock import resolver
 
     if text is None:
         return None
     try:
-        return cutoff.checked(text)
+        return resolver.checked(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} cannot be used, allowed: {cutoff.ALLOWED}", param_hint="--exclude-newer"
+            f"{text!r} cannot be used, allowed: {resolver.ALLOWED}", param_hint="--exclude-newer"
         ) from None
 
 

@@ -12,7 +12,7 @@ from bundle.protocol.enumerations import Action
 from bundle.protocol.messages import GpuFacts, PreflightAnswer
 from bundle.system.processes import CompletedCommand
 from stager.jobs.nvidia_driver import find_driver
-from stager.lock.torch_backend import KnownDriver
+from stager.lock.resolver import KnownDriver
 from tests.support.gpu_machines import OPEN_MODULE, nvidia_smi
 from tests.support.jobs import PLAIN
 

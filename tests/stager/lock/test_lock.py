@@ -19,11 +19,9 @@ from stager.core.errors import ConfigError, ResolveError, SpaceError, StagerErro
 from stager.core.store import Store
 from stager.core.values import Digest, Target
 from stager.lock.indexes import Indexes
-from stager.lock.lock import make_lock
-from stager.lock.lock_file import read_lock, render
+from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import Pip, condense
-from stager.lock.pylock import Lock
-from stager.lock.resolve import ResolveOptions
+from stager.lock.pylock import Lock, read_lock, render
 from stager.lock.spec import Spec
 from stager.wheels.fetch import FetchSettings, fetch
 from tests.support.index_server import Index, serve

@@ -8,12 +8,9 @@ import pytest
 from stager.core.errors import ResolveError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.lock import cutoff
-from stager.lock.changes import PackageChanges, changes
-from stager.lock.lock import make_lock
-from stager.lock.lock_file import earlier_lock, read_lock
-from stager.lock.pylock import Lock
-from stager.lock.resolve import ResolveOptions
+from stager.lock import resolver
+from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.pylock import Lock, PackageChanges, changes, earlier_lock, read_lock
 from stager.lock.spec import Spec
 from tests.support.index_server import Index, serve
 from tests.support.wheelhouse import make_wheel
@@ -114,8 +111,8 @@ def test_files_newer_than_the_cutoff_do_not_count(
     ],
 )
 def test_a_cutoff_means_the_same_everywhere(text: str, expected: str) -> None:
-    assert cutoff.timestamp(text) == expected
-    assert cutoff.checked(text) == text
+    assert resolver.timestamp(text) == expected
+    assert resolver.checked(text) == text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_a_cutoff_means_the_same_everywhere(text: str, expected: str) -> None:
 )
 def test_what_is_no_cutoff(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        cutoff.checked(text)
+        resolver.checked(text)
 
 
 def test_a_lock_is_made_again_only_for_another_cutoff() -> None:

@@ -12,12 +12,7 @@ from packaging.utils import canonicalize_name
 from stager.core.errors import ResolveError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest
-from stager.lock.indexes import Indexes
-from stager.lock.lock import make_lock
-from stager.lock.pip import NoNodeError
-from stager.lock.pylock import Lock
-from stager.lock.resolve import ResolveOptions
-from stager.lock.source_builds import (
+from stager.lock.build_source import (
     BuildSettings,
     advice,
     build_requires,
@@ -25,6 +20,10 @@ from stager.lock.source_builds import (
     failed_build,
     refuse_without_nvcc,
 )
+from stager.lock.indexes import Indexes
+from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.pip import NoNodeError
+from stager.lock.pylock import Lock
 from stager.lock.spec import Spec
 from stager.wheels.fetch import FetchSettings, fetch
 from tests.support.sources import make_sdist, own_backend, repack_installed
@@ -49,7 +48,7 @@ PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
 def without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("stager.lock.source_builds.nvcc", lambda env: None)
+    monkeypatch.setattr("stager.lock.build_source.nvcc", lambda env: None)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ import pytest
 
 from stager.core.errors import ResolveError
 from stager.core.store import Store
-from stager.lock.lock import make_lock
-from stager.lock.lock_file import read_lock
-from stager.lock.pylock import Lock
-from stager.lock.resolve import ResolveOptions
+from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.pylock import Lock, read_lock
+from stager.lock.resolver import KnownDriver, backend_for
 from stager.lock.spec import Spec
-from stager.lock.torch_backend import KnownDriver, backend_for
 from tests.support.wheelhouse import make_wheel
 
 

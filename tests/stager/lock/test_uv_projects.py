@@ -12,10 +12,8 @@ from stager.building.project_lock import lock_project
 from stager.config import load
 from stager.core.errors import ConfigError, ResolveError
 from stager.core.store import Store, sha256_of
-from stager.lock.lock import make_lock
-from stager.lock.lock_file import read_lock
-from stager.lock.pylock import Lock
-from stager.lock.resolve import ResolveOptions
+from stager.lock.lock import ResolveOptions, make_lock
+from stager.lock.pylock import Lock, read_lock
 from stager.lock.spec import Spec
 from stager.lock.uv import required_command
 from stager.wheels.fetch import FetchSettings, fetch

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stager.config.load import load
 from stager.core.errors import StagerError
 from stager.core.values import Target
-from stager.lock.lock_file import read_lock
+from stager.lock.pylock import read_lock
 from stager.lock.spec import read_spec
 
 from .. import fuzz

@@ -1,0 +1,624 @@
+"""The source files of a local project, their digest, and a copy of them.
+
+Files that version control ignores do not count, nor do those that builds and tools leave behind:
+otherwise a build would change its own input, and every second lock would differ.
+
+Git is asked, and ``stager.layers.ignore`` is not, though that knows the patterns too. A file that
+git tracks although a pattern names it is part of the source, or its wheel could not be built; what
+a user's global excludes name is not, or an editor's files would change the digest. The project's
+layer (``stager.layers.project``) must be the same for every user: only its own files decide there.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    NormalizedName,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+
+from bundle.protocol.digest import canonical_json
+from bundle.redaction.secrets import without_url_secrets
+
+from ..config import foreign_files
+from ..core import toml
+from ..core.errors import ConfigError, ResolveError, StagerError
+from ..core.processes import Runner, run
+from ..core.store import sha256_of
+from ..core.values import Digest
+from . import requirements, uv_project
+from .indexes import (
+    Indexes,
+    RequirementLine,
+    find_path,
+    format_extras,
+    normalize_requirement,
+    shorten_path,
+    strip_credentials,
+)
+from .requirements import RequirementReader
+from .uv_project import UvProject
+
+_LEFT_BEHIND = (
+    *(".git", ".hg", ".svn", ".tox", ".nox", ".venv", ".mypy_cache", ".ruff_cache"),
+    *(".pytest_cache", "__pycache__", "node_modules", "build", "dist", "*.egg-info", "*.pyc"),
+    *("pylock.toml", "pylock.*.toml"),
+)
+_FROM_GIT = re.compile(
+    rb"setuptools[-_](scm|git)|use_scm_version|hatch[-_]vcs|versioneer|versioningit|dunamai|"
+    rb"dynamic-versioning|\bpbr\b|git.{0,4}describe|source *= *[\"']scm[\"']"
+)
+"""Words of a build that takes its version from git."""
+_NAMES_AT_ONCE = 1000
+"""Names in one command of git."""
+
+
+def files(root: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> list[Path]:
+    """Return the files of a project, relative to its folder, sorted."""
+    skipped = tuple(skip)
+    counted = []
+    for relative in _from_git(root, run) or _walk(root):
+        path = root / relative
+        if any(_is_left_behind(part) for part in relative.parts):
+            continue
+        if any(path.is_relative_to(folder) for folder in skipped):
+            continue
+        if path.is_file() or path.is_symlink():
+            counted.append(relative)
+    return sorted(counted)
+
+
+def digest(root: Path, names: Sequence[Path]) -> Digest:
+    """Return the digest of files' names, contents and executable bits, without place or time."""
+    state = hashlib.sha256()
+    for name in names:
+        line = f"{name.as_posix()}\0{_description(root / name)}\n"
+        state.update(line.encode(errors="surrogateescape"))
+    return Digest(state.hexdigest())
+
+
+def _description(path: Path) -> str:
+    if path.is_symlink():
+        return f"link {path.readlink()}"
+    executable = "x" if os.access(path, os.X_OK) else "-"
+    return f"{executable} {sha256_of(path)}"
+
+
+def digest_content(path: Path, *, skip: Iterable[Path] = (), run: Runner = run) -> Digest:
+    """Return the digest of a file, or of the files of a project that count."""
+    if path.is_file():
+        return sha256_of(path)
+    return digest(path, files(path, skip=skip, run=run))
+
+
+def copy(root: Path, names: Sequence[Path], to: Path) -> None:
+    """Copy files to a new folder, links as links."""
+    for name in names:
+        target = to / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, target, follow_symlinks=False)
+
+
+def copy_to_build(root: Path, to: Path, run: Runner = run) -> Path:
+    """Copy a project into a folder, and return the copy; a build writes into its source.
+
+    Where its version is taken from git, the copy gets the repository's history as well.
+    """
+    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if top is None or not _is_versioned_by_git(root):
+        copy(root, files(root, run=run), to / root.name)
+        return to / root.name
+    copied = to / (top.name or "repository")
+    copy(root, files(root, run=run), copied / root.relative_to(top))
+    _add_history(top, copied, to / "history", run)
+    return copied / root.relative_to(top)
+
+
+def _is_versioned_by_git(root: Path) -> bool:
+    for name in ("pyproject.toml", "setup.py", "setup.cfg"):
+        try:
+            if _FROM_GIT.search((root / name).read_bytes()):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _add_history(top: Path, copied: Path, scratch: Path, run: Runner) -> None:
+    """Make a copy of a repository's files a work tree that is at the same commit.
+
+    What was not copied does not count as removed, or each version would be that of a change.
+    """
+    git = ["git", "-C", str(copied)]
+
+    def ask(*argv: str) -> str:
+        return run(argv, timeout=600, check=False).stdout
+
+    ask("git", "clone", "-q", "--shared", "--no-checkout", str(top), str(scratch))
+    if not (scratch / ".git").is_dir():  # not ours, or no repository: the build says what it needs
+        return
+    (scratch / ".git").rename(copied / ".git")
+    ask(*git, "reset", "-q")
+    missing = [name for name in ask(*git, "ls-files", "-d", "-z").split("\0") if name]
+    for start in range(0, len(missing), _NAMES_AT_ONCE):
+        names = missing[start : start + _NAMES_AT_ONCE]
+        ask(*git, "update-index", "--skip-worktree", "--", *names)
+
+
+def _is_left_behind(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in _LEFT_BEHIND)
+
+
+def _from_git(root: Path, run: Runner) -> list[Path]:
+    """Return the files git tracks or would track; none outside of a work tree or without git."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        return []
+    argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = run(argv, timeout=60, check=False)
+    except StagerError:
+        return []
+    if listing.returncode != 0:
+        return []
+    names = dict.fromkeys(listing.stdout.split("\0"))
+    return [Path(name) for name in names if name]
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield files and links below a folder; an environment is never part of a source."""
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        folders[:] = [
+            name
+            for name in folders
+            if not _is_left_behind(name) and not (here / name / "pyvenv.cfg").exists()
+        ]
+        linked = [name for name in folders if (here / name).is_symlink()]
+        for name in (*names, *linked):
+            yield here.relative_to(root) / name
+
+
+# --- Building from source: what a build is given, what it needs, and what to do where it fails
+
+# PyTorch extensions of the kind of ``flash-attn`` import torch while they are built, compile for an
+# hour, and need NVIDIA's compiler. All of that is known before the first byte is fetched.
+
+NEED_NVCC = frozenset(
+    canonicalize_name(name)
+    for name in (
+        *("apex", "causal-conv1d", "cumm", "flash-attn", "flash-attn-3", "grouped-gemm"),
+        *("mamba-ssm", "natten", "spconv", "torch-cluster", "torch-scatter", "torch-sparse"),
+        *("torch-spline-conv", "transformer-engine-torch", "vllm-flash-attn"),
+    )
+)
+"""Packages whose build from source calls NVIDIA's compiler, and takes long."""
+BUILT_AGAINST = frozenset(
+    canonicalize_name(name)
+    for name in (
+        *("torch", "torchvision", "torchaudio", "triton", "jax", "jaxlib", "tensorflow", "numpy"),
+        *("scipy", "pyarrow", "cython", "pybind11", "nanobind", "cffi", "mpi4py", "setuptools"),
+    )
+)
+"""Packages that a build without isolation may take headers or code from."""
+TAIL_LINES = 12
+"""Lines of a failed build that a message shows."""
+_CUDA_SETUP = re.compile(rb"CUDAExtension|\bnvcc\b")
+_PART = re.compile(r"^\W*\[\d+ lines of output\]\s*$|^\s*\[end of output\]\s*$")
+_LARGEST = 1 << 20
+"""Bytes that are read of a file of a source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """The settings of builds from source."""
+
+    in_environment: frozenset[NormalizedName] = frozenset()
+    """Packages that are built with the environment's packages at hand, without isolation."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that builds see: ``MAX_JOBS``."""
+    launcher: tuple[str, ...] = ()
+    """The command that runs another one on a node; empty to build on this machine."""
+
+    def key(self, name: NormalizedName, source: Digest, against: Sequence[str]) -> str:
+        """Return the name of a built wheel's folder: its source's digest, and how it was built."""
+        used = list(against) if name in self.in_environment else []
+        if not self.variables and not used:
+            return source
+        made_with = Digest.of(canonical_json([dict(self.variables), used]))
+        return f"{source}.{made_with[:12]}"
+
+
+def beside(packages: Path) -> dict[str, str]:
+    """Return the variables with which a build finds the packages, and the programs, of a folder."""
+    programs = os.pathsep.join([str(packages / "bin"), os.environ.get("PATH", os.defpath)])
+    return {"PYTHONPATH": str(packages), "PATH": programs}
+
+
+def nvcc(env: Mapping[str, str]) -> str | None:
+    """Return the path of NVIDIA's compiler; None where it is not found."""
+    homes = [env[name] for name in ("CUDA_HOME", "CUDA_PATH") if env.get(name)]
+    folders = [env.get("PATH", os.defpath), *(f"{home}/bin" for home in homes)]
+    return shutil.which("nvcc", path=os.pathsep.join([*folders, "/usr/local/cuda/bin"]))
+
+
+def refuse_without_nvcc(names: Iterable[str], builds: BuildSettings) -> None:
+    """Refuse packages that will be built from source and need NVIDIA's compiler, which is missing.
+
+    Raises:
+        ResolveError: there is no compiler; all such packages are named.
+    """
+    needing = sorted(names)
+    if not needing or builds.launcher or any("SKIP_CUDA" in name for name in builds.variables):
+        return
+    if nvcc({**os.environ, **builds.variables}) is not None:
+        return
+    raise ResolveError(
+        f"{', '.join(needing)}: to be built from source, which needs NVIDIA's compiler, and there "
+        "is no nvcc on this machine",
+        hint="load it (module load cuda, or CUDA_HOME in environment.build-env), build where it is "
+        "with `stager build --on-node`, or name a folder or page with a prebuilt wheel in "
+        "environment.find-links",
+    )
+
+
+def built_for_sure(
+    requested: Iterable[NormalizedName], builds: BuildSettings, indexes: Indexes
+) -> list[str]:
+    """Return requested packages that need nvcc and can only come from source, before any look-up.
+
+    PyPI has no wheels of them; another index, or a page of links, may.
+    """
+    places = indexes.find_links
+    wheels, sources = _files_in(places)
+    pages = [place for place in places if not is_folder(place)]
+    remote = bool(pages or indexes.index_url or indexes.extra_index_urls)
+
+    def needs_nvcc_for_sure(name: NormalizedName) -> bool:
+        if name in NEED_NVCC and (not remote or name in builds.in_environment):
+            return True
+        return any(map(_names_cuda, sources.get(name, ())))
+
+    unbuilt = [name for name in dict.fromkeys(requested) if name not in wheels]
+    return [name for name in unbuilt if needs_nvcc_for_sure(name)]
+
+
+def is_folder(place: str) -> bool:
+    """Tell whether a place for links is a folder of this machine, and no URL."""
+    try:
+        return "://" not in place and os.access(place, os.R_OK | os.X_OK) and Path(place).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def prebuilt(places: Sequence[str]) -> set[NormalizedName]:
+    """Return the packages of which a folder among some places has a wheel."""
+    return _files_in(places)[0]
+
+
+def needs_nvcc(name: NormalizedName, path: Path | None) -> bool:
+    """Tell whether the build of a package calls NVIDIA's compiler, by its name or its source."""
+    return name in NEED_NVCC or (path is not None and _names_cuda(path))
+
+
+def failed_build(output: str) -> list[str]:
+    """Return the last lines that a failed build has written, without what pip puts around them."""
+    lines = output.splitlines()
+    marks = [number for number, line in enumerate(lines) if _PART.match(line)]
+    if len(marks) >= 2:
+        lines = lines[marks[0] + 1 : marks[1]]
+    kept = [re.sub(r"^\s*(│|\|)?\s{0,6}", "", line).rstrip() for line in lines]
+    return [line for line in kept if line][-TAIL_LINES:]
+
+
+def advice(name: str, output: str) -> str:
+    """Return what to do about a failed build."""
+    missing = re.search(r"No module named '([\w.]+)'", output)
+    if missing:
+        return (
+            f'its build imports {missing[1]}: write no-build-isolation = ["{name}"] into '
+            f"[environment], and {missing[1].partition('.')[0]} among the requirements"
+        )
+    if re.search(r"nvcc|CUDA_HOME", output):
+        return (
+            "load NVIDIA's compiler (module load cuda), or build on a node: stager build --on-node"
+        )
+    if re.search(r"Killed|signal 9|cannot allocate memory|out of memory", output, re.IGNORECASE):
+        return 'it ran out of memory: set build-env = { MAX_JOBS = "2" } in [environment]'
+    if re.search(r"gcc|g\+\+|cc1plus|Python\.h", output):
+        return (
+            "a compiler or header is missing or failed: install it, or build on a node: --on-node"
+        )
+    return (
+        "name a folder with a prebuilt wheel in environment.find-links, or ask for another version"
+    )
+
+
+def build_requires(source: Path) -> list[str]:
+    """Return what the build of a source tree or sdist asks to be installed first (PEP 518)."""
+    try:
+        document = toml.loads(_member(source, "pyproject.toml").decode("utf-8", "replace"), source)
+    except StagerError:
+        document = {}
+    listed = toml.table(document, "build-system").get("requires")
+    return [str(text) for text in listed] if isinstance(listed, list) else ["setuptools", "wheel"]
+
+
+def _files_in(
+    places: Sequence[str],
+) -> tuple[set[NormalizedName], dict[NormalizedName, list[Path]]]:
+    wheels: set[NormalizedName] = set()
+    sources: dict[NormalizedName, list[Path]] = {}
+    for folder in (Path(place) for place in places if is_folder(place)):
+        for path in sorted(folder.iterdir()):
+            try:
+                if path.suffix == ".whl":
+                    wheels.add(parse_wheel_filename(path.name)[0])
+                elif path.name.endswith((".tar.gz", ".zip")):
+                    sources.setdefault(parse_sdist_filename(path.name)[0], []).append(path)
+            except (InvalidWheelFilename, InvalidSdistFilename):
+                continue
+    return wheels, sources
+
+
+def _names_cuda(path: Path) -> bool:
+    return bool(_CUDA_SETUP.search(_member(path, "setup.py")))
+
+
+def _member(path: Path, name: str) -> bytes:
+    try:
+        if path.is_dir():
+            return (path / name).read_bytes()[:_LARGEST]
+        if path.name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(f"{path.name.removesuffix('.zip')}/{name}")[:_LARGEST]
+        with tarfile.open(path) as tar:
+            member = tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            return b"" if member is None else member.read(_LARGEST)
+    except (OSError, KeyError, tarfile.TarError, zipfile.BadZipFile):
+        return b""
+
+
+# --- Requirements that name their place: a folder, an archive or a URL ---------------------------
+
+SDIST_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
+ARCHIVES = (".whl", *SDIST_ENDINGS)
+
+_LINE = re.compile(
+    r"(?P<place>[^;\[\]\s]+|[^;]+?)\s*(\[(?P<extras>[^\]]*)\])?\s*(;(?P<marker>.*))?"
+)
+_CONDA = re.compile(r"/(croot|feedstock_root|conda-bld|conda/feedstock\w*|tmp/build/\d+)/")
+_FREEZE = (
+    ", where conda built the package: `pip list --format=freeze` writes versions in place of such "
+    "paths"
+)
+_COMMIT = re.compile(r"@[0-9a-f]{40}(#|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRequirement:
+    """A source that is built into a wheel before anything is resolved."""
+
+    requirement: str
+    """The path or URL that pip builds; may hold credentials."""
+    label: str
+    """The same as the user wrote it, without credentials; relative paths start at the root."""
+    digest: Digest
+    """Digest of its content, or of its URL where the content is elsewhere."""
+    suffix: str = ""
+    """Extras of the requirement, as they follow the name: ``[train]``."""
+    marker: str = ""
+    """The environment marker; empty for none."""
+    moving: bool = False
+    """True if the same digest may stand for other content later, as for a branch."""
+
+
+class SourceReader:
+    """Sorts requirements with a place into wheels to install and sources to build."""
+
+    def __init__(self, taken: RequirementReader, *, skipped: Iterable[Path], run: Runner) -> None:
+        self.taken = taken
+        self.root = taken.root
+        self.problems = taken.problems
+        self.skipped = tuple(skipped)
+        self.run = run
+        self.sources: list[SourceRequirement] = []
+        self.wheels: list[Digest] = []
+        self.hashes: dict[str, tuple[str, ...]] = {}
+        """The sha256 of each file that may be installed, for each package that has hashes."""
+
+    def read(self, requirement: Requirement, line: RequirementLine) -> str | None:
+        """Take one requirement with a URL: a path, a file URL, or something on a server.
+
+        Returns:
+            The requirement that installs a wheel; None for a source, which has to be built first.
+        """
+        place = requirement.url or ""
+        scheme = place.partition("://")[0] if "://" in place else ""
+        try:
+            parts = urlsplit(place if scheme else "")
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {without_url_secrets(place)} is not a URL: {exc}")
+            return None
+        if scheme not in ("", "file") or place.startswith("file://$"):
+            return self._read_url(requirement, line, parts)
+        # pip and uv start at the working directory, which is the project's folder; in the metadata
+        # of a project, at that project.
+        bases = (line.base, self.root) if line.metadata else (self.root, line.base)
+        text = unquote(parts.path) if scheme else place.removeprefix("file:")
+        path = find_path(text, bases)
+        problem = _unusable(path, place) or _compare_hashes(path, place, line.hashes)
+        if problem:
+            self.problems.append(f"{line.origin}: {problem}")
+        elif path.suffix == ".whl" and path.is_file():
+            self.wheels.append(sha256_of(path))
+            return self._wheel(requirement, line, path.as_uri(), path.name)
+        else:
+            self._add_local_source(requirement, path)
+        return None
+
+    def _add_local_source(self, requirement: Requirement, path: Path) -> None:
+        file = path / "pyproject.toml"
+        if file.is_file():
+            self._read_settings(requirement, file)
+        source = SourceRequirement(
+            requirement=str(path),
+            label=shorten_path(path, self.root),
+            suffix=format_extras(requirement.extras),
+            marker=str(requirement.marker or ""),
+            digest=self.content_digest(path),
+        )
+        self.sources.append(source)
+
+    def _read_settings(self, requirement: Requirement, file: Path) -> None:
+        """Report settings that a build ignores; leave a project with uv-only settings to uv."""
+        try:
+            data = toml.read(file)
+        except ConfigError as exc:
+            self.problems.append(exc.message)
+            return
+        extras = tuple(sorted(map(canonicalize_name, requirement.extras)))
+        project = UvProject(file=file, document=data, extras=extras)
+        self.problems += requirements.list_faults(project, self.taken.python, self.root)
+        keys = uv_project.list_keys(project.tables, None, self.root)
+        if keys:
+            self.taken.leave_to_uv(replace(project, keys=keys))
+
+    def content_digest(self, path: Path) -> Digest:
+        """Return the digest of a file, or of a folder's files that count."""
+        return digest_content(path, skip=self.skipped, run=self.run)
+
+    def _read_url(
+        self, requirement: Requirement, line: RequirementLine, parts: SplitResult
+    ) -> str | None:
+        url, hashes = requirement.url or "", line.hashes
+        file_name = unquote(parts.path.rpartition("/")[2])
+        if file_name.endswith(".whl"):
+            return self._wheel(requirement, line, url, file_name)
+        clean = strip_credentials(url)
+        from_vcs = "+" in parts.scheme
+        problem = ""
+        if not from_vcs and not file_name.endswith(SDIST_ENDINGS):
+            problem = " is neither a wheel nor an sdist"
+        elif from_vcs and hashes:
+            problem = ": a repository has no sha256; name a commit of it instead"
+        if problem:
+            self.problems.append(f"{line.origin}: {clean}{problem}")
+            return None
+        text = f"{requirement.name} @ {url}" if requirement.name else url
+        options = [digest for digest in hashes if digest not in parts.fragment.lower()]
+        source = SourceRequirement(
+            requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
+            label=clean + _keep_fragment(parts.fragment, hashes),
+            suffix=format_extras(requirement.extras),
+            marker=str(requirement.marker or ""),
+            digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
+            moving=not (_COMMIT.search(url) if from_vcs else hashes),
+        )
+        self.sources.append(source)
+        return None
+
+    def allow_hashes(self, name: str, hashes: tuple[str, ...]) -> None:
+        """Note which files may be installed for a package."""
+        if hashes:
+            name = canonicalize_name(name)
+            self.hashes[name] = (*self.hashes.get(name, ()), *hashes)
+
+    def _wheel(
+        self, requirement: Requirement, line: RequirementLine, url: str, file_name: str
+    ) -> str | None:
+        try:
+            name = parse_wheel_filename(file_name)[0]
+        except ValueError as exc:
+            self.problems.append(f"{line.origin}: {first_line(exc)}")
+            return None
+        self.allow_hashes(name, line.hashes)
+        requirement.name, requirement.url = name, url
+        return normalize_requirement(requirement)
+
+
+def parse(line: RequirementLine) -> Requirement:
+    """Return what a line asks for: a package, or a place (then it has a URL, and may lack a name).
+
+    Raises:
+        InvalidRequirement: it is neither a requirement by the standard (PEP 508) nor a place.
+    """
+    text = line.text
+    if line.constraint or line.metadata or not is_archive(text):
+        try:
+            return Requirement(text)
+        except InvalidRequirement:
+            place = text.partition(";")[0].strip()
+            names_place = "/" in place or place.startswith((".", "~")) or place.endswith(ARCHIVES)
+            if line.constraint or not names_place:
+                raise
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise InvalidRequirement("neither a requirement nor a path")
+    marker = (match["marker"] or "").strip()
+    parsed = Requirement(f"unnamed[{match['extras'] or ''}]{' ; ' if marker else ''}{marker}")
+    parsed.name, parsed.url = "", match["place"].strip()
+    return parsed
+
+
+def is_archive(text: str) -> bool:
+    """Return whether a line is nothing but the name of a wheel or an sdist."""
+    return foreign_files.bare_name(text).endswith(ARCHIVES)
+
+
+def first_line(exc: Exception) -> str:
+    """Return the first line of an exception's message."""
+    return str(exc).splitlines()[0]
+
+
+def _unusable(path: Path, place: str) -> str:
+    if not path.exists():
+        built_by_conda = _CONDA.search(place)
+        return f"no such file or folder: {place}" + (_FREEZE if built_by_conda else "")
+    if path.is_dir():
+        if (path / "pyproject.toml").is_file() or (path / "setup.py").is_file():
+            return ""
+        return (
+            f"{place} has neither pyproject.toml nor setup.py, so it cannot be installed; "
+            "ship plain folders as [project] or [assets] paths"
+        )
+    if not path.is_file():
+        return f"{place} is not a regular file, but a pipe, a socket or a device; name a file"
+    if not path.name.endswith(ARCHIVES):
+        remedy = foreign_files.remedy(path.name)
+        return f"{place} is neither a wheel nor an sdist; {remedy}"
+    return ""
+
+
+def _compare_hashes(path: Path, place: str, hashes: Collection[str]) -> str:
+    if not hashes:
+        return ""
+    if path.is_dir():
+        return f"{place} is a folder, which has no sha256; build a wheel of it and name that"
+    digest = sha256_of(path)
+    if digest in hashes:
+        return ""
+    return f"{place}: its sha256 is {digest}, which is not among the hashes given"
+
+
+def _keep_fragment(fragment: str, hashes: Sequence[str]) -> str:
+    """Return the fragment that a lock keeps: the subdirectory, and the sha256 if it is one."""
+    kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
+    if len(hashes) == 1:
+        kept.append(f"sha256={hashes[0]}")
+    return f"#{'&'.join(kept)}" if kept else ""
