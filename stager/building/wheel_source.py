@@ -12,8 +12,7 @@ from ..core.values import Wheel
 from ..lock.pylock import Lock
 from ..lock.spec import Spec
 from ..pack.decompressor import decompressor_lock
-from ..wheels.fetch import FetchSettings, fetch
-from ..wheels.stored_wheels import FindElsewhere
+from ..wheels import FetchSettings, FindElsewhere, fetch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class WheelSource:
         """Return the wheel of each file of a lock.
 
         Raises:
-            WheelError: see :func:`stager.wheels.fetch.fetch`.
+            WheelError: see :func:`stager.wheels.fetch`.
             ResolveError: the same.
         """
         given = FetchSettings(

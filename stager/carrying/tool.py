@@ -21,8 +21,7 @@ from ..core.store import Store
 from ..core.values import Target
 from ..lock.lock import ResolveOptions, make_lock
 from ..lock.spec import Spec, read_spec
-from ..wheels.downloads import Progress
-from ..wheels.fetch import FetchSettings, fetch
+from ..wheels import FetchSettings, Progress, fetch
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

@@ -23,6 +23,7 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import origin_of, packed_index
 from bundle.format.manifest import member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
+from stager import wheels as fetch
 from stager.building.bundle_copy import copy_to
 from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
@@ -32,7 +33,6 @@ from stager.layers.source import LayerSource
 from stager.pack.bundle import Contents, Packed, pack
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.seals import seal
-from stager.wheels.fetch import fetch
 from tests.support.building import ORIGIN
 
 HERE = Target.of_host()
