@@ -16,8 +16,8 @@ from ..config.template import unnamed_requirements
 from ..core.errors import BundleError, StagerError
 from ..core.store import Store
 from ..interpreter.other_version import compiler_for
-from ..layers.build import MadeLayers, make_layers
-from ..layers.compiler import Compiler
+from ..layers.bytecode import Compiler
+from ..layers.layer_build import MadeLayers, make_layers
 from ..layers.prune import Pruned, notes_on_patterns
 from ..layers.source import LayerSource
 from ..lock.lock import ResolveOptions

@@ -25,9 +25,9 @@ from ..core.files import BUNDLE_SUFFIX
 from ..core.store import Store
 from ..core.values import LockedFile, Wheel
 from ..hub.repositories import LockedRepository
-from ..layers.build import is_stored
-from ..layers.compiler import Compiler
-from ..layers.prune_patterns import of_package
+from ..layers.bytecode import Compiler
+from ..layers.layer_build import is_stored
+from ..layers.prune import of_package
 from ..layers.source import LayerSource, layer_id
 from ..lock.pylock import earlier_lock
 from ..lock.spec import Spec

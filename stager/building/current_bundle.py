@@ -170,8 +170,7 @@ def sources_of_project(
     Raises:
         StagerError: files that cannot be shipped.
     """
-    from ..layers.source import project_sources
-    from .project_look import ProjectLook
+    from ..layers.source import ProjectLook, project_sources
 
     try:
         packages = _NAME.findall(text_of(lock))

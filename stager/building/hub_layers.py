@@ -22,7 +22,7 @@ from ..core.store import Store, remove
 from ..core.values import Target
 from ..hub.client import HubFiles, is_the_users
 from ..hub.repositories import HubFile, LockedRepository
-from ..layers.build import is_stored
+from ..layers.layer_build import is_stored
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import Tree, TreeFile, digest_of
 

@@ -11,7 +11,7 @@ from bundle.format.manifest import Layer
 
 from ..config.load import Config
 from ..core.store import Store
-from ..layers.modules import top_modules
+from ..layers.layer_file import top_modules
 from ..lock.pylock import Lock
 from ..lock.spec import Spec
 from ..pack.stored_layers import stored_index

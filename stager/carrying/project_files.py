@@ -18,8 +18,7 @@ from ..config.load import Config, find, load
 from ..core.errors import ConfigError, StagerError
 from ..core.files import bytes_of, output_file
 from ..core.store import Store, remove
-from ..layers.frame import content_of
-from ..layers.layer_file import decompress_index
+from ..layers.layer_file import content_of, decompress_index
 from ..lock.pylock import read_lock
 from ..lock.spec import read_spec
 from ..pack import existing

@@ -17,8 +17,7 @@ from ..core import elf
 from ..core.errors import ConfigError
 from ..core.store import sha256_of
 from ..core.values import Target
-from ..layers.interpreter import Interpreter
-from ..layers.source import LayerSource
+from ..layers.source import Interpreter, LayerSource
 from ..layers.tree import Collector, Tree, digest_of
 from .installation import Installation
 from .libraries import libraries_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core import elf
 from ..core.errors import ConfigError
-from ..layers.interpreter import RunPath
+from ..layers.source import RunPath
 
 _OF_GLIBC = re.compile(
     r"(ld-linux.*|libc|libm|libmvec|libdl|libpthread|librt|libutil|libresolv|libanl)\.so\.\d+"

@@ -12,7 +12,7 @@ from bundle.protocol.problem import NodeError
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
 from ..core.values import Target
-from ..layers.compiler import Compiler
+from ..layers.bytecode import Compiler
 from .installation import candidates
 
 _SECONDS = 30.0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
+import struct
 import tarfile
 import tempfile
 import threading
-from collections import Counter, deque
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
@@ -30,9 +34,68 @@ from bundle.format.layer import (
 from bundle.format.manifest import BLOCK, member_header, padding
 
 from ..core.errors import WheelError
-from . import frame
-from .large_member import DENSE
 from .tree import folders_of
+from .wheel_members import DENSE
+
+# --- One zstd frame of a layer: compressed, or stored as it is; and its content ------------------
+
+# Weights of a model are nearly random numbers: bfloat16 shrinks by a quarter, float32 by a tenth,
+# quantized ones not at all, at a hundredth of the speed of a copy. A sample of the content decides,
+# not the name of a file. A frame that is stored is a zstd frame all the same (RFC 8878, section
+# 3.1.1), of raw blocks, which every decoder copies.
+
+SAMPLES = 8
+"""Pieces of a frame's content that are tried."""
+SAMPLE = 64 << 10
+"""Bytes of each of them."""
+PAYS = 0.9
+"""The share of its size that a sample must at most keep when it is compressed."""
+_MAGIC = 0xFD2FB528
+_BLOCK = 128 << 10
+"""The most that a block holds."""
+_FULL_SIZE = 0xE0
+"""Frame header descriptor: one segment, eight bytes of content size, no dictionary, no checksum."""
+
+
+def pays(piece: bytes | bytearray) -> bool:
+    """Return whether compressing shrinks a sample of the content enough."""
+    if len(piece) <= SAMPLES * SAMPLE:
+        return True  # it takes no time either way
+    step = (len(piece) - SAMPLE) // (SAMPLES - 1)
+    sample = b"".join(piece[i * step : i * step + SAMPLE] for i in range(SAMPLES))
+    packed = zstandard.ZstdCompressor(level=1).compress(sample)
+    return len(packed) <= PAYS * len(sample)
+
+
+def stored(piece: bytes | bytearray) -> bytes:
+    """Return a frame that holds the content as it is."""
+    parts: list[bytes | bytearray] = [struct.pack("<IBQ", _MAGIC, _FULL_SIZE, len(piece))]
+    starts = range(0, len(piece), _BLOCK) or range(1)
+    for start in starts:
+        block = piece[start : start + _BLOCK]
+        last = start + _BLOCK >= len(piece)
+        parts.append((len(block) << 3 | last).to_bytes(3, "little"))  # block type 0: raw
+        parts.append(block)
+    return b"".join(parts)
+
+
+def content_of(frame: bytes, size: int) -> bytes:
+    """Return the content of a frame, whatever length it claims to have.
+
+    Raises:
+        LayerError: it cannot be decompressed, or has another length.
+    """
+    content = bytearray()
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(frame) as reader:
+            while len(content) <= size and (piece := reader.read(size + 1 - len(content))):
+                content += piece
+    except zstandard.ZstdError as exc:
+        raise LayerError(f"a frame cannot be decompressed: {exc}") from exc
+    if len(content) != size:
+        raise LayerError("a frame does not hold as much as its index says")
+    return bytes(content)
+
 
 FRAME_TARGET = 16 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the
@@ -63,7 +126,7 @@ def compression(*, sampled: bool = False) -> str:
     version = ".".join(map(str, zstandard.ZSTD_VERSION))
     levels = f"level{LEVEL}-huge{HUGE}level{HUGE_LEVEL}-dense{DENSE}level{DENSE_LEVEL}"
     settings = f"zstd-{version}-{levels}-window{WINDOW_LOG}-frame{FRAME_TARGET}"
-    return f"{settings}-sampled{frame.PAYS}" if sampled else settings
+    return f"{settings}-sampled{PAYS}" if sampled else settings
 
 
 def decompress_index(data: bytes, size: int = -1) -> bytes:
@@ -267,8 +330,8 @@ class LayerWriter:
         own = threading.local()
 
         def compress(piece: bytearray, level: int) -> tuple[bytes, Frame]:
-            if self._sampled and not frame.pays(piece):
-                packed = frame.stored(piece)
+            if self._sampled and not pays(piece):
+                packed = stored(piece)
             else:
                 packed = _compressor(own, level).compress(piece)
             return packed, Frame(len(packed), len(piece), hashlib.sha256(packed).hexdigest())
@@ -324,3 +387,88 @@ def _pieces(stream: Iterator[_Chunk]) -> Iterator[tuple[bytearray, int]]:
             pending, shares = bytearray(), Counter()
     if pending:
         yield pending, max(shares, key=shares.__getitem__)
+
+
+# --- The tar in a layer of the store, of which parts are read without the rest -------------------
+
+_KEPT = 3
+"""Frames that are kept: a library's first, its tables, and its strings are read in turn."""
+
+
+class StoredTar:
+    """Random access to what the frames of a layer hold, by decompressing the few that are asked."""
+
+    def __init__(self, layer: BinaryIO, head_size: int, index: Index) -> None:
+        self._layer = layer
+        self._frames = index.frames
+        self._places = list(accumulate((frame.size for frame in index.frames), initial=head_size))
+        self._starts = list(accumulate((f.unpacked_size for f in index.frames), initial=0))
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+
+    def file(self, entry: Entry, at: int, size: int) -> bytes:
+        """Return bytes from a place in a file, fewer at its end.
+
+        Raises:
+            LayerError: a frame is damaged.
+            OSError: the layer cannot be read.
+        """
+        position = entry.offset + at
+        end = min(position + size, entry.offset + entry.size)
+        data = b""
+        while position < end:
+            number = bisect_right(self._starts, position) - 1
+            start = position - self._starts[number]
+            piece = self._frame(number)[start : start + end - position]
+            if not piece:
+                raise LayerError("a frame is shorter than the index says")
+            data += piece
+            position += len(piece)
+        return data
+
+    def _frame(self, number: int) -> bytes:
+        if number not in self._kept:
+            if number >= len(self._frames):
+                raise LayerError("a file lies behind the last frame")
+            self._layer.seek(self._places[number])
+            self._kept[number] = decompress_index(self._layer.read(self._frames[number].size))
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(number)
+        return self._kept[number]
+
+
+# --- The modules that a layer provides, which a build imports to check itself --------------------
+
+_MODULE = re.compile(r"lib/python3\.\d+/site-packages/(?P<path>.+)")
+_EXTENSION = re.compile(r"(\.cpython-[\w-]+|\.abi3)?\.so$|\.py$")
+_NOT_FOR_USERS = {"test", "tests", "doc", "docs", "example", "examples", "benchmarks"}
+
+
+def top_modules(name: str, index: Index) -> tuple[str, ...]:
+    """Return the modules that a distribution is imported by.
+
+    The module named like the distribution, if there is one (``torch``, not ``functorch`` and
+    ``torchgen``); else every public top-level module (``yaml`` of ``pyyaml``).
+    """
+    modules = set()
+    for entry in index.files:
+        match = _MODULE.fullmatch(entry.path)
+        module = _top_module(match["path"]) if match else ""
+        if module:
+            modules.add(module)
+    namesakes = {module for module in modules if module.lower().replace("_", "-") == name}
+    return tuple(sorted(namesakes or filter(_is_public, modules)))
+
+
+def _top_module(path: str) -> str:
+    """Return the top-level module that a file in ``site-packages`` makes; empty for none."""
+    first, _, rest = path.partition("/")
+    if rest == "__init__.py":
+        return first
+    if not rest and _EXTENSION.search(first):
+        return _EXTENSION.sub("", first)
+    return ""
+
+
+def _is_public(module: str) -> bool:
+    return module.isidentifier() and not module.startswith("_") and module not in _NOT_FOR_USERS

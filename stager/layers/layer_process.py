@@ -24,13 +24,10 @@ from bundle.format.layer import excess
 from ..core.errors import StagerError
 from ..core.store import Store, cannot_write
 from ..core.values import Target
-from .bytecode import bytecode_path, compile_module
-from .compiler import Modules, compiled_by
-from .interpreter import add_interpreter
+from .bytecode import Modules, bytecode_path, compile_module, compiled_by
+from .compile_processes import UnreadError, compiling, end_with_parent, modules_of, sources_of
 from .layer_file import LayerWriter
-from .parallel_compile import UnreadError, compiling, modules_of, sources_of
-from .parent_death import end_with_parent
-from .source import LayerSource, layer_id, origin
+from .source import LayerSource, add_interpreter, layer_id, origin
 from .tree import Tree, changed_files, digest_of, shown
 from .wheel import add_wheel
 

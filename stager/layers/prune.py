@@ -11,18 +11,22 @@
     whatever it is called; ``numpy.testing`` and its like are not tests.
 
 ``PACKAGE:PATTERN``
-    Files of one package, see :mod:`stager.layers.prune_patterns`.
+    Files of one package, see :mod:`stager.layers.prune`.
 
 A small file beside the installed RECORD counts what was left out, see :data:`NOTE`.
 """
 
 from __future__ import annotations
 
+import ast
+import configparser
+import difflib
 import json
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +40,196 @@ from bundle.protocol.digest import canonical_json
 from bundle.protocol.problem import NodeError
 
 from ..config.sections import HEADERS, PRUNABLE, TESTS
+from ..core.errors import ConfigError
 from ..core.values import Wheel
+from .ignore import Ignore
 from .layer_file import decompress_index
-from .prune_patterns import check, is_metadata, is_pattern, matching
-from .references import TEST_FOLDERS, entry_point_modules, mentions, names_used
+
+# --- Patterns of ``environment.prune``: ``PACKAGE:PATTERN``, with the pattern as in ``.gitignore``
+
+# Paths are those in ``site-packages``: ``torch:/torch/include/`` is a directory of torch, and
+# ``torch:*.a`` are its static libraries wherever they lie. A package's metadata (``.dist-info``) is
+# never left out, and a pattern that would leave out the file that makes the package importable
+# (``torch/__init__.py``) is refused.
+
+_INIT = "__init__.py"
+
+
+def is_pattern(entry: str) -> bool:
+    """Return whether an entry of the setting is a pattern, and not a word."""
+    return ":" in entry
+
+
+def of_package(entries: Iterable[str], package: str) -> tuple[str, ...]:
+    """Return the entries that concern a package: its patterns, and all words."""
+    own = f"{package}:"
+    return tuple(entry for entry in entries if not is_pattern(entry) or entry.startswith(own))
+
+
+def matching(entry: str, paths: Iterable[str]) -> set[str]:
+    """Return the files that a pattern leaves out: those it matches, and those below directories."""
+    folders = _Folders(Ignore([entry.partition(":")[2]]))
+    return {path for path in paths if folders.leave_out(path)}
+
+
+class _Folders:
+    def __init__(self, ignore: Ignore) -> None:
+        self._ignore = ignore
+        self._known = {"": False}
+
+    def leave_out(self, path: str) -> bool:
+        if self._is_out(path.rpartition("/")[0]):
+            return True
+        return self._ignore.decide(path, is_dir=False) is True
+
+    def _is_out(self, folder: str) -> bool:
+        known = self._known.get(folder)
+        if known is None:
+            known = self._is_out(folder.rpartition("/")[0])
+            known = known or self._ignore.decide(folder, is_dir=True) is True
+            self._known[folder] = known
+        return known
+
+
+def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return notes on patterns without an effect.
+
+    Raises:
+        ConfigError: patterns that would leave out what a package cannot be used without; all of
+            them.
+    """
+    notes, faults = [], []
+    for entry in filter(is_pattern, entries):
+        name = entry.partition(":")[0]
+        if name not in packages:
+            notes.append(f"{_quoted(entry)} leaves nothing out: {_unknown(name, packages)}")
+            continue
+        left_out = matching(entry, packages[name])
+        if not left_out:
+            notes.append(f"{_quoted(entry)} leaves nothing out: no file of {name} matches")
+        elif fault := _fault(name, left_out):
+            faults.append(f"{_quoted(entry)} {fault}")
+    if faults:
+        raise ConfigError(
+            faults[0] if len(faults) == 1 else "environment.prune has patterns that are refused",
+            hint="name directories in the package, as in torch:/torch/test/, or remove the package "
+            "from the requirements",
+            context=faults[1:] and faults,
+        )
+    return notes
+
+
+def _fault(name: str, left_out: Collection[str]) -> str:
+    tops = sorted(filter(is_top, left_out))
+    if tops:
+        return f"leaves out {tops[0]}: {name} could not be imported"
+    if all(map(is_metadata, left_out)):
+        return f"names metadata of {name}, which is always kept"
+    return ""
+
+
+def is_metadata(path: str) -> bool:
+    """Return whether a file belongs to a package's metadata, which is never left out."""
+    return path.partition("/")[0].endswith(".dist-info")
+
+
+def is_top(path: str) -> bool:
+    """Return whether a file makes a package importable: the ``__init__.py`` at its top."""
+    folder, _, name = path.partition("/")
+    return name == _INIT and bool(folder)
+
+
+def _quoted(entry: str) -> str:
+    return f'environment.prune: "{entry}"'
+
+
+def _unknown(name: str, packages: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(packages), n=1)
+    there = f"; did you mean {near[0]}?" if near else ""
+    return f"the lock has no package {name}{there}"
+
+
+# --- Names of test directories in the modules and entry points of a wheel ------------------------
+
+TEST_FOLDERS = ("test", "tests")
+
+_MENTION = re.compile(
+    rb"(?:^|[:;])[ \t]*(?:from|import)\b(?:[^\n\\]|\\\n)*\btests?\b"
+    rb"|\bimport\s*\([^)]*\btests?\b"
+    rb"|[\"'][\w.]*\.tests?\b",
+    re.MULTILINE,
+)
+"""The name of a test directory in an import, or in a string that names a module."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+_NAMING = (ast.Import, ast.ImportFrom, ast.Constant)
+"""Nodes of a syntax tree that can name a module."""
+_ENTRY_POINTS = re.compile(r"[^/]+\.dist-info/entry_points\.txt")
+
+
+def mentions(source: bytes, path: str, parents: Iterable[str]) -> bool:
+    """Return whether a module may name a test directory, without parsing it."""
+    if b"test" not in source:
+        return False
+    for parent in parents:
+        # From outside of its parent, a directory is named together with its parent.
+        if path.startswith(f"{parent}/") or posixpath.basename(parent).encode() in source:
+            return bool(_MENTION.search(source))
+    return False
+
+
+def names_used(source: bytes, path: str) -> set[str]:
+    """Return the dotted names of test directories in the imports and strings of a module."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()  # nothing can import it either
+    package = posixpath.dirname(path).replace("/", ".")
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, _NAMING):
+            names.update(_names_in(node, package))
+    return {name for name in names if not set(TEST_FOLDERS).isdisjoint(name.split("."))}
+
+
+def _names_in(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute(package, node.level, node.module or "")
+        for alias in node.names:
+            yield f"{base}.{alias.name}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        name = node.value.lstrip(".")  # with dots as in import_module(".tests", __package__)
+        if _DOTTED.fullmatch(name):
+            yield name if node.value == name else f"{package}.{name}"
+
+
+def _absolute(package: str, level: int, module: str) -> str:
+    if not level:
+        return module
+    parts = package.split(".")
+    base = parts[: len(parts) - level + 1]
+    if module:
+        base.append(module)
+    return ".".join(base)
+
+
+def entry_point_modules(archive: zipfile.ZipFile) -> set[str]:
+    """Return the modules that a wheel's entry points name."""
+    modules: set[str] = set()
+    for name in archive.namelist():
+        if not _ENTRY_POINTS.fullmatch(name):
+            continue
+        parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+        try:
+            parser.read_string(archive.read(name).decode())
+        except (configparser.Error, UnicodeDecodeError, zlib.error, zipfile.BadZipFile):
+            continue  # installing the wheel reports what is wrong
+        for section in parser.sections():
+            modules.update(value.partition(":")[0].strip() for _, value in parser.items(section))
+    return modules
+
 
 RULES = 1
 """Counted up when other files are left out than before: part of the ids of the layers concerned."""
@@ -102,7 +292,7 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
     """Return notes on patterns of the setting that leave nothing out.
 
     Raises:
-        ConfigError: see :func:`stager.layers.prune_patterns.check`.
+        ConfigError: see :func:`stager.layers.prune.check`.
     """
     absent = {wheel.name for wheel in wheels if not wheel.path.exists()}
     entries = [entry for entry in entries if entry.partition(":")[0] not in absent]

@@ -2,31 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
+import json
+import os
 import posixpath
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bundle.format.layer import INDEX_FORMAT, Origin
 from bundle.launch.program_variables import ENV
 from bundle.protocol.counts import counted, sized
-from bundle.protocol.digest import Digest
+from bundle.protocol.digest import Digest, canonical_json
 
 from ..config.load import Config
-from ..core.errors import ConfigError
-from ..core.store import sha256_of
+from ..core.errors import ConfigError, StagerError
+from ..core.files import text_of
+from ..core.store import SETTLED_NS, Store, sha256_of, stamp
 from ..core.values import Target, Wheel
-from .bytecode import COMPILED
-from .compiler import SETTINGS, Compiler
+from .bytecode import COMPILED, SETTINGS, Compiler, bytecode_path, compile_files
 from .ignore import anchored
-from .interpreter import Interpreter
-from .layer_file import compression
-from .project import asset_excludes, asset_files, asset_place, project_files
-from .prune import RULES, concerned
-from .prune_patterns import of_package
-from .tree import Tree, content_digests, digest_of
+from .layer_file import LayerWriter, compression
+from .project import asset_excludes, asset_files, asset_place, project_files, repository_of
+from .prune import RULES, concerned, of_package
+from .tree import Tree, TreeFile, content_digests, digest_of, names_digest
+
+if TYPE_CHECKING:
+    from .layer_process import LayerWork
+
+
+# --- The layer of the Python that a bundle brings: made relocatable, and compiled by itself ------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPath:
+    """A run path in a program or shared library, and the one that replaces it."""
+
+    at: int
+    """Where it stands in the file."""
+    old: bytes
+    """The run path that is there."""
+    new: bytes
+    """The new one, which is not longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """The changes that make the layer of a Python out of its files."""
+
+    program: Path
+    """The program that compiles its modules."""
+    run_paths: Mapping[str, RunPath]
+    """The run paths that are replaced, by file."""
+
+    def content(self, file: TreeFile) -> bytes:
+        """Return a file as it is shipped.
+
+        Raises:
+            StagerError: it has changed since its run path was read.
+        """
+        data = file.source.read_bytes()
+        run_path = self.run_paths.get(file.path)
+        if run_path is None:
+            return data
+        end = run_path.at + len(run_path.old)
+        if data[run_path.at : end] != run_path.old:
+            raise StagerError(
+                f"{file.source} changed while it was being packed",
+                hint="another program is writing there; run the command again when it is done",
+            )
+        return data[: run_path.at] + run_path.new.ljust(len(run_path.old), b"\0") + data[end:]
+
+
+def add_interpreter(
+    writer: LayerWriter, source: LayerSource, interpreter: Interpreter, work: LayerWork
+) -> list[str]:
+    """Add the files of a Python, each module with its bytecode; return the files' digests.
+
+    Raises:
+        StagerError: files have changed; or it does not compile its modules.
+    """
+    tree = source.tree or Tree(files=(), links=(), skipped=())
+    digests = []
+    with tempfile.TemporaryDirectory(dir=work.scratch) as scratch:
+        compiled = _compile(tree, interpreter, Path(scratch))
+        for file in tree.files:
+            path = f"{source.prefix}/{file.path}"
+            data = io.BytesIO(interpreter.content(file))
+            digests.append(writer.add(path, data, executable=file.mode == 0o755).sha256.hex())
+            bytecode = compiled.get(file.path)
+            if bytecode is not None and bytecode.is_file():
+                writer.add(bytecode_path(path, work.target), io.BytesIO(bytecode.read_bytes()))
+    return digests
+
+
+def _compile(tree: Tree, interpreter: Interpreter, scratch: Path) -> dict[str, Path]:
+    modules = [file for file in tree.files if file.path.endswith(".py")]
+    files = [(module.source, module.path) for module in modules]
+    compile_files(interpreter.program, files, scratch)
+    return {module.path: scratch / str(number) for number, module in enumerate(modules)}
+
 
 _WHEEL_RULES = 2
 """Counted up when :mod:`stager.layers.wheel` makes other files of the same wheel than before."""
@@ -236,3 +317,88 @@ def _excludes(config: Config, folder: Path, own: Sequence[Path]) -> list[str]:
         if path.is_relative_to(folder):
             patterns.append(anchored(str(path.relative_to(folder))))
     return patterns
+
+
+# --- The last look at a project's files, so that the next one only asks if something has changed
+
+# A look lists every directory, reads every file, and applies the patterns. It holds as long as the
+# same patterns apply, each directory has the names that it had, and each file the size, times and
+# inode. A directory's times say nothing of the content of its files, so each file is asked for.
+
+_VERSION = 2
+_STAMP, _CHANGED = 4, 2
+"""Length of a stamp, and the place of the time of the last change in it."""
+_FEWEST = 1_000
+"""Files and directories below which a look is as quick as its record."""
+
+
+class ProjectLook:
+    """The record of one project's last look."""
+
+    def __init__(self, store: Store, config: Config, left_out: Sequence[str]) -> None:
+        project, assets = config.project, config.assets
+        folder = project.path or config.root
+        shaped_by = {
+            "version": _VERSION,
+            "name": config.name,
+            "path": str(project.path),
+            "repository": str(repository_of(folder.resolve())),
+            "patterns": [*project.exclude, None, *project.outputs, None, *left_out],
+            "assets": [str(path) for path in assets.paths],
+            "env": [[name, str(path)] for name, path in assets.env],
+        }
+        self._key = Digest.of(canonical_json(shaped_by))
+        self._store = store
+        self._file = store.root / "projects" / f"{Digest.of(str(config.source).encode())[:32]}.look"
+        self._started = time.time_ns()
+        # The directories that a pattern was looked for in are not known.
+        self._usable = all(os.path.lexists(path) for path in assets.paths)
+
+    def unchanged(self) -> list[LayerSource] | None:
+        """Return the sources that the last look found, without their files; None to look again."""
+        try:
+            record = json.loads(text_of(self._file))
+            if record["key"] != self._key or not _all_as_before(record["stamps"]):
+                return None
+            return [
+                LayerSource(kind=kind, name=name, digest=Digest(digest), prefix=prefix, size=size)
+                for kind, name, digest, prefix, size in record["sources"]
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remember(self, sources: Sequence[LayerSource]) -> None:
+        """Keep a look, if it is worth it, and nothing has changed just now."""
+        stamps: dict[str, Sequence[int | str]] = {}
+        for source in sources:
+            if source.tree is not None:
+                stamps |= source.tree.looked_at
+        latest = max((int(one[_CHANGED]) for one in stamps.values() if one), default=0)
+        if not self._usable or len(stamps) < _FEWEST or latest > self._started - SETTLED_NS:
+            return
+        found = [[one.kind, one.name, one.digest, one.prefix, one.size] for one in sources]
+        record = {"key": self._key, "sources": found, "stamps": stamps}
+        # A store that cannot be written to is no reason to fail.
+        with contextlib.suppress(StagerError), self._store.publishing(self._file) as partial:
+            partial.write_text(json.dumps(record), encoding="utf-8")
+
+
+def _all_as_before(stamps: Mapping[str, Sequence[int | str]]) -> bool:
+    """Compare the stamps of paths with earlier ones; an empty stamp stands for a missing file."""
+    for path, before in stamps.items():
+        try:
+            now = stamp(os.stat(path))  # noqa: PTH116 - a Path each would cost more than the call
+        except FileNotFoundError:
+            if before:
+                return False
+            continue
+        if now != before[:_STAMP] and not _has_same_names(path, before):
+            return False
+    return True
+
+
+def _has_same_names(path: str, before: Sequence[int | str]) -> bool:
+    if len(before) <= _STAMP:
+        return False
+    with os.scandir(path) as entries:
+        return names_digest(entries) == before[_STAMP]

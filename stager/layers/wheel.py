@@ -7,6 +7,8 @@ published.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import configparser
 import contextlib
 import csv
@@ -25,23 +27,127 @@ from typing import BinaryIO
 import installer
 from installer.destinations import WheelDestination
 from installer.exceptions import InstallerError
-from installer.records import InvalidRecordEntry, RecordEntry, parse_record_file
+from installer.records import Hash, InvalidRecordEntry, RecordEntry, parse_record_file
 from installer.sources import WheelContentElement, WheelFile
-from installer.utils import Scheme, construct_record_file
+from installer.utils import Scheme, construct_record_file, parse_entrypoints
 
 from bundle.environment.listing import HOOK, OWN_PYTHON
 from bundle.format.layer import excess
 
 from ..core.errors import WheelError
 from ..core.values import Target
-from . import wheel_record
-from .bytecode import bytecode_path, compile_module, worth_compiling
-from .compiler import Modules
-from .large_member import LARGE, METHODS, ChangedMemberError, LargeMember
+from .bytecode import Modules, bytecode_path, compile_module, worth_compiling
 from .layer_file import LayerWriter, Unread
 from .prune import NOTE, left_out, note
-from .wheel_members import DAMAGED, refuse_members
-from .wheel_programs import read_entry_point_names, relocate_script, write_entry_point
+from .wheel_members import DAMAGED, LARGE, METHODS, ChangedMemberError, LargeMember, refuse_members
+
+# --- The lines of a wheel's RECORD: what each member must be (the binary distribution format) ----
+
+_MISMATCH = "does not have the size and hash that RECORD gives"
+
+
+def get_hash_name(record: RecordEntry | None) -> str:
+    """Return the name of the hash in a line of RECORD; empty for none."""
+    if record is None or record.hash_ is None:
+        return ""
+    return record.hash_.name
+
+
+def decode_sha256(record: RecordEntry) -> bytes | None:
+    """Return the raw sha256 in a line of RECORD; None if it is none."""
+    value = record.hash_.value if record.hash_ is not None else ""
+    try:
+        raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return raw if record_hash(raw).value == value else None
+
+
+def mismatch(record: RecordEntry) -> str:
+    """Return the fault of a member that is not what its line says."""
+    return f"{record.path} {_MISMATCH}"
+
+
+def is_mismatch(fault: str) -> bool:
+    """Return whether a fault is that of a member that is not what its line says."""
+    return fault.endswith(_MISMATCH)
+
+
+def record_hash(sha256: bytes) -> Hash:
+    """Return a raw sha256 as RECORD writes it."""
+    return Hash("sha256", base64.urlsafe_b64encode(sha256).decode().rstrip("="))
+
+
+# --- The programs in an environment's ``bin``: those of entry points, and scripts of wheels ------
+
+_LAUNCHER = """\
+#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")/{python}" "$0" "$@"
+' '''
+"""
+"""Finds Python relative to the script, so the environment can lie anywhere; sh runs line two,
+Python reads lines two and three as a string."""
+
+_STARTER = """\
+#!/bin/sh
+here="$(dirname -- "$(realpath -- "$0")")"
+exec "$here/{python}" "$here/../{script}" "$@"
+"""
+"""Starts a script that lies elsewhere as it is."""
+
+_ENTRY_POINT = """\
+import sys
+from {module} import {first}
+if __name__ == "__main__":
+    sys.exit({attr}())
+"""
+
+_NOT_BELOW = re.compile(
+    rb"\A[ \t\f]*#[^\n]*?coding[:=][ \t]*(?![uU][tT][fF][-_]?8)|__doc__|^from __future__ ",
+    re.MULTILINE,
+)
+"""Parts of a script that mean something else, or nothing, below the lines for a shell."""
+_NO_FUNCTION = re.compile(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")
+"""A line of ``entry_points.txt`` whose value is a module alone."""
+
+
+def write_entry_point(python: str, module: str, attr: str) -> bytes:
+    """Return the program of an entry point."""
+    code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
+    return (_LAUNCHER.format(python=python) + code).encode()
+
+
+def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bool]:
+    """Return a script that finds the Python of its environment, and if it has a second file.
+
+    Below the lines for a shell, a docstring is none, a ``from __future__`` behind it is an error,
+    and a line that names an encoding comes too late. Such a script needs a place of its own, where
+    it stays as it is, and the program starts it there.
+    """
+    first, _, rest = data.partition(b"\n")
+    if not first.startswith(b"#!python"):  # ``#!pythonw`` too
+        return data, False
+    if _NOT_BELOW.search(rest):
+        return _STARTER.format(python=python, script=elsewhere).encode(), True
+    return _LAUNCHER.format(python=python).encode() + rest, False
+
+
+def read_entry_point_names(text: str) -> set[str]:
+    """Return the names of the programs in an ``entry_points.txt``.
+
+    Raises:
+        WheelError: one of them names no function.
+        configparser.Error: it cannot be read.
+    """
+    try:
+        return {name for name, _, _, _ in parse_entrypoints(text)}
+    except AssertionError as exc:
+        raise WheelError(
+            "an entry point names no function (module:function)",
+            hint="ask its publisher for another version; its program could not start",
+            context=[line.strip() for line in text.splitlines() if _NO_FUNCTION.fullmatch(line)],
+        ) from exc
+
 
 RESERVED = ("pyvenv.cfg", ".stager")
 """Names in an environment that no wheel may provide."""
@@ -173,9 +279,9 @@ class _CheckedWheel(WheelFile):
         self.record = self.large = None
 
     def _large(self, record: RecordEntry | None) -> LargeMember | None:
-        if record is None or wheel_record.algorithm(record) != "sha256":
+        if record is None or get_hash_name(record) != "sha256":
             return None
-        info, digest = self._zipfile.getinfo(record.path), wheel_record.digest(record)
+        info, digest = self._zipfile.getinfo(record.path), decode_sha256(record)
         if info.file_size < LARGE or info.compress_type not in METHODS or digest is None:
             return None
         return LargeMember(
@@ -214,7 +320,7 @@ class _LayerDestination(WheelDestination):
         self._faults: list[str] = []
 
     def refuse_faults(self) -> None:
-        hint = _WRITE_RECORD if all(map(wheel_record.is_mismatch, self._faults)) else ""
+        hint = _WRITE_RECORD if all(map(is_mismatch, self._faults)) else ""
         if len(self._faults) == 1:
             raise WheelError(self._faults[0], hint=hint)
         if self._faults:
@@ -235,7 +341,7 @@ class _LayerDestination(WheelDestination):
     ) -> RecordEntry:
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
-        algorithm = wheel_record.algorithm(record)
+        algorithm = get_hash_name(record)
         if algorithm and algorithm not in _HASHES:
             self._faults.append(
                 f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
@@ -249,7 +355,7 @@ class _LayerDestination(WheelDestination):
             return self._add(scheme, path, stream, executable=is_executable, record=record)
         data = stream.read()
         if record is not None and not record.validate(data):
-            self._faults.append(wheel_record.mismatch(record))
+            self._faults.append(mismatch(record))
         if scheme == "scripts":
             return self._add_script(path, data)
         return self._write_whole(scheme, path, data, executable=is_executable)
@@ -298,9 +404,9 @@ class _LayerDestination(WheelDestination):
         except WheelError as exc:
             self._faults.append(exc.message)
             return RecordEntry(path, None, None)
-        entry = RecordEntry(path, wheel_record.record_hash(added.sha256), added.size)
+        entry = RecordEntry(path, record_hash(added.sha256), added.size)
         if record is not None and (record.hash_, record.size) != (entry.hash_, entry.size):
-            self._faults.append(wheel_record.mismatch(record))
+            self._faults.append(mismatch(record))
         return entry
 
     def _add_large(
@@ -310,7 +416,7 @@ class _LayerDestination(WheelDestination):
         member = self._source.large
         entry = RecordEntry(path, None, None)
         if member is None or record.size not in (None, member.size):
-            self._faults.append(wheel_record.mismatch(record))
+            self._faults.append(mismatch(record))
             return entry
 
         def chunks(length: int) -> Iterator[bytes | bytearray]:
@@ -318,7 +424,7 @@ class _LayerDestination(WheelDestination):
                 try:
                     yield from member.chunks(length)
                 except ChangedMemberError:
-                    raise WheelError(wheel_record.mismatch(record)) from None
+                    raise WheelError(mismatch(record)) from None
 
         content = Unread(size=member.size, sha256=member.sha256, chunks=chunks, dense=member.dense)
         try:
@@ -326,7 +432,7 @@ class _LayerDestination(WheelDestination):
         except WheelError as exc:
             self._faults.append(exc.message)
             return entry
-        return RecordEntry(path, wheel_record.record_hash(member.sha256), member.size)
+        return RecordEntry(path, record_hash(member.sha256), member.size)
 
     def _path(self, scheme: Scheme, path: str) -> str:
         full = posixpath.join(self._places[scheme], path)

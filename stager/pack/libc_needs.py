@@ -28,7 +28,7 @@ from ..core.errors import WheelError
 from ..core.files import opened, text_of
 from ..core.store import Store
 from ..core.values import Target, Wheel, libc_version
-from ..layers.stored_tar import StoredTar
+from ..layers.layer_file import StoredTar
 from .stored_layers import damaged, stored_index
 
 FILE_NAME = "shared-libraries.json"

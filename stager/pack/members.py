@@ -13,8 +13,7 @@ from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, member_header
 from bundle.protocol.digest import Digest
 
 from ..core.errors import BundleError
-from ..layers.frame import content_of
-from ..layers.layer_file import decompress_index
+from ..layers.layer_file import content_of, decompress_index
 
 Read = Callable[[int], bytes]
 """Returns the next bytes of a member, as many as are asked for."""

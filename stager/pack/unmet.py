@@ -17,7 +17,7 @@ from bundle.format.manifest import Layer, Manifest
 from ..core.files import opened
 from ..core.store import Store
 from ..core.values import Target
-from ..layers.stored_tar import StoredTar
+from ..layers.layer_file import StoredTar
 from .stored_layers import damaged, stored_index
 
 _USER = "environment.requirements"

@@ -30,7 +30,7 @@ from ..jobs.log_dir import numbered
 from ..jobs.outcome import Outcome
 from ..jobs.prepare import Prepared, prepare
 from ..layers.layer_file import decompress_index
-from ..layers.prune_patterns import is_metadata
+from ..layers.prune import is_metadata
 from ..pack.existing import ChosenBundle, manifest_of, node_program, opened
 from ..pack.unpacked import unpacked
 from .access_times import is_read, set_back, traced_place

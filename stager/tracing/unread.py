@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..layers.ignore import anchored
-from ..layers.prune_patterns import is_metadata, is_top
+from ..layers.prune import is_metadata, is_top
 from . import gpu_files
 from .result import UnreadFiles
 

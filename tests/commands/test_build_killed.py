@@ -267,7 +267,7 @@ from pathlib import Path
 
 from stager.core.store import Store
 from stager.core.values import Digest, Target
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 

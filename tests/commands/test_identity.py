@@ -25,7 +25,7 @@ from stager.cli import main
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.store import Store
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.source import layer_id
 from stager.pack.existing import format_of, manifest_of, node_program, with_id
 from tests.support.building import HOST, Project, digests, source_of

@@ -16,7 +16,7 @@ import pytest
 
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from tests.support.building import STAGER, Project, left_behind, source_of
 from tests.support.needs import needs
 from tests.support.users import GROUP, as_user

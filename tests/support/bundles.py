@@ -27,7 +27,7 @@ from stager import wheels as fetch
 from stager.building.bundle_copy import copy_to
 from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
 from stager.layers.source import LayerSource
 from stager.pack.bundle import Contents, Packed, pack

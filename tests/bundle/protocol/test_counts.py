@@ -23,7 +23,7 @@ ALWAYS_SEVERAL = {
     "stager/pack/existing.py": "len(found)",
     "stager/console/job_result.py": "count",
     "stager/layers/wheel.py": "len(self._faults)",
-    "stager/layers/build.py": "len(faults)",
+    "stager/layers/layer_build.py": "len(faults)",
     "stager/layers/project.py": "len(problems)",
     "bundle/driver/phases.py": "world_size",
 }

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stager.building import project_look
 from stager.building.current_bundle import sources_of_project
 from stager.config.load import load
 from stager.core.store import Store
+from stager.layers import source
 from stager.layers.source import LayerSource
 
 SETTINGS = "[environment]\nrequirements = []\n"
@@ -21,8 +21,8 @@ SETTINGS = "[environment]\nrequirements = []\n"
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose look is remembered, though it is small and new."""
-    monkeypatch.setattr(project_look, "_FEWEST", 1)
-    monkeypatch.setattr(project_look, "SETTLED_NS", -(1 << 62))
+    monkeypatch.setattr(source, "_FEWEST", 1)
+    monkeypatch.setattr(source, "SETTLED_NS", -(1 << 62))
     folder = tmp_path / "project"
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "a" / "b" / "one.py").write_text("x = 1\n")
@@ -89,6 +89,6 @@ def test_what_has_just_changed_is_looked_at_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second change in the same tick of the file system's clock would leave the same times."""
-    monkeypatch.setattr(project_look, "SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(source, "SETTLED_NS", 3600 * 10**9)
     look(root)
     assert look(root).tree is not None

@@ -16,7 +16,7 @@ from stager.core.values import Target
 from stager.interpreter.files import BundledInterpreter, bundled
 from stager.interpreter.installation import Installation, find
 from stager.interpreter.start import faults_elsewhere
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id
 from tests.support.building import contents, index_of
 from tests.support.needs import lacks, needs

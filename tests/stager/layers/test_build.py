@@ -16,7 +16,7 @@ import pytest
 from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
 from stager.layers.source import LayerSource, layer_id
 from stager.layers.tree import Tree, TreeFile

@@ -13,9 +13,8 @@ from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.interpreter.other_version import compiler_for
-from stager.layers.build import make_layers
-from stager.layers.bytecode import bytecode_path
-from stager.layers.compiler import Compiler, compile_files, compiled_by
+from stager.layers.bytecode import Compiler, bytecode_path, compile_files, compiled_by
+from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id
 from tests.support.building import HOST, contents, source_of, tree_of
 from tests.support.interpreters import OTHERS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from stager.layers import frame
+from stager.layers import layer_file
 from stager.layers.layer_file import LayerWriter
 from tests.support.building import ORIGIN
 
@@ -16,18 +16,18 @@ TEXT = b"the same words again and again, "
 
 @pytest.mark.parametrize("size", [0, 1, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, 2 << 20])
 def test_what_is_stored_comes_back(size: int) -> None:
-    packed = frame.stored(NOISE[:size])
+    packed = layer_file.stored(NOISE[:size])
     assert zstandard.ZstdDecompressor().decompress(packed) == NOISE[:size]
     assert len(packed) <= size + 16 + 3 * (size // (128 << 10) + 1)
     assert zstandard.get_frame_parameters(packed).content_size == size
 
 
 def test_the_content_decides() -> None:
-    assert not frame.pays(NOISE)
-    assert frame.pays(TEXT * (len(NOISE) // len(TEXT)))
-    assert frame.pays(NOISE[:1000])  # too little to think about
+    assert not layer_file.pays(NOISE)
+    assert layer_file.pays(TEXT * (len(NOISE) // len(TEXT)))
+    assert layer_file.pays(NOISE[:1000])  # too little to think about
     half = TEXT * (len(NOISE) // 2 // len(TEXT))
-    assert frame.pays(NOISE[: len(half)] + half)
+    assert layer_file.pays(NOISE[: len(half)] + half)
 
 
 def test_only_a_sampled_layer_stores(tmp_path: Path) -> None:

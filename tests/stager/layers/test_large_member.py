@@ -17,9 +17,9 @@ from bundle.format.layer import decode_head, head_summary
 from stager.core.errors import WheelError
 from stager.core.values import Target
 from stager.layers import layer_file
-from stager.layers.large_member import LARGE, ChangedMemberError, LargeMember
 from stager.layers.layer_file import LayerWriter, Unread
 from stager.layers.wheel import add_wheel
+from stager.layers.wheel_members import LARGE, ChangedMemberError, LargeMember
 from tests.support.building import ORIGIN
 
 NOISE = random.Random(5).randbytes(LARGE + 12345)

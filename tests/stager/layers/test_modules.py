@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.layers.layer_file import LayerWriter
-from stager.layers.modules import top_modules
+from stager.layers.layer_file import LayerWriter, top_modules
 from stager.layers.wheel import add_wheel
 from tests.support.building import HOST, ORIGIN, index_of
 from tests.support.wheelhouse import make_wheel

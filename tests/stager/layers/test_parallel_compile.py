@@ -17,10 +17,10 @@ import pytest
 from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.layers import parallel_compile as ahead_module
-from stager.layers.build import make_layers
+from stager.layers import compile_processes as ahead_module
 from stager.layers.bytecode import bytecode_path, compile_module
-from stager.layers.parallel_compile import LARGE, compiling
+from stager.layers.compile_processes import LARGE, compiling
+from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
 from tests.support.building import HOST, contents, left_in_tmp, source_of, wheel_of
 from tests.support.processes import is_alive, until

@@ -22,7 +22,7 @@ from bundle.format.layer import (
 )
 from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.project import asset_files, project_files
 from tests.support.building import HOST, ORIGIN, Project, contents, left_in_tmp, source_of
 from tests.support.nesting import Nested

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.layers.prune import concerned
-from stager.layers.prune_patterns import check, matching, of_package
+from stager.layers.prune import check, concerned, matching, of_package
 from stager.layers.source import LayerSource, layer_id
 from stager.pack.inspect import inspect
 from tests.support.building import HOST, SITE, Project, index_of, wheel_of

@@ -10,8 +10,7 @@ import pytest
 
 from bundle.format.layer import HEAD_PREFIX, Index, LayerError, decode_head, head_summary
 from stager.layers import layer_file
-from stager.layers.layer_file import LayerWriter, decompress_index
-from stager.layers.stored_tar import StoredTar
+from stager.layers.layer_file import LayerWriter, StoredTar, decompress_index
 from tests.support.building import ORIGIN
 
 CONTENT = {"a": b"", "b": random.Random(1).randbytes(9000), "c": b"short", "d": bytes(3000)}

@@ -23,7 +23,7 @@ from stager.building.bundle_copy import copy_to
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.pack.bundle import Contents, Packed, pack, requires, short_name
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.program import make_node_program

@@ -11,7 +11,7 @@ import pytest
 from stager.core.errors import BundleError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
 from stager.pack.bundle import requires
 from stager.pack.libc_needs import FILE_NAME, LibcNeed, file_needs

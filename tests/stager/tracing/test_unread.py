@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.layers.prune_patterns import check, matching
+from stager.layers.prune import check, matching
 from stager.tracing.gpu_files import REASON, needs_gpu
 from stager.tracing.result import UnreadFiles
 from stager.tracing.unread import LEAST, PROGRAMS, SMALL, ReadFile, units, unread

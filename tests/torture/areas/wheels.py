@@ -20,7 +20,7 @@ from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.core.errors import StagerError
 from stager.core.store import Store
-from stager.layers.build import make_layers
+from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
 from tests.support.bundles import BASE_PYTHON, HERE, make_bundle, wheel
 from tests.support.wheelhouse import EPOCH, Member, Parts, parts

@@ -1,16 +1,12 @@
-"""Compiling the modules of a large wheel in processes of their own, while it is being read.
-
-One process would need as long for the modules of torch as many CPUs need for all the rest of a
-build. A wheel's content alone decides if it is compiled this way, so that the same modules are
-compiled in the same kind of process on every machine: in some Python versions marshal's output
-depends on the other objects in a process.
-"""
+"""Processes of a build that must not outlive it."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
+import signal
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -19,12 +15,38 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from bundle.system.processes import signal_at_parent_death
+
 from ..core.errors import StagerError
 from ..core.values import Target
 from .bytecode import DIGEST, compile_module, worth_compiling
-from .parent_death import end_with_parent
 from .prune import left_out
 from .wheel_members import UNREADABLE
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this child of ``multiprocessing`` when the process that forked it ends.
+
+    A fork server ends with the process that started it: as soon as no process holds the other end
+    of a pipe, of which each child gets a copy for children of its own.
+    """
+    server = multiprocessing.forkserver._forkserver
+    handle = getattr(server, "_forkserver_alive_fd", None)
+    if handle is not None:
+        os.close(handle)
+        setattr(server, "_forkserver_alive_fd", None)  # noqa: B010 - unknown to its stubs
+    signal_at_parent_death(signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)  # it ended before the line above
+
+
+# --- Compiling the modules of a large wheel in processes of their own, while it is being read ----
+
+# One process would need as long for the modules of torch as many CPUs need for all the rest of a
+# build. A wheel's content alone decides if it is compiled this way, so that the same modules are
+# compiled in the same kind of process on every machine: in some Python versions marshal's output
+# depends on the other objects in a process.
 
 LARGE = 4 << 20
 """Bytes of source above which a wheel's modules are compiled in parallel: half a second's work."""
