@@ -15,7 +15,7 @@ from ..config.load import Config
 from ..config.template import unnamed_requirements
 from ..core.errors import BundleError, StagerError
 from ..core.store import Store
-from ..interpreter.other_version import compiler_for
+from ..interpreter import compiler_for
 from ..layers.bytecode import Compiler
 from ..layers.layer_build import MadeLayers, make_layers
 from ..layers.prune import Pruned, notes_on_patterns

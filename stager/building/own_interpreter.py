@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
-from ..interpreter.files import BundledInterpreter, bundled
-from ..interpreter.installation import find
+from ..interpreter import BundledInterpreter, bundled, find
 from ..lock.spec import Spec
 
 

@@ -25,7 +25,7 @@ from ..core.errors import BundleError, SpaceError, StagerError
 from ..core.processes import CommandError, run, stream
 from ..core.store import STORE_HINT, Store
 from ..core.values import Target
-from ..interpreter.start import faults_elsewhere
+from ..interpreter import faults_elsewhere
 from .existing import ChosenBundle, node_program
 from .unmet import unmet, write_metadata
 

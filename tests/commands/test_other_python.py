@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stager.core.store import Store
-from stager.interpreter.other_version import compiler_for
+from stager.interpreter import compiler_for
 from stager.pack.existing import manifest_of
 from tests.support.building import Project, contents
 from tests.support.own_pythons import fetch_zstandard, movable_python

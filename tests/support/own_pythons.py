@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stager.core.errors import ConfigError
 from stager.core.values import Target
-from stager.interpreter.installation import find
+from stager.interpreter import find
 from tests.support.building import HOST
 from tests.support.interpreters import other_pythons
 from tests.support.needs import lacks

@@ -13,9 +13,7 @@ import pytest
 from stager.core.errors import ConfigError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.interpreter.files import BundledInterpreter, bundled
-from stager.interpreter.installation import Installation, find
-from stager.interpreter.start import faults_elsewhere
+from stager.interpreter import BundledInterpreter, Installation, bundled, faults_elsewhere, find
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id
 from tests.support.building import contents, index_of

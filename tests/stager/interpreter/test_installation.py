@@ -15,7 +15,7 @@ from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import ConfigError, StagerError
 from stager.core.values import Target
-from stager.interpreter.installation import candidates, find
+from stager.interpreter import candidates, find
 from tests.support.building import HOST
 from tests.support.needs import needs
 from tests.support.own_pythons import OwnPython, movable_python

@@ -10,7 +10,7 @@ import pytest
 
 from stager.core import elf
 from stager.core.errors import ConfigError, StagerError
-from stager.interpreter.libraries import Libraries, libraries_of
+from stager.interpreter import Libraries, libraries_of
 from stager.layers.source import Interpreter
 from stager.layers.tree import TreeFile
 from tests.support.needs import needs

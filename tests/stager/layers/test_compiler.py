@@ -12,7 +12,7 @@ import pytest
 from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.interpreter.other_version import compiler_for
+from stager.interpreter import compiler_for
 from stager.layers.bytecode import Compiler, bytecode_path, compile_files, compiled_by
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id

@@ -1,0 +1,570 @@
+"""The proof that a bundle's own Python runs in another place, and finds all of itself there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bundle.environment.listing import OWN_PYTHON, own_python
+from bundle.format.manifest import PYTHON
+from bundle.node import interpreter
+from bundle.protocol.digest import Digest
+from bundle.protocol.problem import NodeError
+from bundle.system.processes import ProcessError
+
+from .config.sections import BUNDLED, HEADERS
+from .core import elf
+from .core.errors import ConfigError, StagerError
+from .core.files import expanded
+from .core.processes import CommandError, Runner, feed, run
+from .core.store import sha256_of
+from .core.values import Target
+from .layers.bytecode import Compiler
+from .layers.source import Interpreter, LayerSource, RunPath
+from .layers.tree import Collector, Tree, digest_of
+from .lock import uv
+
+_RUN_SECONDS = 120.0
+_OF_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/")
+"""Where every Linux has what programs of any place use: glibc, locales."""
+_IMPORTS = "IMPORTS"
+"""The beginning of the line that names the module which comes next."""
+# Modules that do not import here may lack a library of this machine, which the build has named.
+_PROGRAM = """\
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+import importlib.machinery, json, os, sysconfig
+folder = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
+endings = importlib.machinery.EXTENSION_SUFFIXES
+for name in sorted(os.listdir(folder) if os.path.isdir(folder) else ()):
+    if name.endswith(tuple(endings)):
+        module = name.partition(".")[0]
+        try:
+            print("IMPORTS", module, file=sys.stderr, flush=True)
+            __import__(module)
+        except Exception:
+            pass
+print("IMPORTS", file=sys.stderr, flush=True)
+with open("/proc/self/maps") as handle:
+    mapped = {line.split(None, 5)[5].rstrip() for line in handle if "/" in line}
+print(json.dumps({
+    "places": [sys.prefix, sys.exec_prefix, folder, *sys.path],
+    "mapped": sorted(mapped),
+}))
+"""
+
+
+def faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()) -> list[str]:
+    """Start a bundle's Python behind ``denied`` (no network); return what it takes from outside."""
+    top = (env_dir / OWN_PYTHON).resolve()
+    program = own_python(str(env_dir), python)
+    argv = [*denied, program, "-s", "-B", "-c", _PROGRAM]
+    try:
+        done = feed(argv, "", environment={}, timeout=_RUN_SECONDS)
+        said = json.loads(done.stdout)
+    except CommandError as exc:
+        lines = exc.completed.stderr.splitlines()
+        imports = [line for line in lines if line.startswith(_IMPORTS)]
+        module = imports[-1].removeprefix(_IMPORTS).strip() if imports else ""
+        if module:
+            ended = f"exit status {exc.completed.returncode}"
+            return [f"its Python ends elsewhere when it imports {module}: {ended}"]
+        return [f"its Python does not start elsewhere: {' '.join(exc.context[-1:])}"]
+    except (StagerError, ValueError) as exc:
+        return [f"its Python does not start elsewhere: {exc}"]
+    faults = [
+        f"its Python looks for modules in {place}"
+        for place in said["places"]
+        if not Path(place).resolve().is_relative_to(top)
+    ]
+    for file in said["mapped"]:
+        if not file.startswith(_OF_SYSTEM) and not Path(file).is_relative_to(top):
+            faults.append(f"its Python uses {file}, which the nodes need not have")
+    return list(dict.fromkeys(faults))
+
+
+# --- A Python of this machine that a bundle can bring: named by the user, or found ---------------
+
+_KEY = "environment.interpreter"
+_SYSTEM = (Path("/usr"), Path("/"))
+"""Folders that a distribution's Python shares with everything else."""
+_UV_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """A CPython of this machine."""
+
+    prefix: Path
+    """Its folder, without links."""
+    program: str
+    """The path of its program in it."""
+    version: str
+    """Its full version, ``3.12.1``."""
+
+    @property
+    def library(self) -> str:
+        """Return the path of its standard library in the folder."""
+        return f"lib/python{self.version.rpartition('.')[0]}"
+
+
+class _UnusableError(ValueError):
+    """A Python that a bundle cannot bring; the text says why, after its path."""
+
+
+def find(
+    setting: str, target: Target, env: Mapping[str, str] = os.environ, run: Runner = run
+) -> Installation:
+    """Return the Python that a bundle is to bring.
+
+    Raises:
+        ConfigError: there is none that fits.
+    """
+    host = Target.of_host()
+    if (target.machine, target.libc[0]) != (host.machine, host.libc[0]):
+        raise ConfigError(
+            f"{_KEY}: the Python of this machine is for {host.machine} with {host.libc[0]}, and "
+            f"the environment is for {target.machine} with {target.libc[0]}",
+            hint="build on a machine of the nodes' kind, or leave the interpreter to the nodes",
+        )
+    if setting == BUNDLED:
+        return _found(target, env, run)
+    path = Path(setting)
+    try:
+        return _installation(_program_in(path, target), target, env)
+    except _UnusableError as exc:
+        raise ConfigError(f"{_KEY}: {path} {exc}", hint=_advice(target)) from exc
+
+
+def _found(target: Target, env: Mapping[str, str], run: Runner) -> Installation:
+    """Return the first Python of the target's version that can be moved."""
+    refused: dict[str, str] = {}
+    for path in candidates(target, env, run):
+        try:
+            return _installation(path, target, env)
+        except _UnusableError as exc:
+            refused.setdefault(str(path), f"{path} {exc}")
+    raise ConfigError(
+        f"{_KEY}: there is no Python {target.python} here that a bundle can bring",
+        hint=_advice(target),
+        context=list(refused.values()),
+    )
+
+
+def _advice(target: Target) -> str:
+    return (
+        f"uv has Pythons that can be moved: uv python install {target.python}, then "
+        f'{_KEY} = "{BUNDLED}"; or name the folder of one that pyenv (`pyenv prefix`) or conda '
+        "has made"
+    )
+
+
+def candidates(target: Target, env: Mapping[str, str], run: Runner) -> Iterator[Path]:
+    """Yield the programs of the target's version: uv's, pyenv's, and the one that runs this."""
+    program = f"bin/python{target.python}"
+    kept = _uv_folder(run)
+    if kept is not None:
+        yield from _newest_first(kept, f"cpython-{target.python}.*", program)
+    pyenv = Path(env.get("PYENV_ROOT") or expanded("~/.pyenv"))
+    yield from _newest_first(pyenv / "versions", f"{target.python}.*", program)
+    if target.is_host_python:
+        with suppress(NodeError):  # this one is free-threaded, or no CPython
+            yield Path(interpreter.find(target.python, (), env))
+
+
+def _newest_first(folder: Path, pattern: str, program: str) -> list[Path]:
+    found = [path / program for path in folder.glob(pattern) if not path.is_symlink()]
+    return sorted(filter(Path.is_file, found), key=_patch, reverse=True)
+
+
+def _patch(program: Path) -> tuple[int, int, str]:
+    """Return what orders the Pythons of a version by the names of their folders, the best last.
+
+    The last number of the version counts first. Then the shorter name does: uv's are longer for
+    builds that need newer processors (``x86_64_v3`` for ``x86_64``), for musl, and for debugging.
+    """
+    name = program.parents[1].name
+    digits = name.removeprefix("cpython-").split(".")[2:3]
+    number = "".join(digits).partition("-")[0].partition("+")[0]
+    return int(number) if number.isdigit() else -1, -len(name), name
+
+
+def _uv_folder(run: Runner) -> Path | None:
+    command = uv.command()
+    if command is None:
+        return None
+    try:
+        return Path(run([*command, "python", "dir"], timeout=_UV_SECONDS).stdout.strip())
+    except StagerError:
+        return None
+
+
+def _program_in(path: Path, target: Target) -> Path:
+    """Return the program that a path means: itself, or in the folder of an installation."""
+    program = f"python{target.python}"
+    if path.is_dir():
+        for found in (path / "bin" / program, path / program):
+            if found.is_file():
+                return found
+        raise _UnusableError(
+            f"has no Python {target.python}: there is no file {path / 'bin' / program}"
+        )
+    if path.is_symlink() and not path.exists():
+        raise _UnusableError(f"is a link to {path.readlink()}, which is not there")
+    if not path.is_file():
+        raise _UnusableError("is not there")
+    return path
+
+
+def _installation(path: Path, target: Target, env: Mapping[str, str]) -> Installation:
+    """Return the installation of a program; a virtual environment's is its base."""
+    _refuse_other_machine(path, target)
+    try:
+        facts = interpreter.ask(str(path), env)
+        misfit = facts.misfit(target.python)
+        if misfit:
+            raise _UnusableError(f"is {misfit}; environment.python asks for {target.python}")
+        program = Path(interpreter.base(target.python, facts, env))
+    except ProcessError as exc:
+        raise _UnusableError(f"does not work: {interpreter.cause_of(exc)}") from exc
+    prefix = Path(facts.base_prefix).resolve()
+    if prefix in _SYSTEM:
+        raise _UnusableError(
+            f"belongs to the system in {prefix}, which cannot be moved: its files lie among those "
+            "of all other programs"
+        )
+    made = Installation(prefix=prefix, program=f"bin/{program.name}", version=facts.version)
+    for part in (made.program, f"{made.library}/os.py", f"{made.library}/encodings"):
+        if not (prefix / part).exists():
+            raise _UnusableError(f"is not relocatable: {prefix} has no {part}")
+    if not program.samefile(prefix / made.program):
+        raise _UnusableError(f"is not relocatable: {program} does not lie in {prefix}")
+    return made
+
+
+def _refuse_other_machine(path: Path, target: Target) -> None:
+    """Refuse a program for another processor, even if this machine could emulate that."""
+    try:
+        header = elf.read(path)
+    except OSError as exc:
+        raise _UnusableError(f"cannot be read: {exc.strerror}") from exc
+    if header is not None and header.machine != target.machine:
+        machine = header.machine or "another processor"
+        raise _UnusableError(f"is for {machine}; this machine is {target.machine}")
+
+
+# --- An interpreter of this machine for another version of Python than the one that runs this ----
+
+_DESCRIBE_SECONDS = 30.0
+_DESCRIBE = """\
+import importlib.util, sys
+print("%d.%d.%d" % sys.version_info[:3], importlib.util.MAGIC_NUMBER.hex())
+"""
+
+
+def compiler_for(
+    target: Target,
+    own: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+    run: Runner = run,
+) -> Compiler | None:
+    """Return a Python of the target's version that compiles for it; None if there is none.
+
+    Bytecode is the same on all processors, so the platform does not matter. None, too, for the
+    version that runs this, which needs no other process.
+    """
+    if target.is_host_python:
+        return None
+    try:
+        program = str(own) if own else _find(target, env, run)
+        said = run([program, "-I", "-S", "-c", _DESCRIBE], timeout=_DESCRIBE_SECONDS).stdout
+        version, magic = said.split()
+    except (NodeError, StagerError, ValueError):  # the last: it says something else, or more
+        return None
+    return Compiler(program=Path(program), version=version, magic=magic)
+
+
+def _find(target: Target, env: Mapping[str, str], run: Runner) -> str:
+    kept = [str(path) for path in candidates(target, env, run)]
+    return interpreter.find(target.python, kept, env)
+
+
+# --- The shared libraries that a Python needs: those that go with it, those left to the nodes ----
+
+_OF_GLIBC = re.compile(
+    r"(ld-linux.*|libc|libm|libmvec|libdl|libpthread|librt|libutil|libresolv|libanl)\.so\.\d+"
+)
+"""The libraries of every glibc."""
+_ORIGIN = re.compile(r"\$ORIGIN\b|\$\{ORIGIN\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Libraries:
+    """The shared libraries that a Python needs, besides those of glibc."""
+
+    own: tuple[str, ...]
+    """Their paths in its folder, for those that lie there."""
+    foreign: Mapping[str, Sequence[str]]
+    """Names of those that are left to the nodes, with the files that need each."""
+    run_paths: Mapping[str, RunPath]
+    """What must be changed so that those in its folder are found elsewhere, by file."""
+    glibc: tuple[int, int]
+    """The oldest glibc with which all of it runs."""
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    prefix: Path
+    own: dict[str, str] = field(default_factory=dict)
+    """Paths of the libraries in the folder, by their names."""
+    foreign: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    run_paths: dict[str, RunPath] = field(default_factory=dict)
+    glibc: tuple[int, int] = (0, 0)
+    faults: list[str] = field(default_factory=list)
+    """Why it cannot be moved."""
+
+
+def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
+    """Return the shared libraries that a Python and its extension modules need.
+
+    Raises:
+        ConfigError: it finds its own libraries only in this place; all such files are named.
+    """
+    walk = _Walk(prefix=prefix)
+    queue = deque([program, *modules])
+    while queue:
+        path = queue.popleft()
+        header = elf.read(prefix / path)
+        if header is None:
+            continue
+        walk.glibc = max(walk.glibc, header.glibc)
+        before = set(walk.own)
+        if _needs_own(walk, path, header):
+            _make_relative(walk, path, header)
+        queue.extend(walk.own[name] for name in walk.own if name not in before)
+    if walk.faults:
+        raise ConfigError(
+            f"environment.interpreter: the Python in {prefix} is not relocatable: it does not find "
+            "its libraries in another place",
+            hint="name one that can be moved, such as those of uv: uv python install",
+            context=walk.faults,
+        )
+    return Libraries(
+        own=tuple(sorted(walk.own.values())),
+        foreign={name: tuple(sorted(walk.foreign[name])) for name in sorted(walk.foreign)},
+        run_paths=walk.run_paths,
+        glibc=walk.glibc,
+    )
+
+
+def _needs_own(walk: _Walk, path: str, header: elf.Elf) -> bool:
+    """Note each library that a file needs; return whether its run path must lead to one."""
+    needs_own = False
+    for needed in header.needed:
+        name = needed.rpartition("/")[2]
+        if _OF_GLIBC.fullmatch(name):
+            continue
+        found = _by_path if "/" in needed else _by_run_path
+        place = found(walk.prefix, path, header, needed)
+        if place:
+            walk.own.setdefault(name, place)
+            needs_own = needs_own or name == needed
+        elif name not in walk.own:  # else what needs this file has loaded it
+            walk.foreign[needed].append(path.rpartition("/")[2])
+            if name.startswith("libpython3"):
+                walk.faults.append(f"{path}: it finds {name} by LD_LIBRARY_PATH, or in the system")
+        if needed.startswith(f"{walk.prefix}/"):
+            walk.faults.append(f"{path}: it needs {needed}")
+    return needs_own
+
+
+def _by_path(prefix: Path, path: str, header: elf.Elf, needed: str) -> str:
+    """Return the path in the folder of a library that is needed by its path; empty for elsewhere.
+
+    Until 2025, a program of python-build-standalone needed ``$ORIGIN/../lib/libpython3.12.so.1.0``.
+    """
+    folder, _, name = _meant(prefix, path, needed).rpartition("/")
+    place = Path(os.path.realpath(folder), name)
+    inside = place.is_file() and place.is_relative_to(prefix)
+    return str(place.relative_to(prefix)) if inside else ""
+
+
+def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:
+    for _, folder in _folders(prefix, path, header):
+        if (folder / name).is_file():
+            inside = folder.is_relative_to(prefix)
+            return str(folder.relative_to(prefix) / name) if inside else ""
+    return ""
+
+
+def _folders(prefix: Path, path: str, header: elf.Elf) -> Iterator[tuple[str, Path]]:
+    for entry in filter(None, header.run_path.split(":")):
+        yield entry, Path(os.path.realpath(_meant(prefix, path, entry)))
+
+
+def _meant(prefix: Path, path: str, entry: str) -> str:
+    """Replace ``$ORIGIN`` in an entry of a run path."""
+    origin = str((prefix / path).parent)
+    return _ORIGIN.sub(lambda _: origin, entry)
+
+
+def _make_relative(walk: _Walk, path: str, header: elf.Elf) -> None:
+    """Note a run path made relative to ``$ORIGIN``, or a fault if there is no room for it."""
+    entries = []
+    parent = (walk.prefix / path).parent
+    for entry, folder in _folders(walk.prefix, path, header):
+        if folder.is_relative_to(walk.prefix) and not _ORIGIN.search(entry):
+            entries.append(f"$ORIGIN/{os.path.relpath(folder, parent)}")
+        else:
+            entries.append(entry)
+    new = ":".join(dict.fromkeys(entries))
+    old = header.run_path
+    if len(os.fsencode(new)) > len(os.fsencode(old)):
+        walk.faults.append(f"{path}: its run path {old} has no room for {new}")
+    elif new != old:
+        walk.run_paths[path] = RunPath(
+            at=header.run_path_at, old=os.fsencode(old), new=os.fsencode(new)
+        )
+
+
+# --- The files of a Python that go into a bundle, as the source of a layer -----------------------
+
+_LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test")
+"""Directories of a standard library that stay behind: packages, tests, and bytecode."""
+_TEST_MODULE = re.compile(r"_?(test|xx).*\.so|_ctypes_test\..*")
+"""Extension modules that only Python's own tests import."""
+_HINT = "make these files readable, or name another Python with environment.interpreter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundledInterpreter:
+    """A Python that goes into a bundle."""
+
+    source: LayerSource
+    """The source of its layer."""
+    glibc: tuple[int, int]
+    """The oldest glibc that it runs with."""
+    foreign: Mapping[str, Sequence[str]]
+    """Shared libraries that it leaves to the nodes, with the files that need each."""
+    program: Path
+    """Its program, where it was found."""
+
+    def note(self) -> str:
+        """Return a note on what the nodes must have for it; empty for nothing."""
+        if not self.foreign:
+            return ""
+        needs = "; ".join(
+            f"{name} ({', '.join(_module(file) for file in files)})"
+            for name, files in self.foreign.items()
+        )
+        return (
+            f"Python {self.source.version} goes into the bundle, but some of its modules need "
+            f"shared libraries that the nodes must have: {needs}. stager verify finds those that a "
+            "node lacks; Pythons of uv need hardly any (uv python install)"
+        )
+
+
+def bundled(
+    installation: Installation, target: Target, prune: Collection[str]
+) -> BundledInterpreter:
+    """Return the layer's source of a Python, and what it needs of a node.
+
+    Raises:
+        ConfigError: it cannot be moved, or is for another C library.
+        StagerError: files that cannot be shipped.
+    """
+    prefix = installation.prefix
+    folders, headers = [installation.library], installation.library.replace("lib/", "include/", 1)
+    if HEADERS not in prune and (prefix / headers).is_dir():
+        folders.append(headers)
+    try:
+        _refuse_other_libc(installation, target)
+        paths = [path for folder in folders for path in _files(prefix, folder)]
+        modules = sorted(path for path in paths if path.endswith(".so"))
+        libraries = libraries_of(prefix, installation.program, modules)
+    except OSError as exc:
+        raise ConfigError(
+            f"environment.interpreter: {exc.filename or f'a file in {prefix}'} cannot be read: "
+            f"{exc.strerror}",
+            hint=_HINT,
+        ) from exc
+    collector = Collector()
+    for path in [installation.program, *paths, *libraries.own]:
+        collector.add(path, str(prefix / path))
+    tree = collector.tree(what=f"the Python in {prefix}", hint=_HINT)
+    interpreter = Interpreter(program=prefix / installation.program, run_paths=libraries.run_paths)
+    source = LayerSource(
+        kind=PYTHON,
+        name="cpython",
+        version=installation.version,
+        digest=_digest(tree, interpreter),
+        tree=tree,
+        prefix=OWN_PYTHON,
+        size=tree.size * 2,
+        interpreter=interpreter,
+    )
+    return BundledInterpreter(
+        source=source,
+        glibc=libraries.glibc,
+        foreign=libraries.foreign,
+        program=interpreter.program,
+    )
+
+
+def _refuse_other_libc(installation: Installation, target: Target) -> None:
+    program = installation.prefix / installation.program
+    header = elf.read(program)
+    if header is None:
+        raise ConfigError(
+            f"environment.interpreter: {program} is not a program for 64-bit Linux",
+            hint="name the Python itself, not a script that starts it",
+        )
+    if not header.loader:
+        raise ConfigError(
+            f"environment.interpreter: {program} is linked statically, and could load none of the "
+            "extension modules of packages",
+            hint="name a Python that the dynamic loader starts",
+        )
+    libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
+    if libc != target.libc[0]:
+        raise ConfigError(
+            f"environment.interpreter: {program} is for {libc}, and the environment is for "
+            f"{target.libc[0]}",
+            hint="name a Python for the C library of environment.platform",
+        )
+
+
+def _files(prefix: Path, top: str) -> Iterator[str]:
+    """Yield the paths of the shipped files; raise OSError rather than miss a directory."""
+    config = re.compile(r"config-\d.*")
+    for folder, names, files in os.walk(prefix / top, onerror=_raise, followlinks=False):
+        names[:] = [name for name in names if name not in _LEFT_OUT and not config.fullmatch(name)]
+        path = Path(folder).relative_to(prefix)
+        dynload = path.name == "lib-dynload"
+        for name in files:
+            if not name.endswith((".a", ".pyc")) and not (dynload and _TEST_MODULE.fullmatch(name)):
+                yield str(path / name)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _digest(tree: Tree, interpreter: Interpreter) -> Digest:
+    digests = []
+    for file in tree.files:
+        if file.path in interpreter.run_paths:
+            digests.append(Digest.of(interpreter.content(file)))
+        else:
+            digests.append(sha256_of(file.source))
+    return digest_of(tree, digests)
+
+
+def _module(file: str) -> str:
+    return file.partition(".")[0] if ".cpython" in file else file
