@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stager.building.bundle_copy import copy_to
+from stager.pack.members import copy_to
 
 from . import ours
 from .cluster import Cluster, running

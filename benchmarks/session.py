@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stager.core.store import Store
-from stager.pack.compiled_program import compiled_program
+from stager.pack.node_program import compiled_program
 
 from . import ours, process
 from .peers import Argv, Wanted

@@ -68,8 +68,8 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     """
     from .building.build import build as make_bundle
     from .building.build import build_result
-    from .building.bundle_copy import copy_to, refuse_in_project
-    from .pack.existing import ChosenBundle
+    from .pack.bundle_file import ChosenBundle
+    from .pack.members import copy_to, refuse_in_project
     from .trust.sign import copy_signature, sign
 
     if options.output is not None:
@@ -95,7 +95,7 @@ def build_traced(
         JobError: the smoke test failed.
         StagerError: an expected failure; see :func:`build` and :func:`stager.tracing.trace.trace`.
     """
-    from .pack.existing import ChosenBundle
+    from .pack.bundle_file import ChosenBundle
     from .tracing.result import TracedBuildResult
     from .tracing.trace import trace
 
@@ -378,7 +378,7 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
     from .cleanup.clean import Rules, apply, plan
     from .cleanup.result import removed_in_store
     from .incidents.pending_jobs import settle
-    from .pack.batch_marks import marked
+    from .pack.bundle_file import marked
 
     store = Store(offline_root(config))
     settle(store, time.time())

@@ -24,12 +24,11 @@ from ..lock.lock import ResolveOptions
 from ..lock.pylock import Lock, PackageChanges, read_lock
 from ..lock.resolver import FindDriver, ResolverName
 from ..lock.spec import Spec
-from ..pack import batch_marks, existing
-from ..pack.bundle import Contents, Packed, pack
-from ..pack.compiled_program import compiled_program
-from ..pack.existing import ChosenBundle, Newest
-from ..pack.libc_needs import file_needs
-from ..pack.prove import Proof, Wanted, prove
+from ..pack import bundle_file
+from ..pack.bundle import Contents, Packed, file_needs, pack
+from ..pack.bundle_file import ChosenBundle, Newest
+from ..pack.node_program import compiled_program
+from ..pack.proof import Proof, Wanted, prove
 from .bundled_wheels import BundledWheels, advising
 from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
@@ -186,7 +185,9 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
                 files=file_needs(wheels, made.layers, store, spec.target, listener.note),
             )
             packed = pack(contents, store)
-            compiled_program(existing.node_program(packed.path, store, packed.manifest.id), store)
+            compiled_program(
+                bundle_file.node_program(packed.path, store, packed.manifest.id), store
+            )
         proof = None
         if options.prove:
             with phase("proof"):
@@ -204,7 +205,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
 
 def _remember(packed: Packed, store: Store, config: Config, made_of: Digest) -> None:
     newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
-    existing.remember(store, config.source, newest)
+    bundle_file.remember(store, config.source, newest)
 
 
 def _wheel_source(
@@ -275,15 +276,15 @@ def make_again(
         )
     listener.note(f"{why}: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
-    if packed.path != before and not existing.is_named(store, before):
+    if packed.path != before and not bundle_file.is_named(store, before):
         listener.note(f"{packed.path.name} replaces {before.name}, {_replaced(before)}")
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
 
 
 def _replaced(bundle: Path) -> str:
-    if batch_marks.is_marked(bundle, time.time()):
+    if bundle_file.is_marked(bundle, time.time()):
         return "which stays: a batch script names it"
-    return "which is removed" if existing.clear_away(bundle) else "which is in use, and stays"
+    return "which is removed" if bundle_file.clear_away(bundle) else "which is in use, and stays"
 
 
 def build_result(built: Built, output: Path | None = None) -> BuildResult:
@@ -299,7 +300,7 @@ def build_result(built: Built, output: Path | None = None) -> BuildResult:
         layers_built=built.made.built,
         layers_reused=built.made.reused,
         output=output,
-        pruned=existing.pruned(built.packed.path),
+        pruned=bundle_file.pruned(built.packed.path),
         proved=built.proof is not None and built.proof.done,
         lock=built.lock.path,
         changes=built.changes,

@@ -31,7 +31,7 @@ from ..layers.prune import of_package
 from ..layers.source import LayerSource, layer_id
 from ..lock.pylock import earlier_lock
 from ..lock.spec import Spec
-from ..pack import existing
+from ..pack import bundle_file
 from ..pack.members import CheckedMembers, MemberError, reader
 from ..trust.check import trust_in
 
@@ -95,10 +95,10 @@ class BundledWheels:
             self._known = []
             for path in sorted(self._store.bundles.glob(f"*{BUNDLE_SUFFIX}")):
                 with contextlib.suppress(BundleError):  # damaged, of another format, not signed
-                    manifest = existing.manifest_of(path)
+                    manifest = bundle_file.manifest_of(path)
                     verdict, _ = trust_in(self._config, self._store, path, manifest.id)
                     signed = verdict is not None and verdict.accepted
-                    if signed or existing.is_for_builds(self._store, path, manifest.id):
+                    if signed or bundle_file.is_for_builds(self._store, path, manifest.id):
                         self._known.append((path, manifest))
         return self._known
 
@@ -107,7 +107,7 @@ class BundledWheels:
             part = manifest.decompressor
             if part is None or part.sha256 != file.sha256:
                 continue
-            with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
+            with self._noting_damage(path), bundle_file.opened(path, manifest.id) as bundle:
                 data = bundle.part(part)
                 final = self._store.wheels / file.filename
                 with self._store.publishing(final) as partial:
@@ -130,7 +130,7 @@ class BundledWheels:
     ) -> LayerSource | None:
         """Return the source of a layer; None if this build would make another layer."""
         made_from: Origin | None = None
-        with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
+        with self._noting_damage(path), bundle_file.opened(path, manifest.id) as bundle:
             made_from = origin_of(bundle.head(layer))
         if made_from is None or not _is_of(made_from, path, file, self._spec):
             return None
@@ -155,7 +155,7 @@ class BundledWheels:
             return True
         self._store.require_space(layer.size, "the layers")
         final = self._store.layer(layer.id)
-        with self._noting_damage(path), existing.opened(path, manifest.id) as bundle:
+        with self._noting_damage(path), bundle_file.opened(path, manifest.id) as bundle:
             with self._store.publishing(final) as partial, partial.open("wb") as out:
                 out.writelines(_checked(bundle, layer))
             return True
@@ -187,7 +187,7 @@ def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> boo
     """Compare a layer with a locked file; only the bundle's lock knows the sdist of a wheel."""
     if file.is_wheel:
         return made_from.content == file.sha256
-    lock = existing.imported_lock(bundle)
+    lock = bundle_file.imported_lock(bundle)
     theirs = earlier_lock(lock, spec.target)
     return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
 

@@ -15,8 +15,8 @@ from ..core.values import Target
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import folders_of
 from ..lock.pylock import PackageChanges, PackageFile, compare
-from ..pack import existing
-from ..pack.stored_layers import stored_index
+from ..pack import bundle_file
+from ..pack.bundle import stored_index
 
 _MOST_NAMED = 3
 """Names of one kind in a message."""
@@ -24,11 +24,11 @@ _MOST_NAMED = 3
 
 def before(store: Store, project: Path) -> Manifest | None:
     """Return the manifest of the bundle that a project's last build made, if it can be read."""
-    newest = existing.newest(store, project)
+    newest = bundle_file.newest(store, project)
     if newest is None:
         return None
     try:
-        return existing.manifest_of(newest.path)
+        return bundle_file.manifest_of(newest.path)
     except StagerError:
         return None
 

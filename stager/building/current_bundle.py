@@ -24,8 +24,8 @@ from ..core.files import expanded, text_of
 from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import Target
 from ..hub.repositories import HubRequest
-from ..pack import existing
-from ..pack.existing import ChosenBundle, Newest
+from ..pack import bundle_file
+from ..pack.bundle_file import ChosenBundle, Newest
 
 if TYPE_CHECKING:
     from ..layers.source import LayerSource
@@ -86,7 +86,7 @@ def newest_bundle(config: Config) -> ChosenBundle:
 
 
 def _newest(config: Config, store: Store) -> Newest:
-    newest = existing.newest(store, config.source)
+    newest = bundle_file.newest(store, config.source)
     if newest is None:
         raise BundleError(
             f"there is no bundle of {config.name} in {store.root} that was built in this folder",
@@ -99,7 +99,8 @@ def _newest(config: Config, store: Store) -> Newest:
 def imported(store: Store) -> list[str]:
     """Return a line for each imported bundle: none is chosen, as no build here has made it."""
     return [
-        f"imported: {name} {begin}: give --id {begin}" for name, begin in existing.imported(store)
+        f"imported: {name} {begin}: give --id {begin}"
+        for name, begin in bundle_file.imported(store)
     ]
 
 
@@ -115,7 +116,7 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
     from ..lock.spec import read_spec
 
     store = Store(offline_root(config))
-    if inline_script.is_script(config) and existing.newest(store, config.source) is None:
+    if inline_script.is_script(config) and bundle_file.newest(store, config.source) is None:
         return _of_script(config, listener)
     newest = _newest(config, store)
     spec = read_spec(config)
@@ -208,7 +209,7 @@ def hub_requests(config: Config) -> tuple[HubRequest, ...]:
 def inputs(config: Config, spec: Spec, trees: Sequence[LayerSource], lock: Path) -> Digest:
     """Return the digest of everything that decides a bundle, known without building it."""
     from ..layers.source import layer_id
-    from ..pack.program import make_node_program
+    from ..pack.node_program import make_node_program
 
     ids = [*(layer_id(tree, spec.target) for tree in trees), *spec.prune]
     pinned = sha256_of(lock) if lock.is_file() else None

@@ -14,7 +14,7 @@ from ..core.store import Store
 from ..layers.layer_file import top_modules
 from ..lock.pylock import Lock
 from ..lock.spec import Spec
-from ..pack.stored_layers import stored_index
+from ..pack.bundle import stored_index
 
 REPORTED = ("torch", "transformers", "datasets", "numpy")
 """Packages whose versions a probe always reports where they are present."""

@@ -41,7 +41,7 @@ from bundle.protocol.counts import sized
 from bundle.protocol.digest import Digest, canonical_json
 
 from ..core.errors import BundleError
-from ..pack.existing import LABEL_NAME
+from ..pack.bundle_file import LABEL_NAME
 from ..pack.members import CheckedMembers, MemberError
 
 FORMAT = 1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bundle.format.manifest import Manifest
 
-from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import (
     Listener,
     current_bundle,
@@ -21,7 +20,8 @@ from ..core.files import CARRIED_SUFFIX, bytes_of
 from ..core.store import Store
 from ..inventory.locks import locks_at_hand
 from ..lock.spec import read_spec
-from ..pack import existing
+from ..pack import bundle_file
+from ..pack.members import project_folder, refuse_in_project
 from .exports import Base, ExportResult, base_manifest, export
 from .imports import ImportResult, import_file
 from .lock_of_bundle import lock_of
@@ -33,7 +33,7 @@ from .tool import carried_tool
 class ExportOptions:
     """Options of an export."""
 
-    bundle: existing.ChosenBundle | None = None
+    bundle: bundle_file.ChosenBundle | None = None
     """The bundle, where it is named; None for the project's, made current."""
     output: Path | None = None
     """The file to write; None for one in the current directory."""
@@ -55,7 +55,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     if options.output is not None:
         refuse_in_project(options.output, project_folder(config), CARRIED_SUFFIX)
     chosen = options.bundle or current_bundle(config, listener)
-    manifest = existing.manifest_of(chosen.path, chosen.id)
+    manifest = bundle_file.manifest_of(chosen.path, chosen.id)
     store = Store(offline_root(config))
     before = None if options.bundle is not None else bytes_of(_own_lock(config))
     base = base_manifest(store, manifest.name, options.base)
@@ -91,7 +91,7 @@ def _own_lock(config: Config) -> Path:
     return spec.pylock if spec.pylock is not None and not lock.exists() else lock
 
 
-def _lock(config: Config, chosen: existing.ChosenBundle, before: bytes | None) -> bytes:
+def _lock(config: Config, chosen: bundle_file.ChosenBundle, before: bytes | None) -> bytes:
     """Return a bundle's lock; ``before`` is None for a named one. The store's lock must be held."""
     if before is None:
         return bytes_of(lock_of(chosen, locks_at_hand(chosen.path, config)))
@@ -132,7 +132,7 @@ def import_bundle(
         listener.begin("import")
         result = import_file(path, config, store, asked=options.asked)
         if options.for_builds or options.project is not None:
-            existing.let_builds_take(store, result.bundle, result.id)
+            bundle_file.let_builds_take(store, result.bundle, result.id)
         if options.project is None:
             return result
         notes = write_project(result, store, options.project)

@@ -16,7 +16,7 @@ from bundle.protocol.digest import Digest
 from ..core.errors import BundleError, StagerError
 from ..core.files import bytes_of, replacing
 from ..core.store import Store
-from ..pack import existing
+from ..pack import bundle_file
 from ..pack.bundle import short_name
 from ..pack.members import write_member, write_members
 from ..trust.check import read_signature, signature_of
@@ -110,8 +110,8 @@ def _by_id(store: Store, asked: str) -> Manifest:
             context=sorted(found),
         )
     try:
-        chosen = existing.with_id(store, asked)
-        return existing.manifest_of(chosen.path, chosen.id)
+        chosen = bundle_file.with_id(store, asked)
+        return bundle_file.manifest_of(chosen.path, chosen.id)
     except BundleError as exc:
         raise BundleError(
             f"the bundle {asked} that --base names is not known in {store.root}: it was neither "
@@ -133,7 +133,7 @@ def members_of(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
 
 
 def export(
-    chosen: existing.ChosenBundle,
+    chosen: bundle_file.ChosenBundle,
     output: Path,
     store: Store,
     *,
@@ -147,7 +147,7 @@ def export(
         BundleError: the bundle is damaged.
         StagerError: the file cannot be written.
     """
-    with existing.opened(chosen.path, chosen.id) as bundle:
+    with bundle_file.opened(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
         known = members_of(base) if base is not None else frozenset()
         left_out = [member[0] for member in _in_order(manifest) if member in known]
@@ -236,7 +236,7 @@ def _write(
 ) -> None:
     """Write the tar; refuse what is damaged in the store, so that it does not cross the gap."""
     manifest = bundle.manifest
-    first = [(existing.LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
+    first = [(bundle_file.LABEL_NAME, label.to_bytes()), (MANIFEST_NAME, manifest.to_bytes())]
     for name, data in (*first, *beside):
         write_member(out, name, len(data), iter((data,)))
     write_members(bundle, out, {MANIFEST_NAME, *label.left_out})

@@ -20,15 +20,14 @@ from bundle.environment.listing import OWN_PYTHON, STATE
 from bundle.format.manifest import Manifest, room_for
 from bundle.launch.exec_command import LOOKING
 
-from ..building.bundle_copy import project_folder, refuse_in_project
 from ..building.current_bundle import Listener, current_bundle, offline_root
 from ..config.load import Config
 from ..core.errors import StagerError
 from ..core.files import ANOTHER_OUTPUT, IMAGE_SUFFIX, output_file
 from ..core.processes import CommandError, run
 from ..core.store import Store, sha256_of
-from ..pack.existing import ChosenBundle, made_here, node_program, opened
-from ..pack.unpacked import unpacked
+from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
+from ..pack.members import project_folder, refuse_in_project, unpacked
 from ..trust.check import trust_in
 
 PROGRAM = "mksquashfs"

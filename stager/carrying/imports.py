@@ -17,13 +17,11 @@ from ..config.load import Config
 from ..core.errors import BundleError
 from ..core.files import BUNDLE_SUFFIX, opened
 from ..core.store import Store
-from ..pack import existing
+from ..pack import bundle_file
 from ..pack.bundle import bundle_path
-from ..pack.compiled_program import compiled_program
-from ..pack.existing import ChosenBundle
-from ..pack.inspect import InspectedSignature
-from ..pack.members import MemberError, reader, write_member
-from ..pack.seals import is_sealed, seal
+from ..pack.bundle_file import ChosenBundle, is_sealed, seal
+from ..pack.members import InspectedSignature, MemberError, reader, write_member
+from ..pack.node_program import compiled_program
 from ..trust.check import decide, inspected_signature, signature_of
 from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile
 from .exports import members_of
@@ -102,7 +100,7 @@ class _Import:
     def take(self, config: Config) -> ImportResult:
         manifest, store = self._manifest, self._store
         final = bundle_path(store, manifest)
-        lock = existing.imported_lock(final)
+        lock = bundle_file.imported_lock(final)
         here = is_sealed(store, final, manifest)
         beside = dict(self._file.parts())
         self._refuse_unsigned(config, beside.get(SIGNATURE_NAME))
@@ -121,9 +119,9 @@ class _Import:
         if SIGNATURE_NAME in beside:
             with store.publishing(signature_of(final)) as partial:
                 partial.write_bytes(beside[SIGNATURE_NAME])
-        existing.remember_import(store, manifest.name, final)
+        bundle_file.remember_import(store, manifest.name, final)
         # As a build does: whoever may only read this offline root could not make them.
-        compiled_program(existing.node_program(final, store, manifest.id), store)
+        compiled_program(bundle_file.node_program(final, store, manifest.id), store)
         left_out = set(self._file.label.left_out)
         layers = sum(layer.member not in left_out for layer in manifest.layers)
         return ImportResult(
@@ -189,7 +187,7 @@ class _Import:
             if not wanted:
                 break
             with contextlib.suppress(BundleError):  # this one is damaged, or of another format
-                bundle = opened_bundles.enter_context(existing.opened(path))
+                bundle = opened_bundles.enter_context(bundle_file.opened(path))
                 found = wanted & members_of(bundle.manifest)
                 sources.update((name, bundle) for name, _, _ in found)
                 wanted -= found

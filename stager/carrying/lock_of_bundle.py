@@ -9,7 +9,7 @@ from bundle.format.layer import LayerError, origin_of
 
 from ..core.errors import BundleError
 from ..inventory.provenance import LockedSources
-from ..pack.existing import ChosenBundle, opened
+from ..pack.bundle_file import ChosenBundle, opened
 
 
 def names_wheels(chosen: ChosenBundle, lock: Path) -> bool:

@@ -21,7 +21,7 @@ from ..core.store import Store, remove
 from ..layers.layer_file import content_of, decompress_index
 from ..lock.pylock import read_lock
 from ..lock.spec import read_spec
-from ..pack import existing
+from ..pack import bundle_file
 from .imports import ImportResult
 
 _WRITTEN = ("project", "assets")
@@ -81,7 +81,7 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         partial.mkdir(parents=True)
-        with existing.opened(imported.bundle, imported.id) as bundle:
+        with bundle_file.opened(imported.bundle, imported.id) as bundle:
             _unpack(bundle, partial)
         if folder.is_dir():
             folder.rmdir()

@@ -27,8 +27,8 @@ from bundle.protocol.digest import Digest
 from ..core.errors import StagerError
 from ..core.files import BUNDLE_SUFFIX, bytes_of, text_of
 from ..core.store import DigestCache, Store, size_of
-from ..pack import existing
-from ..pack.batch_marks import is_marked, marks_in
+from ..pack import bundle_file
+from ..pack.bundle_file import is_marked, marks_in
 from ..pack.decompressor import PINNED
 from ..trust.check import SUFFIX
 from . import hub_files
@@ -231,14 +231,14 @@ class _Plan:
         for path in self._files("seals", f"{BUNDLE_SUFFIX}.txt"):
             if path.name.removesuffix(".txt") not in bundles:
                 yield _item("seal", path, "its bundle is gone")
-        for path in self._files("bundles", existing.LOCK_SUFFIX):
-            if path.name.removesuffix(existing.LOCK_SUFFIX) + BUNDLE_SUFFIX not in bundles:
+        for path in self._files("bundles", bundle_file.LOCK_SUFFIX):
+            if path.name.removesuffix(bundle_file.LOCK_SUFFIX) + BUNDLE_SUFFIX not in bundles:
                 yield _item("lock", path, "its bundle is gone")
         for path in self._files("bundles", BUNDLE_SUFFIX + SUFFIX):
             if path.name.removesuffix(SUFFIX) not in bundles:
                 yield _item("signature", path, "its bundle is gone")
-        for path in self._files("imports", existing.FOR_BUILDS_SUFFIX):
-            if path.name.removesuffix(existing.FOR_BUILDS_SUFFIX) not in bundles:
+        for path in self._files("imports", bundle_file.FOR_BUILDS_SUFFIX):
+            if path.name.removesuffix(bundle_file.FOR_BUILDS_SUFFIX) not in bundles:
                 yield _item("note", path, "its bundle is gone")
         for path in marks_in(self.store.root / "bundles"):
             if path.name.partition(BUNDLE_SUFFIX)[0] + BUNDLE_SUFFIX not in bundles:
@@ -351,7 +351,7 @@ def _manifests(bundles: Iterable[Path]) -> tuple[list[Manifest], bool]:
     found, newer = [], False
     for path in bundles:
         try:
-            found.append(existing.stated_manifest(path))
+            found.append(bundle_file.stated_manifest(path))
         except FormatError as exc:
             newer = newer or (isinstance(exc.found, int) and exc.found > FORMAT)
         except ManifestError:
@@ -376,7 +376,7 @@ def _remove(item: UnusedItem) -> str:
     if item.kind == "partial":
         return "it is in use" if item.path.exists() else ""
     if item.kind == "bundle":
-        return "" if existing.clear_away(item.path) else "it is in use, or cannot be removed"
+        return "" if bundle_file.clear_away(item.path) else "it is in use, or cannot be removed"
     if item.kind == "hub":
         return "" if hub_files.remove_unused(item.path) else "not all of it can be removed"
     try:

@@ -11,7 +11,7 @@ from bundle.format.manifest import FORMAT
 
 from ..core.files import opened
 from ..layers.layer_file import compression
-from ..pack.existing import format_of
+from ..pack.bundle_file import format_of
 
 
 def content_of(layer: Path, key: str) -> str | None:

@@ -25,7 +25,7 @@ def exec_(
     """Run any command in the environment, on this machine."""
     from ..jobs.driver import execute
     from ..jobs.prepare import bundle_of, project
-    from ..pack.existing import ChosenBundle
+    from ..pack.bundle_file import ChosenBundle
 
     wanted_id = chosen.asked
     console = make_reports(quiet=quiet)

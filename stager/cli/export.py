@@ -19,7 +19,7 @@ from .settings_place import settings_place
 if TYPE_CHECKING:
     from ..carrying.carry import ExportOptions
     from ..config.load import Config
-    from ..pack.existing import ChosenBundle
+    from ..pack.bundle_file import ChosenBundle
 
 
 @dataclass(frozen=True, kw_only=True)

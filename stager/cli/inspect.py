@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..config.load import Config
     from ..console.reports import Reports
     from ..inventory.inventory import Inventory
-    from ..pack.existing import ChosenBundle
+    from ..pack.bundle_file import ChosenBundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def _chosen(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | Non
     from ..config.load import find, load
     from ..core.errors import ConfigError
     from ..jobs.prepare import chosen_bundle, project
-    from ..pack.existing import ChosenBundle
+    from ..pack.bundle_file import ChosenBundle
 
     place = settings_place()
     if bundle is None:
@@ -94,8 +94,8 @@ def _chosen(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | Non
 def _show_layers(
     console: Reports, view: InspectFlags, chosen: ChosenBundle, config: Config | None
 ) -> None:
-    from ..pack.inspect import inspect as inspect_bundle
-    from ..pack.inspect import inspect_files
+    from ..pack.members import inspect as inspect_bundle
+    from ..pack.members import inspect_files
     from ..trust.check import inspected_signature
 
     look = inspect_files if view.files else inspect_bundle

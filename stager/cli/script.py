@@ -40,7 +40,7 @@ def script(
     from ..jobs.batch import script_of
     from ..jobs.prepare import bundle_of, prepare, project
     from ..jobs.summary import ScriptResult
-    from ..pack.batch_marks import mark
+    from ..pack.bundle_file import mark
 
     place = PlaceFlags(bundle=chosen.bundle, id=chosen.id, allocation="slurm")
     options = replace(job_options(slurm, launch, place), command=tuple(command or ()))

@@ -42,7 +42,7 @@ def sign(
     """Sign a bundle with an SSH key."""
     from ..building.current_bundle import current_bundle
     from ..jobs.prepare import chosen_bundle, project
-    from ..pack.existing import ChosenBundle
+    from ..pack.bundle_file import ChosenBundle
     from ..trust.sign import sign as make_signature
 
     asked = bundle_id(id, "--id")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges
     from ..mirror.mirror import MirrorResult
-    from ..pack.inspect import InspectedSignature, Inspection
+    from ..pack.members import InspectedSignature, Inspection
     from ..tracing.result import TracedBuildResult
     from ..trust.sign import SignResult
 
@@ -126,7 +126,7 @@ class Reports(Output):
 
     def inspected(self, result: Inspection) -> None:
         """Show the result of ``stager inspect``."""
-        from ..pack.inspect import InspectionWithFiles
+        from ..pack.members import InspectionWithFiles
 
         self.data(f"{result.name} {result.id}")
         self.data(f"Python {result.python}, {result.platform}")

@@ -41,7 +41,7 @@ def explained(first: FirstFailure, job_file: Path) -> FirstFailure:
     found = _NAME.search(first.cause)
     if first.entry != _ENTRY or found is None:
         return first
-    from ..pack.existing import layer_paths, opened
+    from ..pack.bundle_file import layer_paths, opened
 
     try:
         job = load(str(job_file))

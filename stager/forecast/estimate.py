@@ -28,7 +28,7 @@ from ..building.current_bundle import offline_root
 from ..config.load import Config
 from ..core.store import Store
 from ..jobs.prepare import Prepared
-from ..pack.existing import manifest_of
+from ..pack.bundle_file import manifest_of
 from .history import Basis, known
 from .results import CountForecast, Estimate, EstimateRates, JobForecast, PhaseSeconds, PlannedJob
 from .shared_files import LUSTRE, NFS, SharedFiles, from_shared

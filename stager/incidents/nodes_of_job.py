@@ -16,7 +16,7 @@ from bundle.system.hostlist import fold
 from ..core.store import Store
 from ..jobs.outcome import Outcome
 from ..jobs.prepare import Prepared
-from ..pack.batch_marks import mark
+from ..pack.bundle_file import mark
 from ..slurm.capacity import PartitionNode, current_cluster, is_overridden, listed_nodes
 from ..slurm.request import Request, request
 from ..slurm.script import submit_environment

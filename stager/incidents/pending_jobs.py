@@ -24,7 +24,7 @@ from bundle.protocol.enumerations import Ending
 from ..core.errors import StagerError
 from ..core.files import opened
 from ..core.store import PENDING_JOBS, Store
-from ..pack.batch_marks import unmark
+from ..pack.bundle_file import unmark
 from .ended_jobs import diagnosed, ended_job
 from .incident_files import DAY, MAX_BYTES, keep
 

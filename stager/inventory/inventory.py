@@ -15,7 +15,7 @@ from bundle.protocol.digest import Digest
 
 from ..core.errors import ConfigError
 from ..core.values import Target
-from ..pack.existing import ChosenBundle, opened
+from ..pack.bundle_file import ChosenBundle, opened
 from .asset_contents import ContentFile, asset_contents
 from .dependencies import dependencies
 from .licences import Licence, licence_of, licence_of_card

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..building.current_bundle import LOCK_NAME
 from ..config import inline_script
 from ..config.load import Config
-from ..pack.existing import imported_lock
+from ..pack.bundle_file import imported_lock
 
 _LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
 """Names of locks (PEP 751)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..building.bundle_copy import refuse_in_project
 from ..core.files import SBOM_SUFFIX, output_file
+from ..pack.members import refuse_in_project
 from .inventory import Inventory
 from .sbom import sbom
 

@@ -20,7 +20,7 @@ from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, feed, run
 from ..core.store import Store
 from ..logs.events import parse_event
-from ..pack.existing import node_program
+from ..pack.bundle_file import node_program
 from ..slurm import accounting, messages
 from .batch_output import BatchOutput
 from .driver import OnEvent

@@ -24,8 +24,8 @@ from ..core.errors import JobError, StagerError
 from ..core.processes import Streamed, become, stream
 from ..core.store import Store
 from ..logs.events import parse_event, records
-from ..pack.compiled_program import compiled_program
-from ..pack.existing import ChosenBundle, made_here, node_program, opened
+from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
+from ..pack.node_program import compiled_program
 from ..slurm import messages
 from ..trust.check import trust_in
 from .outcome import Outcome

@@ -29,7 +29,7 @@ from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import default
 from ..core.errors import ConfigError
 from ..core.store import Store
-from ..pack.existing import ChosenBundle, made_here, manifest_of, with_id
+from ..pack.bundle_file import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
 from ..slurm.request import NamedHosts, Source
 from ..trust.check import trust_in

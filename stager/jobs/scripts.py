@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..core import toml
 from ..core.errors import ConfigError
-from ..pack.existing import layer_paths, opened
+from ..pack.bundle_file import layer_paths, opened
 
 _MAX_SHOWN = 200
 """Characters of a name that are shown."""

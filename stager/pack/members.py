@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Index, LayerError, decode_head, origin_of
 from bundle.format.manifest import MANIFEST_NAME, Layer, Manifest, member_header, padding
+from bundle.node.node_root import ROOT_VARIABLE
 from bundle.protocol.digest import Digest
+from bundle.protocol.problem import Problem
 
-from ..core.errors import BundleError
+from ..config.load import Config
+from ..core.errors import BundleError, ConfigError
+from ..core.files import ANOTHER_OUTPUT, BUNDLE_SUFFIX, output_file
+from ..core.processes import CommandError, Runner, run
 from ..layers.layer_file import content_of, decompress_index
+from ..layers.prune import Pruned, noted
+from .bundle_file import ChosenBundle, opened
 
 Read = Callable[[int], bytes]
 """Returns the next bytes of a member, as many as are asked for."""
@@ -177,3 +189,262 @@ def reader(bundle: BundleFile, name: str) -> Read:
 
 def _called(layer: Layer) -> str:
     return f"{layer.name} {layer.version}".strip()
+
+
+# --- A copy of the bundle at a place of the user's, which has all of it or nothing ---------------
+
+
+def project_folder(config: Config) -> Path | None:
+    """Return the project's folder; None where there are no settings of a project."""
+    return config.project.path if config.source.is_file() else None
+
+
+def refuse_in_project(output: Path, project: Path | None, suffix: str = BUNDLE_SUFFIX) -> None:
+    """Refuse a place where a bundle's copy would become part of the project's next bundle.
+
+    Raises:
+        ConfigError: it is such a place.
+    """
+    if project is None or output.name.endswith(suffix):
+        return
+    place = Path(os.path.realpath(output.parent))  # `..` leads out, and links lead anywhere
+    if place.is_relative_to(os.path.realpath(project)):
+        raise ConfigError(
+            f"--output {output} is in the project, and would be a part of its next bundle",
+            hint=f"let its name end in {suffix}, which no project ships, or name another folder",
+        )
+
+
+def copy_to(bundle: Path, output: Path) -> Path:
+    """Write all of a bundle to a file, in place of one that is there; return the file's path.
+
+    Raises:
+        BundleError: the bundle is damaged.
+        StagerError: it cannot be written; what was there before still is.
+    """
+    output = output.absolute()
+    hint = f"{ANOTHER_OUTPUT}; the bundle itself is {bundle}"
+    with output_file(output, hint=hint) as target, opened(bundle) as source:
+        write_members(source, target)
+    return output
+
+
+# --- Looking into a bundle without unpacking it --------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedLayer:
+    """A layer of a bundle."""
+
+    kind: str
+    """``wheel``, ``project``, ``trainer`` or ``asset``."""
+    name: str
+    """Its name."""
+    version: str
+    """Its version, or the beginning of a model's or data set's commit; empty for none."""
+    bytes: int
+    """Its size in the bundle."""
+    unpacked_bytes: int
+    """The size of its files."""
+    files: int
+    """Number of its files."""
+    id: str
+    """Its id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedRepository:
+    """A model or data set of a hub in a bundle."""
+
+    type: str
+    """``model``, ``dataset`` or ``space``."""
+    name: str
+    """The repository."""
+    commit: str
+    """The commit it was taken at."""
+    licence: str
+    """The licence that its card names; empty if it names none."""
+    left_out: int
+    """Number of its files that were not taken."""
+    left_out_files: tuple[str, ...]
+    """The first of them."""
+    bytes: int
+    """Its size in the bundle."""
+    unpacked_bytes: int
+    """The size of its files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedFile:
+    """A file in a bundle."""
+
+    layer: str
+    """The layer's name."""
+    path: str
+    """Its path in the environment."""
+    size: int
+    """Its size in bytes."""
+    sha256: str
+    """Its digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedSignature:
+    """The signature beside a bundle."""
+
+    file: Path
+    """The signature."""
+    accepted: bool
+    """True if one of the signers that the settings allow has signed this bundle."""
+    signer: str
+    """Who, as ``trust.allowed-signers`` calls them; empty if it is nobody of these."""
+    key: str
+    """The key that has signed this bundle; empty if none has."""
+    why: str
+    """Why it is not accepted; empty if it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """The result of ``stager inspect``."""
+
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    name: str
+    """The project's name."""
+    python: str
+    """The version of Python it is for."""
+    platform: str
+    """The machine and the libc it needs."""
+    bundle_bytes: int
+    """Its size in bytes."""
+    unpacked_bytes: int
+    """The size of its files in bytes."""
+    files: int
+    """Number of its files."""
+    imports: tuple[str, ...]
+    """Modules that must import on each node."""
+    layers: tuple[InspectedLayer, ...]
+    """Its layers."""
+    pruned: Pruned
+    """What ``environment.prune`` left out."""
+    hub: tuple[InspectedRepository, ...] = ()
+    """Its models and data sets of a hub."""
+    signature: InspectedSignature | None = None
+    """Its signature; null if there is none beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionWithFiles(Inspection):
+    """The result of ``stager inspect --files``."""
+
+    listing: tuple[InspectedFile, ...]
+    """Every file."""
+
+
+def inspect(path: Path, *, asked: str = "") -> Inspection:
+    """Return what is in a bundle.
+
+    Raises:
+        BundleError: it cannot be read, or is damaged.
+    """
+    with opened(path, asked) as bundle:
+        return _inspection(path, bundle)
+
+
+def inspect_files(path: Path, *, asked: str = "") -> InspectionWithFiles:
+    """Return what is in a bundle, with every file; see :func:`inspect`."""
+    with opened(path, asked) as bundle:
+        return InspectionWithFiles(
+            **vars(_inspection(path, bundle)), listing=tuple(_listing(bundle))
+        )
+
+
+def _listing(bundle: BundleFile) -> Iterator[InspectedFile]:
+    for layer in bundle.manifest.layers:
+        for entry in bundle.index(layer, bundle.head(layer), decompress_index).files:
+            yield InspectedFile(
+                layer=layer.name, path=entry.path, size=entry.size, sha256=entry.sha256
+            )
+
+
+def _inspection(path: Path, bundle: BundleFile) -> Inspection:
+    manifest = bundle.manifest
+    return Inspection(
+        bundle=path,
+        id=manifest.id,
+        name=manifest.name,
+        python=manifest.requires.python,
+        platform=_platform(manifest),
+        bundle_bytes=manifest.size,
+        unpacked_bytes=manifest.unpacked_size,
+        files=manifest.files,
+        imports=manifest.imports,
+        layers=tuple(_layer(layer) for layer in manifest.layers),
+        pruned=noted(bundle),
+        hub=tuple(_repositories(bundle)),
+    )
+
+
+def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
+    for layer in bundle.manifest.layers:
+        if layer.kind != "asset":
+            continue
+        said = origin_of(bundle.head(layer)).options.get("hub")
+        if isinstance(said, dict):
+            yield InspectedRepository(
+                **{key: str(said.get(key, "")) for key in ("type", "name", "commit", "licence")},
+                left_out=int(str(said.get("left-out", 0))),
+                left_out_files=tuple(map(str, said.get("left-out-files", ()))),
+                bytes=layer.size,
+                unpacked_bytes=layer.unpacked_size,
+            )
+
+
+def _platform(manifest: Manifest) -> str:
+    needs = manifest.requires
+    pure = needs.libc_version == "0.0"
+    libc = f"any {needs.libc}" if pure else f"{needs.libc} {needs.libc_version} or newer"
+    return f"{needs.machine}, {libc}"
+
+
+def _layer(layer: Layer) -> InspectedLayer:
+    return InspectedLayer(
+        kind=layer.kind,
+        name=layer.name,
+        version=layer.version,
+        bytes=layer.size,
+        unpacked_bytes=layer.unpacked_size,
+        files=layer.files,
+        id=layer.id,
+    )
+
+
+# --- A bundle that is unpacked on this machine, by the program that does so on nodes -------------
+
+_SECONDS = 1200.0
+
+
+def unpacked(
+    program: Path, bundle: ChosenBundle, folder: Path, *, trusted: bool, run: Runner = run
+) -> Path:
+    """Make the environment of a bundle below a directory, and return its path.
+
+    Raises:
+        BundleError: it cannot be unpacked here.
+        CommandError: the program fails for another reason.
+    """
+    python = getattr(sys, "_base_executable", sys.executable)
+    argv = [sys.executable, "-I", "-S", str(program), "unpack", str(bundle.path), str(folder)]
+    argv += ["--id", bundle.id, "--json", "--python", python, *(["--trusted"] if trusted else [])]
+    done = run(argv, timeout=_SECONDS, env={ROOT_VARIABLE: str(folder)}, check=False)
+    answer = done.stdout.rstrip("\n").rpartition("\n")[2]
+    if done.returncode == 0:
+        return Path(answer)
+    try:
+        problem = Problem.from_json(json.loads(answer)["problem"])
+    except (ValueError, KeyError, TypeError):
+        raise CommandError(done, reason="the bundle could not be unpacked") from None
+    raise BundleError(f"{problem.where}: {problem.what}: {problem.why}", hint=problem.fix)

@@ -24,7 +24,7 @@ from ..diagnosis.failure import Diagnosis
 from ..logs.events import summarize
 from ..logs.files import JobFiles
 from ..logs.json_fields import text
-from ..pack.existing import manifest_of
+from ..pack.bundle_file import manifest_of
 from ..redaction.redact import Redactor
 from ..slurm import accounting
 from ..support.metadata import cleaned

@@ -11,7 +11,7 @@ from ..config.load import FILE_NAME, find
 from ..core.errors import StagerError
 from ..logs.files import JobFiles
 from ..logs.kept_job import KeptJob, kept_job
-from ..pack.existing import manifest_of
+from ..pack.bundle_file import manifest_of
 from .job_files import UnfitError, size_of, whole
 
 SMALL = 64 << 20

@@ -31,8 +31,8 @@ from ..jobs.outcome import Outcome
 from ..jobs.prepare import Prepared, prepare
 from ..layers.layer_file import decompress_index
 from ..layers.prune import is_metadata
-from ..pack.existing import ChosenBundle, manifest_of, node_program, opened
-from ..pack.unpacked import unpacked
+from ..pack.bundle_file import ChosenBundle, manifest_of, node_program, opened
+from ..pack.members import unpacked
 from .access_times import is_read, set_back, traced_place
 from .result import TracedPackage, TraceResult, UnreadFiles
 from .unread import ReadFile, Unit, units, unread

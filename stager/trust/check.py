@@ -20,13 +20,13 @@ from ..config.load import Config
 from ..core.errors import BundleError, StagerError
 from ..core.files import opened
 from ..core.store import Store
-from ..pack import existing
-from ..pack.seals import is_sealed
+from ..pack import bundle_file
+from ..pack.bundle_file import is_sealed
 from . import keygen
 from .signers import read_signers
 
 if TYPE_CHECKING:
-    from ..pack.inspect import InspectedSignature
+    from ..pack.members import InspectedSignature
 
 SUFFIX = ".sig"
 """The signature of a bundle lies beside it, under its name with this ending."""
@@ -129,7 +129,7 @@ def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
     Raises:
         BundleError: it is damaged, or another one.
     """
-    with existing.opened(bundle, bundle_id) as held:
+    with bundle_file.opened(bundle, bundle_id) as held:
         if is_sealed(store, bundle, held.manifest):
             return
         from ..pack.members import MemberError, refuse_damage  # not before: it takes a while
@@ -152,7 +152,7 @@ def inspected_signature(
         BundleError: it cannot be read.
         ConfigError: the file of signers cannot be used.
     """
-    from ..pack.inspect import InspectedSignature  # not before: it takes a while
+    from ..pack.members import InspectedSignature  # not before: it takes a while
 
     place = signature_of(bundle)
     signature = read_signature(place)

@@ -11,7 +11,7 @@ from bundle.checks.signature import statement
 
 from ..core.errors import StagerError
 from ..core.files import replacing
-from ..pack.existing import ChosenBundle, manifest_of
+from ..pack.bundle_file import ChosenBundle, manifest_of
 from . import keygen
 from .check import examine, read_signature, signature_of
 

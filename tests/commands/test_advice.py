@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.pack.existing import remember_import
+from stager.pack.bundle_file import remember_import
 from tests.support.building import STAGER, Project
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from stager.building.bundle_copy import copy_to
 from stager.carrying.tool import install_program
 from stager.core.values import Target
+from stager.pack.members import copy_to
 from tests.support.building import STAGER, Project
 from tests.support.namespaces import entering
 from tests.support.processes import until

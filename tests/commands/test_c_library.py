@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bundle.node.machine import c_library
 from stager.core.values import Target
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
 from tests.support.building import HOST, Project
 from tests.support.shared_objects import HOST as PROCESSORS
 from tests.support.shared_objects import glibc

@@ -18,7 +18,6 @@ from bundle.format.manifest import FORMAT, member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
 from bundle.system.files import facts_of
-from stager.building.bundle_copy import copy_to
 from stager.building.current_bundle import newest_bundle
 from stager.cleanup.clean import Rules, plan
 from stager.cli import main
@@ -27,7 +26,8 @@ from stager.core.errors import BundleError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.source import layer_id
-from stager.pack.existing import format_of, manifest_of, node_program, with_id
+from stager.pack.bundle_file import format_of, manifest_of, node_program, with_id
+from stager.pack.members import copy_to
 from tests.support.building import HOST, Project, digests, source_of
 from tests.support.wheelhouse import make_wheel
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.building.bundle_copy import copy_to
+from stager.pack.members import copy_to
 from tests.support.building import Project
 
 

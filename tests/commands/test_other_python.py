@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stager.core.store import Store
 from stager.interpreter import compiler_for
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
 from tests.support.building import Project, contents
 from tests.support.own_pythons import fetch_zstandard, movable_python
 from tests.support.wheelhouse import make_wheel

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bundle.environment.listing import OWN_PYTHON
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
 from tests.support.building import STAGER, Project
 from tests.support.missing_libraries import library_of, without
 from tests.support.needs import needs

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stager.building.bundle_copy import copy_to
 from stager.core.store import Store
+from stager.pack.members import copy_to
 from tests.support.building import STAGER, Project
 from tests.support.processes import until
 from tests.support.signing import ALICE, Key, allow, certified, make_key

@@ -17,8 +17,7 @@ from bundle.driver.transports.agent_program import STRIPPED
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
 from stager.pack.bundle import Packed
-from stager.pack.compiled_program import compiled_program, with_bytecode
-from stager.pack.program import make_node_program
+from stager.pack.node_program import compiled_program, make_node_program, with_bytecode
 from tests.support.bundles import fetch_decompressor, make_bundle, node_program
 from tests.support.jobs import job_for
 from tests.support.wheelhouse import make_wheel

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.store import Store
-from stager.pack.compiled_program import compiled_program
+from stager.pack.node_program import compiled_program
 from tests.support.bundles import CLEAN, node_program
 from tests.support.torch_project import TorchProject
 

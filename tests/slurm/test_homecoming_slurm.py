@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
 from tests.support.building import Project, Supplies
 from tests.support.cluster import Cluster, script
 from tests.support.processes import until

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.processes import living, until

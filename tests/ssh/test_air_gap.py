@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from stager.core.store import Store
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
 from tests.support.air_gap import NODES, NOT_THERE, Inside, export
 from tests.support.building import Project, Supplies
 from tests.support.ssh_hosts import SshHosts

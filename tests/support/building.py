@@ -31,8 +31,7 @@ from stager.layers.layer_file import LayerWriter
 from stager.layers.source import LayerSource
 from stager.layers.tree import Tree, TreeFile
 from stager.layers.wheel import add_wheel
-from stager.pack.compiled_program import compiled_program
-from stager.pack.program import make_node_program
+from stager.pack.node_program import compiled_program, make_node_program
 from tests.support.needs import lacks, needs
 
 STAGER = [sys.executable, "-m", "stager"]

@@ -24,15 +24,15 @@ from bundle.format.layer import origin_of, packed_index
 from bundle.format.manifest import member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
 from stager import wheels as fetch
-from stager.building.bundle_copy import copy_to
 from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
 from stager.layers.layer_build import make_layers
 from stager.layers.project import project_files
 from stager.layers.source import LayerSource
 from stager.pack.bundle import Contents, Packed, pack
+from stager.pack.bundle_file import seal
 from stager.pack.decompressor import decompressor_lock
-from stager.pack.seals import seal
+from stager.pack.members import copy_to
 from tests.support.building import ORIGIN
 
 HERE = Target.of_host()

@@ -25,7 +25,7 @@ from bundle.system.processes import CompletedCommand
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
-from stager.pack.program import make_node_program
+from stager.pack.node_program import make_node_program
 from tests.support.bundles import BASE_PYTHON, OWN, make_bundle, run_node
 from tests.support.jobs import PLAIN, ask, job_for
 from tests.support.signing import ALICE, Key, certified, make_key

@@ -167,7 +167,7 @@ def test_a_problem_of_the_drivers_host_is_put_on_no_node(
 
 def test_the_bundle_stays_while_a_job_uses_it(many: Packed, program: Path, tmp_path: Path) -> None:
     """Whoever clears bundles away asks for the lock that the driver holds."""
-    from stager.pack.existing import clear_away
+    from stager.pack.bundle_file import clear_away
 
     gate = tmp_path / "gate"
     argv = driver(gated(program, tmp_path, gate), job_for(many, tmp_path))

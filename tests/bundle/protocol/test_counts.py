@@ -20,7 +20,7 @@ PLURAL = re.compile(
 )
 ALWAYS_SEVERAL = {
     "stager/slurm/request.py": "nodes",  # one node is no reason to ask for Slurm
-    "stager/pack/existing.py": "len(found)",
+    "stager/pack/bundle_file.py": "len(found)",
     "stager/console/job_result.py": "count",
     "stager/layers/wheel.py": "len(self._faults)",
     "stager/layers/layer_build.py": "len(faults)",

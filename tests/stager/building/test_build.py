@@ -14,15 +14,14 @@ from bundle.format.manifest import Part
 from bundle.protocol.codec import encode
 from stager.building import project_size
 from stager.building.build import Built, build_result
-from stager.building.bundle_copy import copy_to
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
 from stager.core import store
 from stager.core.errors import BundleError, ResolveError, StagerError, WheelError
 from stager.core.store import Store, sha256_of
 from stager.core.values import Digest, Target
-from stager.pack.batch_marks import mark
-from stager.pack.existing import newest
+from stager.pack.bundle_file import mark, newest
+from stager.pack.members import copy_to
 from tests.support.building import Project, Recorder, contents, digests, index_of
 from tests.support.golden import check_golden
 from tests.support.processes import until

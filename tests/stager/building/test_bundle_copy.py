@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stager.building.bundle_copy import refuse_in_project
 from stager.core.errors import ConfigError
 from stager.core.files import BUNDLE_SUFFIX
+from stager.pack.members import refuse_in_project
 
 
 @pytest.fixture

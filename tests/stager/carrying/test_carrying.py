@@ -27,8 +27,8 @@ from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.files import BUNDLE_SUFFIX
 from stager.core.store import Store
-from stager.pack import existing
-from stager.pack.existing import LABEL_NAME, ChosenBundle, opened
+from stager.pack import bundle_file
+from stager.pack.bundle_file import LABEL_NAME, ChosenBundle, opened
 from tests.support.building import Project, Recorder, digests
 from tests.support.bundles import Raw, forge, make_bundle, rot
 from tests.support.wheelhouse import make_wheel
@@ -241,13 +241,13 @@ def test_a_lock_that_another_build_changes_meanwhile(sides: Sides) -> None:
     code, lock = project.root / "more.py", project.root / "pylock.toml"
     code.write_text("x = 1\n")
     project.build()
-    other = existing.newest(store, config.source)
+    other = bundle_file.newest(store, config.source)
     assert other is not None
     code.unlink()
     project.build()
     text = lock.read_text()
     for meanwhile in (
-        lambda: existing.remember(store, config.source, other),
+        lambda: bundle_file.remember(store, config.source, other),
         lambda: lock.write_text(f"{text}# another\n"),
     ):
         refusing = pytest.raises(BundleError, match="has built project just now")

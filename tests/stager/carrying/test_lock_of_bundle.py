@@ -9,7 +9,7 @@ import pytest
 from stager.building.build import Built
 from stager.carrying.lock_of_bundle import lock_of
 from stager.core.errors import BundleError
-from stager.pack.existing import ChosenBundle
+from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 
 

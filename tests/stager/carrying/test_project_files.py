@@ -23,7 +23,7 @@ from stager.core.errors import BundleError, ConfigError, ResolveError, StagerErr
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.pack.bundle import bundle_path
-from stager.pack.existing import ChosenBundle, manifest_of
+from stager.pack.bundle_file import ChosenBundle, manifest_of
 from tests.support.building import Project, Recorder, digests
 
 

@@ -20,9 +20,8 @@ from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_k
 from stager.cleanup.result import removed_in_store
 from stager.core.errors import StagerError
 from stager.core.store import Store
-from stager.pack import existing
-from stager.pack.batch_marks import mark, unmark
-from stager.pack.existing import node_program
+from stager.pack import bundle_file
+from stager.pack.bundle_file import mark, node_program, unmark
 from tests.support.building import Project, digests, left_behind, left_in_tmp
 from tests.support.wheelhouse import make_wheel
 
@@ -103,7 +102,7 @@ def test_layers_stay_where_a_bundle_could_not_be_removed(
 ) -> None:
     """A job may have opened it since the plan was made."""
     rebuilt(project)
-    monkeypatch.setattr(existing, "clear_away", lambda path: False)
+    monkeypatch.setattr(bundle_file, "clear_away", lambda path: False)
     done = sweep(project.store)
     assert {item.kind for item, _ in done.left} == {"bundle", "layer"}
     assert "layer" not in {item.kind for item in done.removed}

@@ -12,7 +12,7 @@ from stager.core.store import Store
 from stager.incidents import pending_jobs
 from stager.incidents.incident_files import DAY, MAX_BYTES, read
 from stager.incidents.pending_jobs import KEPT_DAYS, PendingJob, drop, note, settle
-from stager.pack.batch_marks import mark, marked
+from stager.pack.bundle_file import mark, marked
 from tests.support.incidents import ENDED, FULL, event_log
 
 

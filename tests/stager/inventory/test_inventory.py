@@ -15,7 +15,7 @@ from stager.core.store import Store
 from stager.inventory.inventory import Inventory, inventory
 from stager.inventory.licence_list import licence_list
 from stager.inventory.provenance import Provenance
-from stager.pack.existing import ChosenBundle
+from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 from tests.support.bundles import Raw, forge, make_bundle
 from tests.support.wheelhouse import make_wheel

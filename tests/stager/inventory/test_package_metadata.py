@@ -22,7 +22,7 @@ from stager.inventory.package_metadata import (
     metadata_of_wheel,
     parse_metadata,
 )
-from stager.pack.existing import opened
+from stager.pack.bundle_file import opened
 from tests.support.building import frames_of
 from tests.support.bundles import Raw, forge, make_bundle
 from tests.support.wheelhouse import make_wheel

@@ -20,7 +20,7 @@ from stager.inventory.cyclonedx_document import FILES_LIMIT
 from stager.inventory.inventory import Inventory, InventoryAsset, inventory
 from stager.inventory.licences import Licence
 from stager.inventory.sbom import sbom
-from stager.pack.existing import ChosenBundle
+from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 from tests.support.bundles import make_bundle
 from tests.support.wheelhouse import make_wheel

@@ -16,7 +16,7 @@ from stager.layers.layer_file import LayerWriter
 from stager.layers.prune import NOTE, RULES, Pruned, concerned, left_out
 from stager.layers.source import LayerSource, layer_id
 from stager.layers.wheel import add_wheel
-from stager.pack.inspect import inspect
+from stager.pack.members import inspect
 from tests.support.building import (
     HOST,
     ORIGIN,

@@ -10,7 +10,7 @@ import pytest
 from stager.core.errors import ConfigError
 from stager.layers.prune import check, concerned, matching, of_package
 from stager.layers.source import LayerSource, layer_id
-from stager.pack.inspect import inspect
+from stager.pack.members import inspect
 from tests.support.building import HOST, SITE, Project, index_of, wheel_of
 from tests.support.wheelhouse import make_wheel
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.store import Store
-from stager.pack.batch_marks import DAYS, is_marked, mark, marked, marks_in, unmark
+from stager.pack.bundle_file import DAYS, is_marked, mark, marked, marks_in, unmark
 from tests.support.building import Project
 
 DAY = 86400.0

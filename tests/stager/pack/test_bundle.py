@@ -19,15 +19,14 @@ from bundle.format.layer import HEAD_PREFIX, Frame, head_summary
 from bundle.format.manifest import Layer
 from bundle.protocol.problem import NodeError, ProblemCode
 from bundle.transfer.plan import digest_of_all
-from stager.building.bundle_copy import copy_to
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel
 from stager.layers.layer_build import make_layers
-from stager.pack.bundle import Contents, Packed, pack, requires, short_name
+from stager.pack.bundle import Contents, Packed, pack, requires, short_name, stored_index
 from stager.pack.decompressor import decompressor_lock
-from stager.pack.program import make_node_program
-from stager.pack.stored_layers import stored_index
+from stager.pack.members import copy_to
+from stager.pack.node_program import make_node_program
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
 from tests.support.bundles import rot
 from tests.support.wheelhouse import conflicting_pair, make_wheel, standard_set

@@ -13,7 +13,7 @@ from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
 from stager.core.errors import BundleError
 from stager.core.store import Store
-from stager.pack.existing import (
+from stager.pack.bundle_file import (
     Newest,
     clear_away,
     is_named,
@@ -24,7 +24,7 @@ from stager.pack.existing import (
     opened,
     remember,
 )
-from stager.pack.program import make_node_program
+from stager.pack.node_program import make_node_program
 from tests.support.building import Project
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bundle.protocol.codec import encode
 from stager.core.errors import BundleError
-from stager.pack.inspect import InspectedFile, inspect, inspect_files
+from stager.pack.members import InspectedFile, inspect, inspect_files
 from tests.support.building import HOST, SITE, Project, contents
 
 

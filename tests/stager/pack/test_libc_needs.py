@@ -13,8 +13,7 @@ from stager.core.store import Store
 from stager.core.values import Target
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource
-from stager.pack.bundle import requires
-from stager.pack.libc_needs import FILE_NAME, LibcNeed, file_needs
+from stager.pack.bundle import FILE_NAME, LibcNeed, file_needs, requires
 from tests.support.bundles import wheel
 from tests.support.shared_objects import AARCH64, glibc, musl
 from tests.support.wheelhouse import make_wheel

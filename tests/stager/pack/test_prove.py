@@ -14,8 +14,7 @@ import pytest
 from bundle.protocol.job import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
-from stager.pack.prove import Proof, Wanted, prove
-from stager.pack.unmet import unmet
+from stager.pack.proof import Proof, Wanted, prove, unmet
 from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import needs

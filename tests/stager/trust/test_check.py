@@ -14,11 +14,11 @@ from bundle.environment.unpack import unpack
 from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
 from stager.building.build import Built
-from stager.building.bundle_copy import copy_to
 from stager.config.load import Config, load
 from stager.core.errors import BundleError, StagerError
 from stager.core.store import Store
-from stager.pack.existing import manifest_of
+from stager.pack.bundle_file import manifest_of
+from stager.pack.members import copy_to
 from stager.trust import keygen
 from stager.trust.check import examine, read_signature, signature_of, trust_in
 from stager.trust.signers import read_signers

@@ -28,8 +28,7 @@ from bundle.protocol.messages import (
     StepMessage,
     UnpackRequest,
 )
-from stager.pack.compiled_program import with_bytecode
-from stager.pack.program import make_node_program
+from stager.pack.node_program import make_node_program, with_bytecode
 from tests.support.jobs import PLAIN
 
 REPO = Path(__file__).resolve().parents[4]

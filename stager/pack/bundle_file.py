@@ -25,9 +25,9 @@ from bundle.protocol.digest import Digest
 from bundle.protocol.problem import NodeError
 
 from ..core import files
-from ..core.errors import BundleError
-from ..core.files import BUNDLE_SUFFIX
-from ..core.store import Store, sha256_of
+from ..core.errors import BundleError, StagerError
+from ..core.files import BUNDLE_SUFFIX, text_of
+from ..core.store import Store, sha256_of, stamp
 
 if TYPE_CHECKING:
     from ..layers.prune import Pruned
@@ -58,7 +58,7 @@ def made_here(store: Store, path: Path, key: str) -> bool:
 
     The id covers every byte, so it does not matter what happened to the file since.
     """
-    note = _seal(store.root / "bundles" / path.name)
+    note = _find_seal_beside(store.root / "bundles" / path.name)
     try:
         return files.text_of(note).partition("\n")[0].split()[-1:] == [key]
     except (OSError, UnicodeDecodeError):
@@ -325,14 +325,142 @@ def clear_away(path: Path) -> bool:
     except OSError:
         return False
     with suppress(OSError):
-        _seal(path).unlink()
+        _find_seal_beside(path).unlink()
     return True
 
 
-def _seal(bundle: Path) -> Path:
+def _find_seal_beside(bundle: Path) -> Path:
     """Return the path of a note of :mod:`.seals`, without creating its directory."""
     return bundle.parents[1] / "seals" / f"{bundle.name}.txt"
 
 
 def _note(store: Store, project: Path) -> Path:
     return store.projects / f"{Digest.of(str(project.resolve()).encode())[:32]}.json"
+
+
+# --- The note that a bundle is as it was written here, so that it is not read again --------------
+
+# Its first line is of the bundle's file; a thin bundle has one more for each file that it refers
+# to.
+
+
+def is_sealed(store: Store, path: Path, manifest: Manifest) -> bool:
+    """Return whether a bundle, and what it refers to, has not changed since it was written.
+
+    Reading all of it again would take longer than the rest of a build in which nothing changed.
+    """
+    try:
+        size = path.stat().st_size
+        thin = size == manifest.thin_size
+        lines = _lines(store, path, manifest, thin=thin)
+        return (thin or size == manifest.size) and lines == text_of(
+            _find_seal(store, path)
+        ).splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def seal(store: Store, path: Path, manifest: Manifest, *, thin: bool = False) -> None:
+    """Note that a bundle is as it was written; all of it, and all it refers to, was checked.
+
+    Raises:
+        StagerError: the note cannot be written.
+    """
+    with store.publishing(_find_seal(store, path)) as partial:
+        text = "\n".join(_lines(store, path, manifest, thin=thin))
+        partial.write_text(text + "\n", encoding="utf-8")
+
+
+def checked_files(store: Store, manifest: Manifest) -> set[str]:
+    """Return the files of a thin bundle that have not changed since some bundle was sealed."""
+    known: set[str] = set()
+    for path in store.seals.glob("*.txt"):
+        try:
+            known.update(text_of(path).splitlines()[1:])
+        except (OSError, UnicodeDecodeError):
+            continue
+    files = zip(manifest.stored, _stored_lines(store, manifest), strict=True)
+    return {member.file for member, line in files if line in known}
+
+
+def _lines(store: Store, path: Path, manifest: Manifest, *, thin: bool) -> list[str]:
+    own = _line(path, manifest.id)
+    return [own, *(_stored_lines(store, manifest) if thin else ())]
+
+
+def _stored_lines(store: Store, manifest: Manifest) -> list[str]:
+    return [_line(store.layers / member.file, member.digest) for member in manifest.stored]
+
+
+def _line(path: Path, key: Digest) -> str:
+    try:
+        return " ".join(map(str, [*stamp(path.stat()), key]))
+    except FileNotFoundError:
+        return "missing"
+
+
+def _find_seal(store: Store, path: Path) -> Path:
+    return store.seals / f"{path.name}.txt"
+
+
+# --- Marks of bundles that a batch script names, which stay until the script is of no use any more
+
+# A script that was printed or submitted holds the path of its bundle, and may wait in the queue for
+# days while the project goes on. So no rebuild removes such a bundle, and ``clean`` leaves it
+# alone. A mark is an empty file beside the bundle: ``NAME.pkgs.tar.script`` for what was printed,
+# and ``NAME.pkgs.tar.job-4711`` for a job, until its end has been seen. Each counts for 30 days.
+
+DAYS = 30
+"""Days for which a mark counts: no more is known of what was printed, or of a job that is lost."""
+_SECONDS = DAYS * 86400.0
+_OF_SCRIPT = ".script"
+_OF_JOB = ".job-"
+
+
+def mark(store: Store, bundle: Path, job_id: str = "") -> bool:
+    """Mark a bundle for a script (no job id: one that was printed); return whether it stays."""
+    if bundle.parent != store.root / "bundles":
+        return True
+    try:
+        with store.publishing(_mark(bundle, job_id)) as partial:
+            partial.touch()
+    except (StagerError, OSError):
+        return False
+    return True
+
+
+def unmark(bundle: Path, job_id: str) -> None:
+    """Remove the mark of a job that is over."""
+    with suppress(OSError):
+        _mark(bundle, job_id).unlink()
+
+
+def is_marked(bundle: Path, now: float, *, by_jobs: bool = False) -> bool:
+    """Return whether a batch script names a bundle; ``by_jobs`` ignores printed scripts."""
+    marks = marks_in(bundle.parent, bundle.name, by_jobs=by_jobs)
+    return any(_age(path, now) < _SECONDS for path in marks)
+
+
+def marked(store: Store, now: float, *, by_jobs: bool = False) -> list[Path]:
+    """Return the bundles that batch scripts name; see :func:`is_marked`."""
+    bundles = sorted((store.root / "bundles").glob(f"*{BUNDLE_SUFFIX}"))
+    return [path for path in bundles if is_marked(path, now, by_jobs=by_jobs)]
+
+
+def marks_in(
+    folder: Path, bundle: str = f"*{BUNDLE_SUFFIX}", *, by_jobs: bool = False
+) -> Iterator[Path]:
+    """Yield the marks in a directory with bundles, by default those of all."""
+    for ending in (f"{_OF_JOB}*",) if by_jobs else (_OF_SCRIPT, f"{_OF_JOB}*"):
+        yield from folder.glob(f"{bundle}{ending}")
+
+
+def _mark(bundle: Path, job_id: str) -> Path:
+    return bundle.with_name(bundle.name + (f"{_OF_JOB}{job_id}" if job_id else _OF_SCRIPT))
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except OSError:  # it was removed just now
+        return _SECONDS
