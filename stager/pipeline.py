@@ -70,7 +70,7 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> BuildRes
     from .building.build import build_result
     from .pack.bundle_file import ChosenBundle
     from .pack.members import copy_to, refuse_in_project
-    from .trust.sign import copy_signature, sign
+    from .trust import copy_signature, sign
 
     if options.output is not None:
         refuse_in_project(options.output, config.project.path)
@@ -301,7 +301,7 @@ def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> st
     nothing is left out: its errors are errors.
     """
     from .jobs.prepare import named_bundle, source_of
-    from .trust.check import trust_in
+    from .trust import trust_in
 
     if not (options.nodes and options.store):
         return ""

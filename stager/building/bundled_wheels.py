@@ -33,7 +33,7 @@ from ..lock.pylock import earlier_lock
 from ..lock.spec import Spec
 from ..pack import bundle_file
 from ..pack.members import CheckedMembers, MemberError, reader
-from ..trust.check import trust_in
+from ..trust import trust_in
 
 
 class BundledWheels:

@@ -19,7 +19,7 @@ from ..core.store import Store
 from ..pack import bundle_file
 from ..pack.bundle import short_name
 from ..pack.members import write_member, write_members
-from ..trust.check import read_signature, signature_of
+from ..trust import read_signature, signature_of
 from .carried_file import (
     LOCK_NAME,
     SIGNATURE_NAME,

@@ -28,7 +28,7 @@ from ..core.processes import CommandError, run
 from ..core.store import Store, sha256_of
 from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
 from ..pack.members import project_folder, refuse_in_project, unpacked
-from ..trust.check import trust_in
+from ..trust import trust_in
 
 PROGRAM = "mksquashfs"
 _PLACES = ("/usr/sbin", "/sbin")

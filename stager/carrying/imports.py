@@ -22,7 +22,7 @@ from ..pack.bundle import bundle_path
 from ..pack.bundle_file import ChosenBundle, is_sealed, seal
 from ..pack.members import InspectedSignature, MemberError, reader, write_member
 from ..pack.node_program import compiled_program
-from ..trust.check import decide, inspected_signature, signature_of
+from ..trust import decide, inspected_signature, signature_of
 from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile
 from .exports import members_of
 from .lock_of_bundle import names_wheels

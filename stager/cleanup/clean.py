@@ -30,7 +30,7 @@ from ..core.store import DigestCache, Store, size_of
 from ..pack import bundle_file
 from ..pack.bundle_file import is_marked, marks_in
 from ..pack.decompressor import PINNED
-from ..trust.check import SUFFIX
+from ..trust import SUFFIX
 from . import hub_files
 from .files import content_of, files_in, folders_in, is_outdated, nobody_has_open
 

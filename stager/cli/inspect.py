@@ -96,7 +96,7 @@ def _show_layers(
 ) -> None:
     from ..pack.members import inspect as inspect_bundle
     from ..pack.members import inspect_files
-    from ..trust.check import inspected_signature
+    from ..trust import inspected_signature
 
     look = inspect_files if view.files else inspect_bundle
     result = look(chosen.path, asked=chosen.id)

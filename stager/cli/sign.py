@@ -43,7 +43,7 @@ def sign(
     from ..building.current_bundle import current_bundle
     from ..jobs.prepare import chosen_bundle, project
     from ..pack.bundle_file import ChosenBundle
-    from ..trust.sign import sign as make_signature
+    from ..trust import sign as make_signature
 
     asked = bundle_id(id, "--id")
     console = talk.reports()

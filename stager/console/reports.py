@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..mirror.mirror import MirrorResult
     from ..pack.members import InspectedSignature, Inspection
     from ..tracing.result import TracedBuildResult
-    from ..trust.sign import SignResult
+    from ..trust import SignResult
 
 _WAYS: Mapping[TransferWay, str] = {
     TransferWay.AUTO: "at most {bytes} would be sent",

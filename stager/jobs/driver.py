@@ -27,7 +27,7 @@ from ..logs.events import parse_event, records
 from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
 from ..pack.node_program import compiled_program
 from ..slurm import messages
-from ..trust.check import trust_in
+from ..trust import trust_in
 from .outcome import Outcome
 
 OnEvent = Callable[[Record], None]

@@ -32,8 +32,7 @@ from ..core.store import Store
 from ..pack.bundle_file import ChosenBundle, made_here, manifest_of, with_id
 from ..slurm import request
 from ..slurm.request import NamedHosts, Source
-from ..trust.check import trust_in
-from ..trust.signers import read_signers
+from ..trust import read_signers, trust_in
 from .driver import DriverStart
 from .hosts import hosts_of
 from .job import make_job, refuse_launcher

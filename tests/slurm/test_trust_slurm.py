@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stager.trust.check import signature_of
+from stager.trust import signature_of
 from tests.support.building import Project
 from tests.support.cluster import Cluster
 from tests.support.processes import until

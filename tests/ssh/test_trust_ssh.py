@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.trust.check import signature_of
+from stager.trust import signature_of
 from tests.support.processes import until
 from tests.support.signing import ALICE, Key, allow, begun_in_time
 from tests.support.ssh_hosts import SshHosts, words

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundle.checks.signature import statement
-from stager.trust.check import SignatureVerdict, examine
+from stager.trust import SignatureVerdict, examine
 from tests.support.signing import ALICE, Key, certified, make_key
 
 ID = "5" * 64

@@ -13,15 +13,14 @@ from bundle.checks.signature import statement
 from bundle.environment.unpack import unpack
 from bundle.node.node_root import secure_root
 from bundle.protocol.problem import NodeError
+from stager import trust
 from stager.building.build import Built
 from stager.config.load import Config, load
 from stager.core.errors import BundleError, StagerError
 from stager.core.store import Store
 from stager.pack.bundle_file import manifest_of
 from stager.pack.members import copy_to
-from stager.trust import keygen
-from stager.trust.check import examine, read_signature, signature_of, trust_in
-from stager.trust.signers import read_signers
+from stager.trust import examine, read_signature, read_signers, signature_of, trust_in
 from tests.support.building import Project
 from tests.support.bundles import BASE_PYTHON
 from tests.support.needs import needs
@@ -216,9 +215,9 @@ def test_of_a_slow_ssh_keygen_the_time_is_told(
     slow.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(keygen, "SECONDS", 0.2)
+    monkeypatch.setattr(trust, "SECONDS", 0.2)
     with pytest.raises(StagerError, match=r"took more than 0\.2 s: ssh-keygen") as caught:
-        keygen.run([keygen.KEYGEN, "-Y", "find-principals"], "")
+        trust.run([trust.KEYGEN, "-Y", "find-principals"], "")
     assert caught.value.hint.startswith("see what keeps this machine busy")
 
 

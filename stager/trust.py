@@ -1,0 +1,540 @@
+"""OpenSSH's ``ssh-keygen``, as this side starts it."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shlex
+import signal
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bundle.checks.signature import (
+    KEYGEN,
+    NAMESPACE,
+    REFUSED,
+    SECONDS,
+    as_path,
+    lines_of,
+    statement,
+    verify,
+)
+from bundle.protocol.job import Trust
+from bundle.system.processes import CompletedCommand
+
+from .config.load import Config
+from .core.errors import BundleError, ConfigError, StagerError
+from .core.files import opened, replacing
+from .core.processes import CommandError, feed, stream
+from .core.store import Store
+from .pack import bundle_file
+from .pack.bundle_file import ChosenBundle, is_sealed, manifest_of
+
+if TYPE_CHECKING:
+    from .pack.members import InspectedSignature
+
+
+_LOCKED = "incorrect passphrase"
+"""What it says of a key whose passphrase nobody has typed."""
+_TOUCH = re.compile(r"user presence", re.IGNORECASE)
+"""What it says of a hardware key that is to be touched."""
+OLDEST = "OpenSSH 8.2"
+"""The first version with all that is used."""
+
+
+def run(argv: Sequence[str], text: str) -> CompletedCommand:
+    """Run a command that reads a text, to its end.
+
+    Raises:
+        StagerError: it cannot be started, is too old, or takes too long.
+    """
+    try:
+        return feed(argv, text, environment=os.environ, timeout=SECONDS)
+    except CommandError as exc:
+        if exc.completed.returncode == REFUSED:
+            return exc.completed
+        slow = exc.completed.returncode == -signal.SIGKILL  # at the end of its time
+        raise StagerError(
+            f"{exc.message.splitlines()[0]}: it cannot check signatures",
+            hint="see what keeps this machine busy, and run the command again"
+            if slow
+            else f"install {OLDEST} or newer",
+            context=exc.context,
+        ) from exc
+
+
+def signing_key(signature: str, bundle_id: str) -> CompletedCommand:
+    """Let it say which key has signed a bundle; whose that is, is not looked at."""
+    with as_path(signature) as path:
+        argv = [KEYGEN, "-Y", "check-novalidate", "-n", NAMESPACE, "-s", path]
+        return run(argv, statement(bundle_id))
+
+
+def principals(signature: str, signers: str) -> CompletedCommand:
+    """Let it find whose key has made a signature."""
+    with as_path(signature) as path, as_path(signers) as allowed:
+        return run([KEYGEN, "-Y", "find-principals", "-s", path, "-f", allowed], "")
+
+
+def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
+    """Let it write the signature of a file beside that, with ``.sig`` behind the name.
+
+    It may ask for a passphrase on the terminal, or for a touch of a hardware key.
+
+    Args:
+        key: the private key; or the public one, of a key that an agent holds.
+        text: the file that is signed.
+        say: called with each line that it says; of a failure, only with requests for a touch.
+
+    Raises:
+        StagerError: it cannot be started, or did not sign.
+    """
+    lines: list[str] = []
+
+    def take(line: str) -> None:
+        if _TOUCH.search(line):
+            say(line)
+        else:
+            lines.append(line)
+
+    argv = [KEYGEN, "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(text)]
+    ended = stream(argv, take, on_talk=take)
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    if ended.returncode:
+        raise _not_signed(key, lines)
+    for line in lines:
+        say(line)
+
+
+def _not_signed(key: Path, lines: Sequence[str]) -> StagerError:
+    last = lines[-1] if lines else "it did not say why"
+    if _LOCKED in last and not _has_terminal():
+        word = shlex.quote(str(key))
+        return StagerError(
+            f"{key} has a passphrase, and there is no terminal to ask for it",
+            hint=f"`ssh-add {word}` in a terminal, then --key {word}.pub",
+        )
+    return StagerError(
+        f"{KEYGEN} could not sign with {key}: {last}",
+        hint="name a private key, or the public key (.pub) of one that your ssh-agent holds",
+        context=lines[:-1],
+    )
+
+
+def _has_terminal() -> bool:
+    """Return whether ``ssh-keygen`` could ask: it uses ``/dev/tty``, not its standard input."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+# --- The file with the keys that may sign: read once, and refused where others could change it
+
+MOST_SIGNERS_BYTES = 1 << 16
+"""Length of the file: it travels to every node."""
+
+
+def read_signers(path: Path) -> str:
+    """Return the content of an ``allowed_signers`` file.
+
+    Raises:
+        ConfigError: it cannot be read, is too long, or somebody else may write it.
+    """
+    setting = f"trust.allowed-signers: {path}"
+    try:
+        _refuse_open_folder(path.parent, setting)
+        with opened(path) as handle:
+            _refuse_writable(os.fstat(handle.fileno()), path, setting)
+            text = handle.read(MOST_SIGNERS_BYTES + 1).decode("utf-8")
+    except OSError as exc:
+        raise ConfigError(
+            f"{setting} cannot be read: {exc.strerror or exc}",
+            hint="name the file with the keys that may sign; its form is in ssh-keygen(1), "
+            "ALLOWED SIGNERS",
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{setting} is not a text", hint="ssh-keygen(1) has its form") from exc
+    if len(text.encode()) > MOST_SIGNERS_BYTES:
+        raise ConfigError(
+            f"{setting} has more than {MOST_SIGNERS_BYTES >> 10} KiB",
+            hint="let one key certify the others: a line with cert-authority, see ssh-keygen(1)",
+        )
+    return text
+
+
+def _refuse_writable(status: os.stat_result, path: Path, setting: str) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"{setting} belongs to another user, who may change it",
+            hint="use a copy of your own, or one of root's",
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"{setting} may be changed by others: its mode is {stat.S_IMODE(status.st_mode):04o}",
+            hint=f"chmod go-w {path}",
+        )
+
+
+def _refuse_open_folder(folder: Path, setting: str) -> None:
+    """Refuse a file that others could replace; a sticky folder lets only its owners do so."""
+    status = folder.stat()
+    if status.st_mode & stat.S_ISVTX:
+        return
+    if status.st_mode & stat.S_IWOTH:
+        who, bit = "anyone", "o-w"
+    elif status.st_mode & stat.S_IWGRP and not _has_nobody_else(status.st_gid):
+        who, bit = "a group", "g-w"
+    else:
+        return
+    raise ConfigError(
+        f"{setting} is in a folder in which {who} can replace it",
+        hint=f"chmod {bit} {folder}, or use a copy elsewhere",
+    )
+
+
+def _has_nobody_else(gid: int) -> bool:
+    """Return whether a group is root's or user-private: there the umask is often 002."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return gid == 0
+    own = (user.pw_gid, user.pw_name) == (gid, group.gr_name)
+    return gid == 0 or (own and set(group.gr_mem) <= {user.pw_name})
+
+
+# --- Deciding whether a bundle has the signature that ``[trust]`` asks for -----------------------
+
+# A signature is that of the bundle's id. Where one is required, every byte of the bundle is
+# compared with that id here, before anything in the bundle is started; the nodes do so again.
+
+SUFFIX = ".sig"
+"""The signature of a bundle lies beside it, under its name with this ending."""
+MOST_SIGNATURE_BYTES = 1 << 16
+"""Length of a signature; that of a large certificate has a few kilobytes."""
+_LINES = 4
+"""Lines of ``ssh-keygen`` that a message quotes."""
+_KEY = re.compile(r"with (.+ key SHA256:\S+)")
+"""How ``ssh-keygen`` names the key of a good signature."""
+_CERTIFICATE = re.compile(r"line (\d+): no valid principals found")
+"""What ``ssh-keygen`` says of a certificate that a line's key has made, and that does not hold."""
+_LINE = re.compile(r"line (\d+): ")
+"""How :func:`bundle.checks.signature.lines_of` names a line of the file of signers."""
+_FAULT = re.compile(r"line \d+: (missing key|invalid (key|line|options)|(bad )?options\b)")
+"""What ``ssh-keygen`` says of a line of that file that it cannot read, and leaves out."""
+_SIGN_AGAIN = "sign the bundle again (`stager sign --key KEY`), or get its own signature"
+_ADD_LINE = (
+    "get it signed with one of the keys in {signers}; only if you know whose key this is, and "
+    "trust them, add a line for it there"
+)
+_CHANGE_LINE = "sign it with another key of {signers}, or change this key's line there"
+_FOR_CERTIFICATE = "; with a certificate, sign with --key KEY-cert.pub"
+_NEW_CERTIFICATE = "sign it with a certificate that holds, or with another key of {signers}"
+_CORRECT_LINE = "correct that line of {signers}; ssh-keygen(1), ALLOWED SIGNERS, has its form"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignatureVerdict:
+    """The decision on the signature of a bundle."""
+
+    accepted: bool
+    """True if one of the allowed signers has signed the bundle."""
+    signer: str
+    """Who, as the file of allowed signers calls them; empty if it is nobody of these."""
+    key: str
+    """The key that has signed this bundle, whoever's it is; empty if none has."""
+    why: str
+    """Why the signature is not accepted; empty if it is."""
+    remedy: str = ""
+    """What would make it accepted, where that is known; ``{signers}`` stands for their file."""
+
+    @property
+    def words(self) -> str:
+        """Return the decision in words."""
+        if self.accepted:
+            return f"signed by {self.signer} ({self.key})"
+        return f"signed with {self.key}: {self.why}" if self.key else self.why
+
+
+def signature_of(bundle: Path) -> Path:
+    """Return where the signature of a bundle is, whether it exists or not."""
+    return bundle.with_name(bundle.name + SUFFIX)
+
+
+def read_signature(path: Path) -> str | None:
+    """Return a signature; None if there is none.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    try:
+        with opened(path) as handle:
+            return handle.read(MOST_SIGNATURE_BYTES).decode("ascii", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise BundleError(
+            f"the signature {path} cannot be read: {exc.strerror or exc}",
+            hint="check the path and its permissions",
+        ) from exc
+
+
+def trust_in(
+    config: Config, store: Store, bundle: Path, bundle_id: str
+) -> tuple[SignatureVerdict | None, Trust | None]:
+    """Decide on a bundle that is about to be used.
+
+    Returns:
+        The decision, None where the settings name no signers; and where a signature is required,
+        what nodes need to check it.
+
+    Raises:
+        BundleError: a signature is required, and this one is not accepted; or the bundle is not
+            what was signed.
+        ConfigError: the file of signers cannot be used.
+    """
+    if config.trust.allowed_signers is None and not config.trust.require:
+        return None, None
+    signature = read_signature(signature_of(bundle))
+    beside = f"{SUFFIX} file beside it"
+    decision = decide(config, signature, bundle_id, what=f"the bundle {bundle}", place=beside)
+    if config.trust.require:
+        refuse_altered(store, bundle, bundle_id)
+    return decision
+
+
+def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
+    """Read all of a bundle, unless this store has written it and it has not changed since.
+
+    Raises:
+        BundleError: it is damaged, or another one.
+    """
+    with bundle_file.opened(bundle, bundle_id) as held:
+        if is_sealed(store, bundle, held.manifest):
+            return
+        from .pack.members import MemberError, refuse_damage  # not before: it takes a while
+
+        try:
+            refuse_damage(held)
+        except MemberError as exc:
+            raise BundleError(
+                f"{bundle} is not what was signed: {exc}",
+                hint="it was changed after it was built: copy it again; nothing of it has run",
+            ) from exc
+
+
+def inspected_signature(
+    config: Config | None, bundle: Path, bundle_id: str
+) -> InspectedSignature | None:
+    """Return what is known of the signature of a bundle that nobody is about to use.
+
+    Raises:
+        BundleError: it cannot be read.
+        ConfigError: the file of signers cannot be used.
+    """
+    from .pack.members import InspectedSignature  # not before: it takes a while
+
+    place = signature_of(bundle)
+    signature = read_signature(place)
+    if signature is None:
+        return None
+    path = config.trust.allowed_signers if config is not None else None
+    verdict = examine(signature, bundle_id, read_signers(path) if path is not None else None)
+    return InspectedSignature(
+        file=place,
+        accepted=verdict.accepted,
+        signer=verdict.signer,
+        key=verdict.key,
+        why=verdict.why,
+    )
+
+
+def decide(
+    config: Config, signature: str | None, bundle_id: str, *, what: str, place: str
+) -> tuple[SignatureVerdict, Trust | None]:
+    """Decide on a signature, see :func:`trust_in`; ``what`` and ``place`` are for messages."""
+    path = config.trust.allowed_signers
+    signers = read_signers(path) if path is not None else None
+    verdict = examine(signature, bundle_id, signers)
+    if not config.trust.require:
+        return verdict, None
+    if verdict.accepted and signature is not None and signers is not None:
+        return verdict, Trust(signers=signers, signer=verdict.signer, signature=signature)
+    if signature is None:
+        raise BundleError(
+            f"{what} is not signed, and trust.require asks for a signature: there is no {place}",
+            hint="sign it with `stager sign --key KEY`; or get the signature from whoever made it",
+        )
+    remedy = verdict.remedy.format(signers=path)
+    raise BundleError(
+        f"the signature of {what} is not accepted: {verdict.words}",
+        hint="; ".join(filter(None, ("nothing of it has run", remedy))),
+    )
+
+
+def examine(signature: str | None, bundle_id: str, signers: str | None) -> SignatureVerdict:
+    """Return the decision on a signature."""
+    if signature is None:
+        return _refused("not signed")
+    try:
+        return _examined(signature, bundle_id, signers)
+    except StagerError as exc:
+        return _refused(f"the signature cannot be checked: {exc.message}")
+
+
+def _examined(signature: str, bundle_id: str, signers: str | None) -> SignatureVerdict:
+    made = signing_key(signature, bundle_id)
+    if made.returncode:
+        why = f"it is no signature of this bundle ({_why(made)})"
+        return _refused(why, remedy=_SIGN_AGAIN)
+    key = _key(made)
+    if signers is None:
+        return _refused("there is no trust.allowed-signers to compare it with", key)
+    found = principals(signature, signers)
+    if found.returncode:
+        asked = Trust(signers=signers, signer="", signature=signature)
+        why = _of_certificate(found, asked, bundle_id)
+        if why:
+            return _refused(f"that certificate does not hold ({why})", key, _NEW_CERTIFICATE)
+        return _not_allowed(found, key, signers)
+    why = "nobody's"
+    for signer in _names(found.stdout):
+        done = verify(Trust(signers=signers, signer=signer, signature=signature), bundle_id, run)
+        if done.returncode == 0:
+            return SignatureVerdict(accepted=True, signer=signer, key=key, why="")
+        why = _why(done)
+    return _refused(f"that key may not sign ({why})", key, _CHANGE_LINE)
+
+
+def _not_allowed(found: CompletedCommand, key: str, signers: str) -> SignatureVerdict:
+    text = signers.split("\n")
+    lines = []
+    for line in lines_of(found):
+        numbered = _LINE.match(line)
+        number = int(numbered[1]) if numbered else 0
+        if 0 < number <= len(text) and text[number - 1].strip():  # an empty line is no fault
+            lines.append(line)
+    faults = [line for line in lines if _FAULT.match(line)]
+    if faults:
+        why = f"that key is in no line of trust.allowed-signers, which is faulty at {faults[0]}"
+        return _refused(why, key, _CORRECT_LINE)
+    remedy = _CHANGE_LINE if lines else _ADD_LINE
+    if not lines and "cert-authority" in signers and "-CERT" not in key:
+        remedy += _FOR_CERTIFICATE
+    return _refused(f"that key may not sign ({_why(found)})", key, remedy)
+
+
+def _of_certificate(found: CompletedCommand, trust: Trust, bundle_id: str) -> str:
+    """Return why a certificate does not hold; empty if it is none, or no line has its authority.
+
+    ``verify`` says why, which needs somebody whom the line is for: its own pattern will do.
+    """
+    for certificate in filter(None, map(_CERTIFICATE.fullmatch, lines_of(found))):
+        line = trust.signers.split("\n")[int(certificate[1]) - 1]
+        whom = line.split(maxsplit=1)[0].split(",")[0].strip('"!')
+        done = verify(replace(trust, signer=whom), bundle_id, run)
+        if done.returncode:
+            return _why(done)
+    return ""
+
+
+def _refused(why: str, key: str = "", remedy: str = "") -> SignatureVerdict:
+    return SignatureVerdict(accepted=False, signer="", key=key, why=why, remedy=remedy)
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yield the principals: older versions of ``ssh-keygen`` print those of a line as one."""
+    for line in text.splitlines():
+        for name in line.split(","):
+            if name.strip() and not name.startswith("!"):
+                yield name.strip()
+
+
+def _key(done: CompletedCommand) -> str:
+    found = _KEY.search(done.stdout)
+    return found[1] if found else "a key"
+
+
+def _why(done: CompletedCommand) -> str:
+    """Return what ``ssh-keygen`` said; of a long file of signers, the last lines."""
+    lines = [line.rstrip(".") for line in lines_of(done)[-_LINES:]]
+    return "; ".join(lines) or f"ssh-keygen ended with status {done.returncode}"
+
+
+# --- ``stager sign``: a signature beside the bundle, made by ``ssh-keygen`` ----------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignResult:
+    """The result of ``stager sign``."""
+
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id, which is what was signed."""
+    signature: Path
+    """The signature."""
+    key: str
+    """The key that has signed, as ``ssh-keygen`` names it."""
+
+
+def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignResult:
+    """Write the signature of a bundle beside it; one that is there is replaced.
+
+    Raises:
+        BundleError: the bundle is damaged, or another one.
+        StagerError: it cannot be signed, or the signature cannot be written.
+    """
+    bundle_id = manifest_of(chosen.path, chosen.id).id
+    signature = _signature(bundle_id, key, say)
+    place = signature_of(chosen.path)
+    _write(place, signature)
+    return SignResult(
+        bundle=chosen.path,
+        id=bundle_id,
+        signature=place,
+        key=examine(signature, bundle_id, None).key,
+    )
+
+
+def copy_signature(signature: Path, copy: Path) -> Path:
+    """Write a signature beside a copy of its bundle, and return where.
+
+    Raises:
+        StagerError: it cannot be written.
+    """
+    place = signature_of(copy)
+    _write(place, read_signature(signature) or "")
+    return place
+
+
+def _write(place: Path, signature: str) -> None:
+    try:
+        with replacing(place) as handle:
+            handle.write(signature.encode())
+    except OSError as exc:
+        raise StagerError(
+            f"the signature {place} cannot be written: {exc.strerror or exc}",
+            hint="it lies beside its bundle: sign a copy that is in a folder of yours",
+        ) from exc
+
+
+def _signature(bundle_id: str, key: Path, say: Callable[[str], None]) -> str:
+    """Return the signature of a bundle's id, checked against it."""
+    with tempfile.TemporaryDirectory(prefix="stager-sign-") as folder:
+        text = Path(folder) / "statement"
+        text.write_text(statement(bundle_id), encoding="ascii")
+        make_signature(key, text, say)
+        signature = read_signature(signature_of(text)) or ""
+    verdict = examine(signature, bundle_id, None)
+    if not verdict.key:
+        raise StagerError(f"{key} has made no signature: {verdict.why}")
+    return signature
