@@ -4,41 +4,229 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from bundle.format.manifest import Layer, Manifest
+from bundle.protocol.counts import counted, sized
 from bundle.protocol.digest import Digest
 
 from ..config.load import Config
+from ..config.sections import OF_NODE
 from ..config.template import unnamed_requirements
 from ..core.errors import BundleError, StagerError
 from ..core.store import Store
-from ..interpreter import compiler_for
+from ..core.values import Target
+from ..interpreter import BundledInterpreter, bundled, compiler_for, find
 from ..layers.bytecode import Compiler
 from ..layers.layer_build import MadeLayers, make_layers
+from ..layers.layer_file import top_modules
 from ..layers.prune import Pruned, notes_on_patterns
-from ..layers.source import LayerSource
+from ..layers.source import LayerSource, layer_id
+from ..layers.tree import folders_of
 from ..lock.lock import ResolveOptions
-from ..lock.pylock import Lock, PackageChanges, read_lock
+from ..lock.pylock import Lock, PackageChanges, PackageFile, compare, read_lock
 from ..lock.resolver import FindDriver, ResolverName
 from ..lock.spec import Spec
 from ..pack import bundle_file
-from ..pack.bundle import Contents, Packed, file_needs, pack
+from ..pack.bundle import Contents, Packed, file_needs, pack, stored_index
 from ..pack.bundle_file import ChosenBundle, Newest
 from ..pack.node_program import compiled_program
 from ..pack.proof import Proof, Wanted, prove
-from .bundled_wheels import BundledWheels, advising
-from .changes import before, changes
 from .current_bundle import Listener, inputs, lock_path, offline_root, sources_of_project
-from .hub_layers import forget_files, hub_sources
-from .hub_lock import hub_files, upgraded, with_assets
-from .own_interpreter import own_interpreter
-from .project_lock import buildable_spec, current_lock
-from .project_size import project_is_large
-from .requested import imports_of, reported_of, requested_of
-from .wheel_source import WheelSource
+from .layer_sources import BundledWheels, advising, forget_files, hub_sources
+from .project_lock import (
+    WheelSource,
+    buildable_spec,
+    current_lock,
+    hub_files,
+    upgraded,
+    with_assets,
+)
+
+# --- The Python that a project's bundle brings, if the settings ask for one ----------------------
+
+
+def own_interpreter(
+    config: Config, spec: Spec, note: Callable[[str], None]
+) -> BundledInterpreter | None:
+    """Return the Python that goes into the bundle; None where the nodes' own is used.
+
+    Raises:
+        StagerError: there is none that fits, or it cannot be shipped.
+    """
+    setting = config.environment.interpreter
+    if setting == OF_NODE:
+        return None
+    own = bundled(find(setting, spec.target), spec.target, spec.prune)
+    if own.foreign:
+        note(own.note())
+    return own
+
+
+# --- The size of a project, beside that of the packages it needs ---------------------------------
+
+_MANY_FILES, _MANY_BYTES = 5_000, 50 << 20
+"""A project with fewer files and bytes is small, however few its packages have."""
+
+
+def project_is_large(layers: Sequence[Layer]) -> Iterator[str]:
+    """Yield a note where the project has more files or bytes than the packages it needs."""
+    files, size = _extent(layers, "project")
+    package_files, package_size = _extent(layers, "wheel")
+    if files < _MANY_FILES and size < _MANY_BYTES:
+        return
+    if files > package_files or size > package_size:
+        yield (
+            f"the project is larger than its packages: {counted(files, 'file')}, {sized(size)}; "
+            f"they have {package_files}, {sized(package_size)}. Name what ranks do not need in "
+            "project.exclude, and data in assets.paths"
+        )
+
+
+def _extent(layers: Sequence[Layer], kind: str) -> tuple[int, int]:
+    chosen = [layer for layer in layers if layer.kind == kind]
+    return sum(layer.files for layer in chosen), sum(layer.unpacked_size for layer in chosen)
+
+
+# --- The packages that the user has asked for, and the modules that must import for them ---------
+
+REPORTED = ("torch", "transformers", "datasets", "numpy")
+"""Packages whose versions a probe always reports where they are present."""
+
+
+def requested_of(spec: Spec, lock: Lock) -> tuple[str, ...]:
+    """Return the user's requirements; all packages of a lock without requirements."""
+    requested = [*spec.requirements]
+    if spec.pylock is not None:
+        requested = [file.name for file in lock.files]
+    if spec.uv_lock is not None:
+        locked = {file.name for file in lock.files}
+        requested += [name for name in spec.uv_lock.direct() if name in locked]
+    for wheel, _ in lock.sources:
+        requested.append(parse_wheel_filename(wheel)[0])
+    return tuple(requested)
+
+
+def reported_of(requested: Sequence[str], layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return the packages whose versions a probe reports."""
+    present = {layer.name for layer in layers if layer.kind == "wheel"}
+    names = [canonicalize_name(Requirement(text).name) for text in requested]
+    return tuple(name for name in dict.fromkeys([*REPORTED, *names]) if name in present)
+
+
+def imports_of(
+    config: Config, requested: Sequence[str], layers: Sequence[Layer], store: Store
+) -> tuple[str, ...]:
+    """Return the modules that must import: as set, else those of the requested packages."""
+    if config.environment.imports:
+        return config.environment.imports
+    names = {canonicalize_name(Requirement(text).name) for text in requested}
+    modules: list[str] = []
+    for layer in layers:
+        if layer.kind == "wheel" and layer.name in names:
+            modules += top_modules(layer.name, stored_index(store, layer))
+    # setuptools refuses to be imported after another package has imported distutils, as pip does.
+    return tuple(sorted(dict.fromkeys(modules), key=lambda module: module != "setuptools"))
+
+
+# --- The difference between a project's new bundle, or its files, and the bundle before ----------
+
+_MOST_NAMED = 3
+"""Names of one kind in a message."""
+
+
+def before(store: Store, project: Path) -> Manifest | None:
+    """Return the manifest of the bundle that a project's last build made, if it can be read."""
+    newest = bundle_file.newest(store, project)
+    if newest is None:
+        return None
+    try:
+        return bundle_file.manifest_of(newest.path)
+    except StagerError:
+        return None
+
+
+def changes(old: Manifest | None, new: Manifest) -> PackageChanges:
+    """Compare a bundle with the one before; without one, all packages are added.
+
+    Returns:
+        The changes; their bytes are those of all layers that the earlier bundle does not have, the
+        project's among them, as they are sent.
+    """
+    earlier = old.layers if old is not None else ()
+    there = {layer.id for layer in earlier}
+    return replace(
+        compare(_packages(earlier), _packages(new.layers)),
+        bytes=sum(layer.size for layer in new.layers if layer.id not in there),
+    )
+
+
+def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, target: Target) -> str:
+    """Return the files of a project that differ from those in its bundle, in words.
+
+    Args:
+        old: the manifest of the bundle.
+        trees: the sources of the layers that are not wheels, as they are now.
+        store: the offline root, which has the layers of the bundle.
+        target: what the bundle is for.
+
+    Returns:
+        The files, in parentheses; empty if no file of the project differs, or it is not known.
+    """
+    there = {layer.id for layer in old.layers}
+    was = _shipped(old, store)
+    now = was
+    for source in trees:
+        if source.kind == "project" and source.tree is not None and was:
+            paths = [file.path for file in source.tree.files]
+            now = dict(zip(paths, source.contents, strict=True))
+    added, gone = now.keys() - was.keys(), was.keys() - now.keys()
+    assets = [one for one in trees if one.kind == "asset" and layer_id(one, target) not in there]
+    edited = [asset.name for asset in assets]
+    edited += [path for path in now.keys() & was.keys() if now[path] != was[path]]
+    new = _merge_new_folders(added, folders_of(was))
+    kinds = (("new", new), ("changed", edited), ("removed", gone))
+    named = [f"{kind}: {', '.join(sorted(names)[:_MOST_NAMED])}" for kind, names in kinds if names]
+    more = sum(max(0, len(names) - _MOST_NAMED) for _, names in kinds)
+    if more:
+        named.append(f"and {more} more")
+    if new and not (edited or gone or any(path.endswith(".py") for path in added)):
+        named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
+    return f" ({'; '.join(named)})" if named else ""
+
+
+def _shipped(old: Manifest, store: Store) -> dict[str, str]:
+    """Return the digests of the project's files in a bundle; empty if its layer is damaged."""
+    with suppress(StagerError):
+        for layer in old.layers:
+            if layer.kind == "project":
+                files = stored_index(store, layer).files
+                paths = {file.path.partition("/")[2]: file.sha256 for file in files}
+                return {path: digest for path, digest in paths.items() if path[-4:] != ".pyc"}
+    return {}
+
+
+def _merge_new_folders(paths: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return new paths, with one entry for each new folder."""
+    merged = set()
+    for path in paths:
+        folders = [f"{folder}/" for folder in sorted(folders_of([path])) if folder not in known]
+        merged.add(folders[0] if folders else path)
+    return list(merged)
+
+
+def _packages(layers: Sequence[Layer]) -> list[PackageFile]:
+    return [
+        PackageFile(name=layer.name, version=layer.version, content=layer.version, bytes=layer.size)
+        for layer in layers
+        if layer.kind == "wheel"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

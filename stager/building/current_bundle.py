@@ -130,8 +130,7 @@ def current_bundle(config: Config, listener: Listener) -> ChosenBundle:
             return ChosenBundle(path=newest.path, id=newest.id)
     if inline_script.is_script(config):
         return _of_script(config, listener)
-    from .build import make_again
-    from .changes import before, changed_files
+    from .build import before, changed_files, make_again
 
     old = before(store, config.source)
     if old is not None and newest.inputs != current:

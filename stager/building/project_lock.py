@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,16 +14,111 @@ from packaging.utils import canonicalize_name
 from bundle.protocol.counts import counted, sized
 
 from ..config.load import Config
-from ..core.errors import ConfigError, ResolveError
+from ..core.errors import ConfigError, ResolveError, WheelError
 from ..core.store import Store
+from ..core.values import Wheel
+from ..hub.client import HubClient, HubFiles, resolve
+from ..hub.repositories import HubRequest, LockedRepository
 from ..lock.build_source import built_for_sure, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
 from ..lock.lock import ResolveOptions, make_lock
 from ..lock.pylock import Lock, PackageChanges, changes, earlier_lock, keep_assets, read_lock
 from ..lock.resolver import NONE
 from ..lock.spec import Spec, read_spec
-from .current_bundle import Listener, lock_path, offline_root
-from .hub_lock import hub_files, upgraded, with_assets
+from ..pack.decompressor import decompressor_lock
+from ..wheels import FetchSettings, FindElsewhere, fetch
+from .current_bundle import Listener, hub_requests, lock_path, offline_root
+
+# --- The models and data sets of a project's lock ------------------------------------------------
+
+
+def hub_files(store: Store, offline: bool, listener: Listener) -> HubFiles:
+    """Return the files of the hub; none is fetched if that is not allowed."""
+    return HubFiles(
+        hub=None if offline else HubClient(),
+        store=store,
+        progress=lambda line: listener.step(line, 0, 0),
+    )
+
+
+def upgraded(
+    config: Config, options: ResolveOptions
+) -> tuple[ResolveOptions, frozenset[HubRequest]]:
+    """Sort what is upgraded.
+
+    Returns:
+        The options with packages alone, and the models and data sets whose commits are not kept.
+
+    Raises:
+        ConfigError: what has an owner's name, as in ``org/name``, is none of the settings'.
+    """
+    requests = hub_requests(config)
+    if options.upgrade:
+        return options, frozenset(requests)
+    packages, moved = [], set()
+    for name in options.upgrade_packages:
+        named = {request for request in requests if name in (request.name, request.label)}
+        moved |= named
+        if named:
+            continue
+        if "/" in name:
+            known = ", ".join(dict.fromkeys(request.label for request in requests))
+            raise ConfigError(
+                f"--upgrade-package {name}: no asset of {config.source.name} on the hub has this "
+                "name",
+                hint=f"there are {known}" if known else "its assets name none",
+            )
+        packages.append(name)
+    return replace(options, upgrade_packages=tuple(packages)), frozenset(moved)
+
+
+def with_assets(
+    config: Config,
+    lock: Lock,
+    files: HubFiles,
+    listener: Listener,
+    *,
+    locked: bool = False,
+    moved: Collection[HubRequest] = (),
+) -> Lock:
+    """Return the lock with the models and data sets that the settings name, and no others.
+
+    Args:
+        config: the project's settings.
+        lock: the lock; what it has stays at its commit.
+        files: where files come from.
+        listener: told which commits have changed.
+        locked: true if the lock may not change.
+        moved: those for which the hub is asked again which commit the name stands for.
+
+    Raises:
+        StagerError: one cannot be resolved, or the lock lacks one and may not be made.
+    """
+    requests = hub_requests(config)
+    known = {repository.request for repository in lock.assets}
+    new = [request.label for request in requests if request not in known]
+    if locked and new:
+        raise ResolveError(
+            f"the lock {lock.path} lacks {', '.join(new)}, and it may not be changed now",
+            hint="run `stager lock`, review the difference, and build again",
+        )
+    if not requests and not lock.assets:
+        return lock
+    kept = [repository for repository in lock.assets if repository.request not in moved]
+    resolved = resolve(requests, kept, files)
+    for change in _new_commits(lock.assets, resolved):
+        listener.note(change)
+    return keep_assets(lock, resolved)
+
+
+def _new_commits(
+    earlier: Iterable[LockedRepository], resolved: Iterable[LockedRepository]
+) -> Iterator[str]:
+    commits = {repository.request: repository.commit for repository in earlier}
+    for repository in resolved:
+        request, old = repository.request, commits.get(repository.request)
+        if old and old != repository.commit:
+            yield f"{request.kind} {request.label}: {old[:12]} -> {repository.commit[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,3 +279,65 @@ def _unanswering_index(spec: Spec, lock: Lock, options: ResolveOptions) -> str:
     resolved = not options.offline and spec.pylock is None and spec.uv_lock is None
     left_out = backend and resolved and index not in lock.indexes.extra_index_urls
     return index if left_out else ""
+
+
+# --- The wheels that a bundle is made of: those of the project's lock, and the decompressor ------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelSource:
+    """The places that wheels are fetched from, and into."""
+
+    spec: Spec
+    """The requirements, with their indexes and the target."""
+    store: Store
+    """The offline root, whose lock must be held."""
+    offline: bool
+    """True if nothing may be fetched."""
+    progress: Callable[[str], None]
+    """Takes one line of progress at a time."""
+    elsewhere: FindElsewhere = lambda file: None
+    """Asked for wheels that are not in the offline root, before they are fetched."""
+
+    def of_lock(self, lock: Lock) -> tuple[Wheel, ...]:
+        """Return the wheel of each file of a lock.
+
+        Raises:
+            WheelError: see :func:`stager.wheels.fetch`.
+            ResolveError: the same.
+        """
+        given = FetchSettings(
+            indexes=self.spec.all_indexes,
+            urls=self.spec.urls,
+            builds=self.spec.builds,
+            elsewhere=self.elsewhere,
+        )
+        return fetch(lock, self.store, offline=self.offline, progress=self.progress, given=given)
+
+    def decompressor(self, bundled_python: bool) -> Wheel | None:
+        """Return what bundles are decompressed with; None where the nodes' Python can do that.
+
+        The project's own indexes are asked first: where they are all there is, those of pip's
+        configuration would be waited for in vain. The digest is pinned, whatever index has it.
+
+        Raises:
+            WheelError: it cannot be had.
+            ResolveError: no index can be reached, or there is none for the target.
+        """
+        lock = decompressor_lock(self.spec.target, bundled_python=bundled_python)
+        if lock is None:
+            return None
+        indexes = self.spec.all_indexes.without_credentials()
+        if indexes != lock.indexes:
+            with suppress(WheelError, ResolveError):
+                return self.of_lock(replace(lock, indexes=indexes))[0]
+        try:
+            return self.of_lock(lock)[0]
+        except WheelError as exc:
+            (file,) = lock.files
+            raise WheelError(
+                "the zstd decompressor that every bundle carries cannot be obtained",
+                hint=f"put {file.filename} into {self.store.wheels}, "
+                "or build once where an index has it",
+                context=exc.context or (exc.message,),
+            ) from exc

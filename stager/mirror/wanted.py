@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..building.current_bundle import Listener
-from ..building.project_lock import buildable_spec, current_lock
-from ..building.wheel_source import WheelSource
+from ..building.project_lock import WheelSource, buildable_spec, current_lock
 from ..config.load import Config
 from ..config.sections import OF_NODE
 from ..core.errors import ConfigError

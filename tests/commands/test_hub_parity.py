@@ -21,7 +21,7 @@ import pytest
 
 from bundle.environment.listing import STATE
 from bundle.launch.program_variables import HUB
-from stager.building.hub_layers import hub_sources
+from stager.building.layer_sources import hub_sources
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.hub.client import HubClient, HubFiles, resolve

@@ -12,7 +12,7 @@ import zstandard
 
 from bundle.format.manifest import Part
 from bundle.protocol.codec import encode
-from stager.building import project_size
+from stager.building import build
 from stager.building.build import Built, build_result
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
@@ -459,7 +459,7 @@ def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project)
 def test_a_project_larger_than_its_packages_is_said(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(project_size, "_MANY_FILES", 100)
+    monkeypatch.setattr(build, "_MANY_FILES", 100)
     for number in range(120):
         (project.root / f"part{number}.txt").write_text("x")
     listener = Recorder()
