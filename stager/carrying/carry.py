@@ -18,13 +18,12 @@ from ..config.load import Config
 from ..core.errors import BundleError
 from ..core.files import CARRIED_SUFFIX, bytes_of
 from ..core.store import Store
-from ..inventory.locks import locks_at_hand
+from ..inventory.provenance import lock_of, locks_at_hand
 from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.members import project_folder, refuse_in_project
 from .exports import Base, ExportResult, base_manifest, export
 from .imports import ImportResult, import_file
-from .lock_of_bundle import lock_of
 from .project_files import refuse_used, write_project
 from .tool import carried_tool
 

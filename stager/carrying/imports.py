@@ -17,6 +17,7 @@ from ..config.load import Config
 from ..core.errors import BundleError
 from ..core.files import BUNDLE_SUFFIX, opened
 from ..core.store import Store
+from ..inventory.provenance import names_wheels
 from ..pack import bundle_file
 from ..pack.bundle import bundle_path
 from ..pack.bundle_file import ChosenBundle, is_sealed, seal
@@ -25,7 +26,6 @@ from ..pack.node_program import compiled_program
 from ..trust import decide, inspected_signature, signature_of
 from .carried_file import LOCK_NAME, SIGNATURE_NAME, CarriedFile
 from .exports import members_of
-from .lock_of_bundle import names_wheels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,9 +111,8 @@ def _show_layers(
 def _show_components(
     console: Reports, view: InspectFlags, chosen: ChosenBundle, config: Config | None
 ) -> None:
-    from ..inventory.inventory import inventory
-    from ..inventory.licence_list import licence_list
-    from ..inventory.locks import locks_at_hand
+    from ..inventory.inventory import inventory, licence_list
+    from ..inventory.provenance import locks_at_hand
 
     found = inventory(chosen, locks_at_hand(chosen.path, config))
     if view.sbom:
@@ -129,8 +128,7 @@ def _show_components(
 def _show_sbom(
     console: Reports, view: InspectFlags, found: Inventory, config: Config | None
 ) -> None:
-    from ..inventory.sbom import sbom
-    from ..inventory.written_sbom import unknown_sources, write_sbom
+    from ..inventory.inventory import sbom, unknown_sources, write_sbom
 
     console.without_source(unknown_sources(found), len(found.packages))
     if view.output is None:

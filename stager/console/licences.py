@@ -11,7 +11,7 @@ from bundle.protocol.counts import counted
 from ..core.errors import in_one_line
 
 if TYPE_CHECKING:
-    from ..inventory.licence_list import LicenceList, LicensedComponent
+    from ..inventory.inventory import LicenceList, LicensedComponent
 
 _COLUMNS = 80
 _NAME, _VERSION = 30, 16

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ..config.load import ConfigResult
     from ..forecast.results import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
-    from ..inventory.licence_list import LicenceList
-    from ..inventory.written_sbom import SbomResult
+    from ..inventory.inventory import LicenceList, SbomResult
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges

@@ -29,7 +29,7 @@ from bundle.format.manifest import PYTHON
 
 from .. import __version__
 from .inventory import Inventory, InventoryAsset, InventoryPackage, InventoryPart
-from .licences import Licence
+from .package_metadata import Licence
 from .provenance import Provenance
 
 FILES_LIMIT = 1000

@@ -6,6 +6,7 @@ a lock that was made again since then says nothing false of it.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,94 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from packaging.pylock import (
-    Package,
-    Pylock,
-    PylockUnsupportedVersionError,
-    PylockValidationError,
-)
+from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
 
+from bundle.format.archive import BundleFile
+from bundle.format.layer import LINK_LIMIT, Entry, Index, LayerError, origin_of
+from bundle.protocol.digest import Digest
+
+from ..building.current_bundle import LOCK_NAME
+from ..config import inline_script
+from ..config.load import Config
 from ..core import toml
-from ..core.errors import StagerError
+from ..core.errors import BundleError, StagerError
+from ..layers.layer_file import decompress_index
 from ..lock.indexes import strip_credentials
-from .asset_contents import digest_or_empty
+from ..pack.bundle_file import ChosenBundle, imported_lock, opened
 from .package_metadata import clean
+
+# --- The files of models, data sets and other assets in a bundle, with their digests -------------
+
+_PREFIX = "assets/"
+"""Where assets that are no repository of a hub lie in an environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentFile:
+    """A file of an asset."""
+
+    path: str
+    """Its path in the repository, or in the project."""
+    size: int
+    """Length in bytes."""
+    sha256: str
+    """Digest of its bytes; empty if the index has none that could be true."""
+
+
+def asset_contents(
+    bundle: BundleFile, commits: Mapping[Digest, str]
+) -> dict[Digest, tuple[ContentFile, ...]]:
+    """Return the files of each asset by the id of its layer.
+
+    Raises:
+        NodeError: a layer is damaged.
+    """
+    layers = [layer for layer in bundle.manifest.layers if layer.kind == "asset"]
+    indexes = {
+        layer.id: bundle.index(layer, bundle.head(layer), decompress_index) for layer in layers
+    }
+    files, links = _merged(list(indexes.values()))
+    return {
+        key: tuple(_contents(index, commits.get(key, ""), files, links))
+        for key, index in indexes.items()
+    }
+
+
+def _merged(indexes: Sequence[Index]) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Merge the files and links of all assets: a file that two models share is stored once."""
+    files = {entry.path: entry for index in indexes for entry in index.files}
+    links = {link.path: link.target for index in indexes for link in index.links}
+    return files, links
+
+
+def _contents(
+    index: Index, commit: str, files: Mapping[str, Entry], links: Mapping[str, str]
+) -> Iterator[ContentFile]:
+    """Yield the files of a commit's snapshot; all files if the commit is empty."""
+    mark = f"/snapshots/{commit}/" if commit else _PREFIX
+    paths = [entry.path for entry in index.files] + [link.path for link in index.links]
+    for path in sorted(paths):
+        _, found, name = path.partition(mark)
+        entry = files.get(_followed(path, links)) if found else None
+        if entry is not None:
+            yield ContentFile(path=name, size=entry.size, sha256=digest_or_empty(entry.sha256))
+
+
+def digest_or_empty(text: str) -> str:
+    """Return a text as a digest; empty where it is not one."""
+    try:
+        return Digest(text)
+    except ValueError:
+        return ""
+
+
+def _followed(path: str, links: Mapping[str, str]) -> str:
+    for _ in range(LINK_LIMIT):
+        if path not in links:
+            break
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), links[path]))
+    return path
+
 
 _URL = re.compile(
     r"(?:git\+)?(?:https?|ssh)://(?:[\w.~-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?"
@@ -127,3 +204,66 @@ def public_url(url: str) -> str:
     scheme, _, rest = plain.partition("://")
     plain = f"{scheme}://{host}{rest[rest.find('/') :] if '/' in rest else ''}"
     return plain if len(plain) <= _URL_LIMIT and _URL.fullmatch(plain) else ""
+
+
+# --- The locks that may say where the packages of a bundle came from -----------------------------
+
+_LOCK = re.compile(r"pylock(\.[^./]+)?\.toml")
+"""Names of locks (PEP 751)."""
+
+
+def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
+    """Return where locks may be: beside the bundle, as an import leaves it, and in the project."""
+    beside = imported_lock(bundle)
+    if config is None:
+        return (beside,)
+    names = [LOCK_NAME, "pylock.stager.toml"]
+    if inline_script.is_script(config):
+        names.insert(0, f"pylock.{inline_script.name_of(config.source)}.toml")
+    names += [text for text in config.environment.requirements if _LOCK.fullmatch(Path(text).name)]
+    return (beside, *(config.root / name for name in names))
+
+
+# --- The lock of a bundle that is named: it is carried beside the bundle, which does not hold it
+
+
+def names_wheels(chosen: ChosenBundle, lock: Path) -> bool:
+    """Return whether a lock names every wheel of a bundle.
+
+    Raises:
+        BundleError: the bundle is damaged.
+    """
+    return _names_all(lock, _list_bundle_wheels(chosen))
+
+
+def _names_all(lock: Path, wheels: Sequence[tuple[str, str, str]]) -> bool:
+    known = LockedSources((lock,))
+    return all(known.of(*wheel).kind for wheel in wheels)
+
+
+def _list_bundle_wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:
+    """Return name, version and digest of each wheel of a bundle."""
+    with opened(chosen.path, chosen.id) as bundle, bundle.refusing(LayerError):
+        return [
+            (layer.name, layer.version, str(origin_of(bundle.head(layer)).content))
+            for layer in bundle.manifest.layers
+            if layer.kind == "wheel"
+        ]
+
+
+def lock_of(chosen: ChosenBundle, locks: Sequence[Path]) -> Path:
+    """Return the first lock that names every wheel of a bundle.
+
+    Raises:
+        BundleError: there is none, or the bundle is damaged.
+    """
+    wheels = _list_bundle_wheels(chosen)
+    for path in filter(Path.is_file, locks):
+        if _names_all(path, wheels):
+            return path
+    raise BundleError(
+        f"the lock that {chosen.path} was made from is not here, and would have to come along",
+        hint="export it in its project's folder, before the requirements change; or carry the file "
+        "itself, which `--bundle` takes over there",
+        context=[f"not its lock, or not there: {path}" for path in locks],
+    )

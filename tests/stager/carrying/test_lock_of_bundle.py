@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stager.building.build import Built
-from stager.carrying.lock_of_bundle import lock_of
 from stager.core.errors import BundleError
+from stager.inventory.provenance import lock_of
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stager.console.licences import licence_lines
-from stager.inventory.licence_list import LicenceList, LicensedComponent
+from stager.inventory.inventory import LicenceList, LicensedComponent
 
 
 def one(name: str, version: str, licence: str, kind: str = "package") -> LicensedComponent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stager.core.values import Target
-from stager.inventory.dependencies import dependencies
+from stager.inventory.package_metadata import dependencies
 
 ENVIRONMENT = {
     name: str(value)

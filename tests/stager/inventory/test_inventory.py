@@ -12,8 +12,7 @@ import pytest
 
 from stager.core.errors import BundleError, ConfigError
 from stager.core.store import Store
-from stager.inventory.inventory import Inventory, inventory
-from stager.inventory.licence_list import licence_list
+from stager.inventory.inventory import Inventory, inventory, licence_list
 from stager.inventory.provenance import Provenance
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stager.core.errors import in_one_line
-from stager.inventory.licences import Licence, licence_of, licence_of_card
-from stager.inventory.package_metadata import parse_metadata
+from stager.inventory.package_metadata import Licence, licence_of, licence_of_card, parse_metadata
 
 MIT = "Classifier: License :: OSI Approved :: MIT License"
 BSD = "Classifier: License :: OSI Approved :: BSD License"
