@@ -23,8 +23,7 @@ from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.members import project_folder, refuse_in_project
 from .exports import Base, ExportResult, base_manifest, export
-from .imports import ImportResult, import_file
-from .project_files import refuse_used, write_project
+from .imports import ImportResult, import_file, refuse_used, write_project
 from .tool import carried_tool
 
 
@@ -122,7 +121,7 @@ def import_bundle(
 
     Raises:
         StagerError: see :func:`stager.carrying.imports.import_file` and
-            :func:`stager.carrying.project_files.write_project`.
+            :func:`stager.carrying.imports.write_project`.
     """
     store = Store(offline_root(config))
     if options.project is not None:

@@ -16,8 +16,8 @@ from .program import app, boundary
 from .settings_place import settings_place
 
 if TYPE_CHECKING:
+    from ..carrying.mirror import MirrorTargets
     from ..config.load import Config
-    from ..mirror.wanted import MirrorTargets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class TargetFlags:
 
     def targets(self) -> MirrorTargets:
         """Return the targets; a value that cannot be used is a usage error."""
+        from ..carrying.mirror import MirrorTargets
         from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
-        from ..mirror.wanted import MirrorTargets
 
         return MirrorTargets(
             pythons=each(VERSION, self.python, "--python", VERSIONS),
@@ -71,9 +71,8 @@ def mirror(
     talk: Talk,
 ) -> None:
     """Keep a folder of wheels with an index for pip and uv."""
+    from ..carrying.mirror import MirrorRequest, mirror_wheels
     from ..core.files import expanded
-    from ..mirror.mirror import mirror_wheels
-    from ..mirror.wanted import MirrorRequest
 
     wanted = MirrorRequest(
         requirements=tuple(requirements or ()), targets=targets.targets(), offline=offline

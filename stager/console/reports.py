@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..carrying.exports import ExportResult
     from ..carrying.image import ImageResult
     from ..carrying.imports import ImportResult
+    from ..carrying.mirror import MirrorResult
     from ..cleanup.result import CleanNodeResult, CleanResult
     from ..config.load import ConfigResult
     from ..forecast.results import Estimate, PlannedJob
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ..jobs.summary import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges
-    from ..mirror.mirror import MirrorResult
     from ..pack.members import InspectedSignature, Inspection
     from ..tracing.result import TracedBuildResult
     from ..trust import SignResult

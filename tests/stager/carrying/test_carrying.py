@@ -18,9 +18,8 @@ from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from bundle.transfer.plan import digest_of_all
 from stager.building.build import Built
-from stager.carrying.carried_file import CarriedPart, Label, read_label
 from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
-from stager.carrying.exports import Base, ExportResult, export
+from stager.carrying.exports import Base, CarriedPart, ExportResult, Label, export, read_label
 from stager.carrying.imports import import_file
 from stager.cleanup.clean import Rules, plan
 from stager.config.load import load

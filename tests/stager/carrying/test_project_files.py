@@ -15,8 +15,7 @@ from stager.building.build import BuildOptions, Built, build
 from stager.building.current_bundle import newest_bundle, offline_root
 from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
 from stager.carrying.exports import export
-from stager.carrying.imports import ImportResult
-from stager.carrying.project_files import refuse_clashes
+from stager.carrying.imports import ImportResult, refuse_clashes
 from stager.config.load import load
 from stager.config.template import default
 from stager.core.errors import BundleError, ConfigError, ResolveError, StagerError, WheelError

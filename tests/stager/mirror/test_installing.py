@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stager.carrying.mirror import MirrorRequest, mirror_wheels
 from stager.config.load import load
 from stager.core.values import Target
-from stager.mirror.mirror import mirror_wheels
-from stager.mirror.wanted import MirrorRequest
 from tests.support.building import HOST, Project, Recorder
 from tests.support.mirrors import UV, installed_by, plain_environment, served
 from tests.support.own_pythons import fetch_zstandard

@@ -15,11 +15,10 @@ from urllib.parse import unquote
 
 import pytest
 
+from stager.carrying.mirror import MirrorResult, WantedWheels, fill
+from stager.carrying.mirror_folder import MARK, SUMS
 from stager.core.errors import SpaceError, StagerError, WheelError
 from stager.core.files import replacing
-from stager.mirror.folder import MARK, SUMS
-from stager.mirror.mirror import MirrorResult, fill
-from stager.mirror.wanted import WantedWheels
 from tests.support.building import Recorder, digests, wheel_of
 from tests.support.namespaces import namespace
 from tests.support.wheelhouse import make_wheel
@@ -32,8 +31,8 @@ from packaging.utils import parse_wheel_filename
 from stager.core.errors import StagerError
 from stager.core.store import sha256_of
 from stager.core.values import Wheel
-from stager.mirror.mirror import fill
-from stager.mirror.wanted import WantedWheels
+from stager.carrying.mirror import fill
+from stager.carrying.mirror import WantedWheels
 class Silent:
     begin = step = note = lambda self, *words: None
 def wheel(path):

@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 
 from bundle.protocol.digest import Digest
+from stager.carrying.mirror_folder import listed_wheel
 from stager.inventory.package_metadata import PackageMetadata, metadata_of_wheel
-from stager.mirror.wheel_file import listed_wheel
 
 Held = TypeVar("Held")
 NAME = "a-1.0-py3-none-any.whl"

@@ -1,9 +1,4 @@
-"""The folder of a mirror: wheels, their digests, and ``simple``, the index.
-
-``SHA256SUMS`` says what each wheel must be; ``sha256sum -c`` can check a copy with it. Each file
-appears by a rename, the wheels first and the index last: whatever interrupts that, the index names
-only what is there. No other file is touched.
-"""
+"""A wheel as an index lists it: its digest, and what its METADATA says."""
 
 from __future__ import annotations
 
@@ -11,11 +6,21 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from urllib.parse import quote
+
+from packaging.metadata import parse_email
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
+from packaging.version import Version
 
 from bundle.protocol.digest import Digest
 
@@ -23,8 +28,170 @@ from ..core.errors import SpaceError, StagerError, WheelError
 from ..core.files import bytes_of, opened, replacing, text_of
 from ..core.store import CHUNK
 from ..core.values import Wheel
-from .simple_index import pages
-from .wheel_file import ListedWheel
+from ..layers.wheel_members import UNREADABLE, beginning_of
+
+_LARGEST_METADATA = 16 << 20
+"""Bytes; no real package has a longer description."""
+_MEMBER = re.compile(r"[^/]+\.dist-info/METADATA")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedWheel:
+    """A wheel of a mirror."""
+
+    filename: str
+    """The name of its file."""
+    name: NormalizedName
+    """The package's normalized name."""
+    version: Version
+    """The package's version."""
+    sha256: Digest
+    """The digest of its bytes."""
+    size: int
+    """Its length in bytes."""
+    metadata: bytes
+    """Its METADATA file."""
+    requires_python: str
+    """The versions of Python it is for; empty where it does not say."""
+
+    @property
+    def metadata_digest(self) -> Digest:
+        """Return the digest of its METADATA file."""
+        return Digest.of(self.metadata)
+
+
+def listed_wheel(path: Path, sha256: Digest) -> ListedWheel:
+    """Return what an index says of a wheel whose digest is known.
+
+    Raises:
+        ValueError: it is not a wheel, or is damaged.
+    """
+    try:
+        name, version, _, _ = parse_wheel_filename(path.name)
+    except InvalidWheelFilename as exc:
+        raise ValueError(f"{path.name}: this is not the name of a wheel: {exc}") from None
+    try:
+        metadata = _metadata(path)
+        size = path.stat().st_size
+    except UNREADABLE as exc:
+        raise ValueError(f"{path.name}: it cannot be read as a wheel: {exc}") from None
+    raw, _ = parse_email(metadata)
+    return ListedWheel(
+        filename=path.name,
+        name=name,
+        version=version,
+        sha256=sha256,
+        size=size,
+        metadata=metadata,
+        requires_python=_valid(raw.get("requires_python", "")),
+    )
+
+
+def _metadata(path: Path) -> bytes:
+    """Return the METADATA file of a wheel; raise one of ``UNREADABLE``."""
+    with opened(path) as handle, zipfile.ZipFile(handle) as archive:
+        members = list(filter(_MEMBER.fullmatch, archive.namelist()))
+        if len(members) != 1:
+            raise ValueError("it has no METADATA file, or more than one")
+        metadata = beginning_of(archive, members[0], _LARGEST_METADATA + 1)
+    if len(metadata) > _LARGEST_METADATA:
+        raise ValueError("its METADATA file is too large")
+    return metadata
+
+
+def _valid(specifier: str) -> str:
+    """Return a version specifier; empty if it is not valid: an installer would refuse that."""
+    try:
+        return str(SpecifierSet(specifier))
+    except InvalidSpecifier:
+        return ""
+
+
+# --- The pages of a package index as text: HTML (PEP 503) and JSON (PEP 691), for the same wheels
+
+# All links are relative, so that the folder can lie anywhere. Both forms name the METADATA file
+# that lies beside each wheel (PEP 658), in the spelling of PEP 714 alone: pip 22.3 to 23.1, as in
+# Debian 12, reads the older one and then finds no wheel whose name is not normalised; without it
+# that pip reads METADATA in the wheel.
+
+_API = "1.1"
+"""The version of both forms: JSON then has sizes and versions (PEP 700)."""
+_UP = "../../"
+"""The folder of the wheels, from a project's page."""
+
+
+def pages(wheels: Iterable[ListedWheel]) -> Iterator[tuple[str, str]]:
+    """Yield the path of each page below ``simple`` with its text, the list of projects last."""
+    projects: dict[str, list[ListedWheel]] = {}
+    for wheel in sorted(wheels, key=lambda wheel: (wheel.name, wheel.version, wheel.filename)):
+        projects.setdefault(wheel.name, []).append(wheel)
+    for name, listed in projects.items():
+        yield f"{name}/index.html", _html(f"Links for {name}", map(_link, listed))
+        yield f"{name}/index.json", _json(_project(name, listed))
+    links = (f'<a href="{name}/">{name}</a>' for name in projects)
+    yield "index.html", _html("Simple index", links)
+    yield "index.json", _json({"projects": [{"name": name} for name in projects]})
+
+
+def _html(title: str, links: Iterable[str]) -> str:
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            "<html>",
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta name="pypi:repository-version" content="{_API}">',
+            f"<title>{title}</title>",
+            "</head>",
+            "<body>",
+            *(f"{link}<br>" for link in links),
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _link(wheel: ListedWheel) -> str:
+    attributes = {"data-core-metadata": f"sha256={wheel.metadata_digest}"}
+    if wheel.requires_python:
+        attributes["data-requires-python"] = wheel.requires_python
+    written = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
+    href = escape(f"{_url(wheel)}#sha256={wheel.sha256}")
+    return f'<a href="{href}"{written}>{escape(wheel.filename)}</a>'
+
+
+def _project(name: str, wheels: Sequence[ListedWheel]) -> Mapping[str, object]:
+    versions = dict.fromkeys(str(wheel.version) for wheel in wheels)
+    return {"name": name, "versions": list(versions), "files": [_file(wheel) for wheel in wheels]}
+
+
+def _file(wheel: ListedWheel) -> Mapping[str, object]:
+    entry: dict[str, object] = {
+        "filename": wheel.filename,
+        "url": _url(wheel),
+        "hashes": {"sha256": wheel.sha256},
+        "size": wheel.size,
+        "core-metadata": {"sha256": wheel.metadata_digest},
+    }
+    if wheel.requires_python:
+        entry["requires-python"] = wheel.requires_python
+    return entry
+
+
+def _url(wheel: ListedWheel) -> str:
+    return _UP + quote(wheel.filename)
+
+
+def _json(page: Mapping[str, object]) -> str:
+    return json.dumps({"meta": {"api-version": _API}, **page}, indent=1) + "\n"
+
+
+# --- The folder of a mirror: wheels, their digests, and ``simple``, the index --------------------
+
+# ``SHA256SUMS`` says what each wheel must be; ``sha256sum -c`` can check a copy with it. Each file
+# appears by a rename, the wheels first and the index last: whatever interrupts that, the index
+# names only what is there. No other file is touched.
 
 MARK = "stager-mirror.txt"
 SUMS = "SHA256SUMS"

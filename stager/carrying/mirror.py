@@ -1,0 +1,363 @@
+"""The wheels that a mirror should have: those of a project's lock, or of some requirements."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from bundle.protocol.counts import counted
+from bundle.protocol.digest import Digest
+
+from ..building.current_bundle import Listener, offline_root
+from ..building.project_lock import WheelSource, buildable_spec, current_lock
+from ..config.load import Config
+from ..config.sections import OF_NODE
+from ..core.errors import ConfigError, WheelError
+from ..core.store import Store, sha256_of
+from ..core.values import Wheel
+from ..lock.lock import ResolveOptions, make_lock
+from ..lock.pylock import Lock
+from ..lock.spec import Spec, read_spec
+from .mirror_folder import ListedWheel, MirrorFolder, held, listed_wheel, refuse_other
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedWheels:
+    """Wheels that a mirror should have, in the offline root."""
+
+    wheels: tuple[Wheel, ...]
+    """The wheels, with that of the decompressor, which every build needs."""
+    built: Collection[str]
+    """The file names of those that were built here: the next time they may have other bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorTargets:
+    """The Pythons and platforms that a mirror has wheels for, each with each."""
+
+    pythons: tuple[str, ...] = ()
+    """Versions of Python, as ``3.12``; empty for the project's."""
+    platforms: tuple[str, ...] = ()
+    """Platforms, as ``manylinux_2_28_x86_64``; empty for the project's."""
+
+    def settings(self, config: Config) -> list[Config]:
+        """Return the settings for each target."""
+        environment = config.environment
+        return [
+            replace(config, environment=replace(environment, python=python, platform=platform))
+            for platform in dict.fromkeys(self.platforms or (environment.platform,))
+            for python in dict.fromkeys(self.pythons or (environment.python,))
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorRequest:
+    """What a mirror is to be given, and for which machines."""
+
+    requirements: tuple[str, ...] = ()
+    """What is to be mirrored in place of the project's requirements; paths start here."""
+    targets: MirrorTargets = field(default_factory=MirrorTargets)
+    """The Pythons and platforms."""
+    offline: bool = False
+    """True if nothing may be fetched."""
+
+
+def wanted_wheels(
+    config: Config, wanted: MirrorRequest, store: Store, listener: Listener
+) -> WantedWheels:
+    """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held.
+
+    Raises:
+        StagerError: they cannot be resolved, fetched or built.
+    """
+    wheels: dict[str, Wheel] = {}
+    built: set[str] = set()
+    targets = wanted.targets.settings(config)
+    for settings in targets:
+        found = _of_target(config, settings, wanted, store, listener)
+        wheels.update((wheel.path.name, wheel) for wheel in found.wheels)
+        built.update(found.built)
+    return WantedWheels(wheels=tuple(wheels.values()), built=built)
+
+
+def _of_target(
+    project: Config, settings: Config, wanted: MirrorRequest, store: Store, listener: Listener
+) -> WantedWheels:
+    """Fetch the wheels for one target; ``settings`` are the project's with that target."""
+    options = ResolveOptions(offline=wanted.offline, note=listener.note)
+    listener.begin("lock")
+    asked = wanted.requirements
+    spec = _spec_of(settings, asked) if asked else buildable_spec(settings)
+    if settings != project:
+        listener.note(f"for Python {spec.target.python} on {spec.target.platform}")
+    if asked or spec.target != read_spec(project).target:
+        with store.scratch("lock") as scratch:
+            lock = make_lock(spec, path=scratch / "pylock.toml", store=store, options=options)
+    else:
+        lock = current_lock(project, spec, store, options, listener, locked=False)
+    listener.begin("wheels")
+    source = WheelSource(spec=spec, store=store, offline=wanted.offline, progress=listener.note)
+    wheels = source.of_lock(lock)
+    decompressor = source.decompressor(settings.environment.interpreter != OF_NODE)
+    if decompressor is not None:
+        wheels = (*wheels, decompressor)
+    return WantedWheels(wheels=wheels, built=_built(lock, wheels))
+
+
+def _spec_of(config: Config, requirements: Sequence[str]) -> Spec:
+    """Return the spec of requirements, for the project's target and indexes."""
+    environment = replace(config.environment, requirements=tuple(requirements), constraints=())
+    try:
+        asked = read_spec(replace(config, root=Path.cwd(), environment=environment))
+    except ConfigError as exc:
+        raise ConfigError(
+            "the requirements on the command line cannot be used",
+            hint="name packages ('numpy>=2'), requirement files, or what else "
+            "environment.requirements takes; see docs/settings.md",
+            context=exc.context or (exc.message,),
+        ) from exc
+    return replace(asked, indexes=read_spec(config).all_indexes.plus(asked.indexes))
+
+
+def _built(lock: Lock, wheels: Sequence[Wheel]) -> Collection[str]:
+    """Return the file names of the wheels that came from no index."""
+    from_index = {file.sha256 for file in lock.files if file.is_wheel}
+    own = {name for name, _ in lock.sources}
+    names = (wheel.path.name for wheel in wheels if wheel.sha256 not in from_index)
+    return own.union(names)
+
+
+# --- The difference between a mirror as it is and as it should be. Nothing is written here -------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorPlan:
+    """The work that gives a mirror the wanted wheels."""
+
+    added: tuple[Wheel, ...]
+    """Wheels that are not there."""
+    replaced: tuple[Wheel, ...]
+    """Wheels in whose places there is something else."""
+    kept: Mapping[str, Digest]
+    """The wheels that stay as they are, with their digests."""
+    missing: tuple[str, ...]
+    """Wheels of the record that are gone, and are not wanted now."""
+    listed: tuple[ListedWheel, ...]
+    """What the index is to list."""
+
+
+def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> MirrorPlan:
+    """Compare every wheel of the folder with its record, and with what is wanted.
+
+    A wheel without a record is taken as sound: an interrupted command left it, or the user did.
+
+    Raises:
+        WheelError: wheels that are damaged, or that would have to be replaced by others of the same
+            name; all of them.
+    """
+    wheels = _Comparison(
+        recorded=folder.recorded(),
+        present=_digests(folder, listener),
+        wanted={wheel.path.name: wheel for wheel in wanted.wheels},
+    )
+    kept = wheels.kept()
+    copied = (*wheels.added(), *wheels.replaced())
+    listed, unlistable = _listed(
+        {folder.root / name: digest for name, digest in kept.items()}
+        | {wheel.path: wheel.sha256 for wheel in copied}
+    )
+    problems = [*wheels.damages(), *wheels.conflicts(wanted.built), *unlistable]
+    if problems:
+        raise WheelError(
+            f"{counted(len(problems), 'wheel')} cannot be listed in the mirror {folder.root}",
+            hint=_remedy(folder, wheels.damaged()),
+            context=problems,
+        )
+    return MirrorPlan(
+        added=wheels.added(),
+        replaced=wheels.replaced(),
+        kept=kept,
+        missing=wheels.missing(),
+        listed=listed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """A folder's record, the wheels that are there, and the wanted ones, by file name."""
+
+    recorded: Mapping[str, Digest]
+    """What the record says."""
+    present: Mapping[str, Digest]
+    """What is there."""
+    wanted: Mapping[str, Wheel]
+    """What is wanted."""
+
+    def added(self) -> tuple[Wheel, ...]:
+        return tuple(wheel for name, wheel in self.wanted.items() if name not in self.present)
+
+    def replaced(self) -> tuple[Wheel, ...]:
+        return tuple(
+            wheel
+            for name, wheel in self.wanted.items()
+            if self.present.get(name, wheel.sha256) != wheel.sha256
+        )
+
+    def damaged(self) -> list[str]:
+        return [
+            name
+            for name, digest in self.present.items()
+            if name not in self.wanted and self.recorded.get(name, digest) != digest
+        ]
+
+    def damages(self) -> list[str]:
+        return [
+            f"{name}: is damaged: expected sha256 {self.recorded[name]}, found {self.present[name]}"
+            for name in self.damaged()
+        ]
+
+    def conflicts(self, built: Collection[str]) -> list[str]:
+        """Report sound wheels that others would replace, except built ones: those always differ."""
+        replaced = {wheel.path.name: wheel for wheel in self.replaced()}
+        return [
+            f"{name}: the mirror has another file of this name: sha256 {self.present[name]}; "
+            f"the new one is {wheel.sha256}"
+            for name, wheel in replaced.items()
+            if name not in built and self.recorded.get(name) == self.present[name]
+        ]
+
+    def kept(self) -> dict[str, Digest]:
+        others = {wheel.path.name for wheel in self.replaced()} | set(self.damaged())
+        return {name: digest for name, digest in self.present.items() if name not in others}
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(sorted(self.recorded.keys() - self.present.keys() - self.wanted.keys()))
+
+
+def _listed(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
+    listed, problems = [], []
+    for path, digest in wheels.items():
+        try:
+            listed.append(listed_wheel(path, digest))
+        except ValueError as exc:
+            problems.append(str(exc))
+    return tuple(listed), problems
+
+
+def _digests(folder: MirrorFolder, listener: Listener) -> dict[str, Digest]:
+    """Return the digest of each wheel that is there, read anew: a copy has other times."""
+    paths = folder.wheels()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        digests: dict[str, Digest] = {}
+        for path, digest in zip(paths, pool.map(_digest, paths), strict=True):
+            digests[path.name] = digest
+            listener.step("checking the wheels", len(digests), len(paths))
+    return digests
+
+
+def _digest(path: Path) -> Digest:
+    try:
+        return sha256_of(path)
+    except OSError as exc:
+        raise WheelError(
+            f"{path} cannot be read: {exc.strerror or exc}",
+            hint="make it readable, or remove it and run the command again",
+        ) from exc
+
+
+def _remedy(folder: MirrorFolder, damaged: Sequence[str]) -> str:
+    pins = []
+    for name in damaged:
+        try:
+            package, version, _, _ = parse_wheel_filename(name)
+        except InvalidWheelFilename:
+            continue
+        pins.append(f"'{package}=={version}'")
+    remove = "remove them from there if they are not needed, and run the command again"
+    if not pins:
+        return remove
+    target = ""
+    if not all(name.endswith("-none-any.whl") for name in damaged):
+        target = ", if it gets the --python and --platform that each is for"
+    command = f"stager mirror {folder.root} {' '.join(pins)}"
+    return f"`{command}` replaces what is damaged{target}; or {remove}"
+
+
+# --- ``stager mirror``: put wheels into a folder with an index; what is there stays --------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorResult:
+    """The result of ``stager mirror``."""
+
+    ok: bool = True
+    """True: a mirror that cannot be made is an error."""
+    mirror: Path
+    """The folder."""
+    index: str
+    """The URL of its index, for pip and uv."""
+    packages: int
+    """Number of packages in it."""
+    wheels: int
+    """Number of wheels in it."""
+    bytes: int
+    """The size of its wheels in bytes."""
+    added: tuple[str, ...]
+    """Wheels that were put there now."""
+    replaced: tuple[str, ...]
+    """Wheels that were damaged, or that were built here again with other bytes."""
+    missing: tuple[str, ...]
+    """Wheels that were listed before, and are gone."""
+
+
+def mirror_wheels(
+    config: Config, root: Path, wanted: MirrorRequest, listener: Listener
+) -> MirrorResult:
+    """Add the wheels of requirements, or of the project's lock, to the mirror in a folder.
+
+    Raises:
+        StagerError: the wheels cannot be had; the folder is something else, or cannot be written;
+            or wheels in it are damaged (all of them).
+    """
+    refuse_other(root)
+    store = Store(offline_root(config))
+    with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
+        wheels = wanted_wheels(config, wanted, store, listener)
+        listener.begin("mirror")
+        return fill(root, wheels, listener)
+
+
+def fill(root: Path, wanted: WantedWheels, listener: Listener) -> MirrorResult:
+    """Put wheels into the mirror in a folder, and list all that are there.
+
+    Raises:
+        StagerError: see :func:`mirror_wheels`.
+    """
+    with held(root, lambda: listener.note(f"waiting for another process at {root}")) as folder:
+        todo = plan(folder, wanted, listener)
+        if todo.replaced:  # nothing is claimed of them until they are there
+            folder.record(todo.kept)
+        wheels = (*todo.added, *todo.replaced)
+        for number, wheel in enumerate(wheels, 1):
+            folder.put(wheel)
+            listener.step(wheel.path.name, number, len(wheels))
+        folder.publish(todo.listed)
+    return _result(root, folder.index.as_uri(), todo)
+
+
+def _result(root: Path, index: str, done: MirrorPlan) -> MirrorResult:
+    return MirrorResult(
+        mirror=root,
+        index=index,
+        packages=len({wheel.name for wheel in done.listed}),
+        wheels=len(done.listed),
+        bytes=sum(wheel.size for wheel in done.listed),
+        added=tuple(sorted(wheel.path.name for wheel in done.added)),
+        replaced=tuple(sorted(wheel.path.name for wheel in done.replaced)),
+        missing=done.missing,
+    )
