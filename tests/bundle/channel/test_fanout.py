@@ -76,8 +76,8 @@ def fan_out(
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, 4096)); "
         f"{START}; ssh_fanout.LOGIN_SECONDS = 600; "
-        f"login_queue.PAUSES = {pauses}\n{before}\n"
-        "sys.exit(fanout.main(sys.argv[2:], sys.argv[1]))"
+        f"ssh_fanout.PAUSES = {pauses}\n{before}\n"
+        "sys.exit(ssh_fanout.main(sys.argv[2:], sys.argv[1]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, script, *names],
@@ -137,7 +137,7 @@ def test_a_login_that_hangs_is_ended(path: str, tmp_path: Path) -> None:
     before = (
         "import os, time, types\n"
         f"ahead = lambda: 3600 * os.path.exists({str(mark)!r})\n"
-        "fanout_host.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
+        "ssh_fanout.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
     )
     script = f'read line; echo well; touch "{mark}"'
     code, out, reports = fan_out(path, script, "hung", "n1", data=b"go\n", before=before)
