@@ -26,8 +26,8 @@ from bundle.protocol.job import (  # noqa: E402
     Requires,
 )
 from stager import __version__  # noqa: E402
+from stager.slurm.batch_script import ScriptFacts, batch_script  # noqa: E402
 from stager.slurm.request import Request  # noqa: E402
-from stager.slurm.script import ScriptFacts, batch_script  # noqa: E402
 
 BUNDLE_ID = Digest(hashlib.sha256(b"an example's bundle").hexdigest())
 HOME = "/shared/home/you"

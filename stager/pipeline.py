@@ -245,9 +245,8 @@ def _planned(prepared: Prepared, argv: tuple[str, ...]) -> PlannedJob:
 
 def _refuse_impossible(prepared: Prepared) -> None:
     """Refuse a job for which the cluster has no such nodes: it would wait forever."""
-    from .slurm.capacity import refuse_impossible
-    from .slurm.request import request
-    from .slurm.script import submit_environment
+    from .slurm.batch_script import submit_environment
+    from .slurm.request import refuse_impossible, request
 
     asked = request(prepared.config, os.environ)
     refuse_impossible(prepared.config, asked, submit_environment(os.environ))
@@ -333,7 +332,7 @@ def _clean_nodes(
     from .jobs.outcome import Outcome
     from .jobs.prepare import driver_start, named_bundle, prepare, source_of
     from .logs.files import default_folder
-    from .slurm.capacity import listed_nodes
+    from .slurm.request import listed_nodes
 
     source = source_of(options, config, batch=False)
     path, manifest = named_bundle(config, options.bundle, options.bundle_id)

@@ -15,7 +15,7 @@ from bundle.system.hostlist import fold
 from ..core.files import opened
 from ..jobs.job_options import JobOptions
 from ..logs.events import parse_event
-from ..slurm.capacity import PartitionNode
+from ..slurm.request import PartitionNode
 
 _TELLING = (b'"unpack"', b'"clean"')
 """What a line has that tells of an environment on a node."""

@@ -109,8 +109,8 @@ def build(
 ) -> None:
     """Make the bundle, and prove that nothing is missing in it."""
     from ..lock.pip import NoNodeError
-    from ..slurm.build_step import launcher
     from ..slurm.messages import failure
+    from ..slurm.request import make_build_launcher
 
     words = words or []
     making.check(words)
@@ -119,7 +119,7 @@ def build(
         options = resolving.options(making.options())
         config = _settings(words, trace=making.trace)
         if making.on_node:
-            options = replace(options, launcher=launcher(config, os.environ))
+            options = replace(options, launcher=make_build_launcher(config, os.environ))
         try:
             make(config, options)
         except NoNodeError as exc:

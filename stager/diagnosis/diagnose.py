@@ -21,7 +21,7 @@ from ..logs.files import JobFiles, LogFile
 from ..logs.lines import last_lines
 from ..logs.refused import Refused
 from ..logs.result import JobResult, job_result
-from ..slurm import accounting
+from ..slurm import messages
 from . import driver_verdict, missing_modules, problem_verdict, withheld_variables
 from .comparison import comparable
 from .evidence import evidence, weak_evidence
@@ -180,7 +180,7 @@ def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
 def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
     """Return the verdict without a driver's result, from Slurm's accounting and the logs."""
     job_id = case.files.job_id
-    state = accounting.state(job_id, begun=case.events.begun) if job_id else ""
+    state = messages.read_job_state(job_id, begun=case.events.begun) if job_id else ""
     first = _ended_by_slurm(state, job_id, in_logs) or _placed(case, in_logs)
     if first is not None:
         return False, first
@@ -189,7 +189,7 @@ def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, Firs
 
 def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
     """Return the failure for Slurm's end of a job; None if the logs show a cause."""
-    ended_by = accounting.ended_by(state)
+    ended_by = messages.explain_state(state)
     has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
     if not ended_by or has_cause:
         return None

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from bundle.protocol.counts import counted
 from bundle.system.hostlist import fold
 
-from ..slurm.capacity import PartitionNode, usable_nodes
-from ..slurm.request import Request
+from ..slurm.request import PartitionNode, Request, usable_nodes
 from .node_history import NodeHistory, named
 
 _NAMING = ("-w", "--nodel", "-F", "--nodef")

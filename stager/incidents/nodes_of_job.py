@@ -17,9 +17,15 @@ from ..core.store import Store
 from ..jobs.outcome import Outcome
 from ..jobs.prepare import Prepared
 from ..pack.bundle_file import mark
-from ..slurm.capacity import PartitionNode, current_cluster, is_overridden, listed_nodes
-from ..slurm.request import Request, request
-from ..slurm.script import submit_environment
+from ..slurm.batch_script import submit_environment
+from ..slurm.request import (
+    PartitionNode,
+    Request,
+    current_cluster,
+    is_overridden,
+    listed_nodes,
+    request,
+)
 from . import incident_files, pending_jobs
 from .avoidance import avoid, remarks
 from .ended_jobs import ended_job

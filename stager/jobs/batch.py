@@ -21,7 +21,7 @@ from ..core.processes import CommandError, feed, run
 from ..core.store import Store
 from ..logs.events import parse_event
 from ..pack.bundle_file import node_program
-from ..slurm import accounting, messages
+from ..slurm import messages
 from .batch_output import BatchOutput
 from .driver import OnEvent
 from .outcome import Outcome
@@ -86,7 +86,7 @@ def script_of(
         ConfigError: a value that cannot stand in a script.
         BundleError: the bundle is damaged.
     """
-    from ..slurm.script import batch_script, submit_argv, submit_environment
+    from ..slurm.batch_script import batch_script, submit_argv, submit_environment
 
     if embed is None:
         embed = not facts_of(str(prepared.bundle)).shared
@@ -198,7 +198,7 @@ def follow(
     facts = _facts(submitted)
     if outcome.result is None:
         raise _no_result(submitted, outcome.job, facts)
-    ended_by = accounting.ended_by(facts.get("JobState", ""))
+    ended_by = messages.explain_state(facts.get("JobState", ""))
     # The driver had to guess before the job was over; but of a cancelled one it knows more.
     if outcome.ended_by and ended_by and ended_by != Ending.CANCELLED:
         outcome.result = replace(outcome.ending, ended_by=ended_by)

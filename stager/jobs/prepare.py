@@ -41,7 +41,7 @@ from .scripts import in_project, prefer_here, refuse_absent
 from .standing_allocation import ignored_elsewhere, without_effect
 
 if TYPE_CHECKING:
-    from ..slurm.script import ScriptFacts
+    from ..slurm.batch_script import ScriptFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +272,7 @@ def driver_start(prepared: Prepared, env: Mapping[str, str]) -> DriverStart:
     """
     if prepared.source != "salloc":
         return DriverStart()
-    from ..slurm.script import submit_environment
+    from ..slurm.batch_script import submit_environment
 
     asked = request.request(prepared.config, env, prepared.job.bundle_id)
     return DriverStart(
@@ -289,7 +289,7 @@ def script_facts(
     Raises:
         ConfigError: ``SALLOC_OPTS`` cannot be read.
     """
-    from ..slurm.script import ScriptFacts
+    from ..slurm.batch_script import ScriptFacts
 
     asked = request.request(prepared.config, env, prepared.job.bundle_id)
     return ScriptFacts(

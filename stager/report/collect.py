@@ -26,7 +26,7 @@ from ..logs.files import JobFiles
 from ..logs.json_fields import text
 from ..pack.bundle_file import manifest_of
 from ..redaction.redact import Redactor
-from ..slurm import accounting
+from ..slurm import messages
 from ..support.metadata import cleaned
 from .attempt import Attempt, last_attempt
 from .curves import Training, training
@@ -221,7 +221,7 @@ def _is_running(files: JobFiles) -> bool:
     if not files.job_id:
         return False
     begun = summarize(files.events).begun
-    return accounting.state(files.job_id, begun=begun) in _AT_WORK or _driven_here(files)
+    return messages.read_job_state(files.job_id, begun=begun) in _AT_WORK or _driven_here(files)
 
 
 def _driven_here(files: JobFiles) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stager.slurm.script import ScriptFacts, batch_script, submit_argv, submit_environment
+from stager.slurm.batch_script import ScriptFacts, batch_script, submit_argv, submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
 from tests.support.cluster import REPO, Cluster
 from tests.support.processes import until

@@ -10,8 +10,8 @@ from typing import Any
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job, Requires
+from stager.slurm.batch_script import ScriptFacts
 from stager.slurm.request import Request
-from stager.slurm.script import ScriptFacts
 from tests.support.jobs import LAUNCH
 
 EXAMPLES = ("run", "requeue")

@@ -19,7 +19,7 @@ from stager.diagnosis.failure import Diagnosis
 from stager.diagnosis.phrases import ranks_in_words
 from stager.diagnosis.result import diagnosis_result
 from stager.logs.files import find, of_job
-from stager.slurm import accounting
+from stager.slurm import messages
 
 PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
 WAITED = "RuntimeError: [/x/gloo/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation"
@@ -121,7 +121,7 @@ def test_slurm_is_asked_about_a_job_that_left_no_result(
     fake.write_text('#!/bin/sh\ncase "$*" in *"-j 17 "*) echo "TIMEOUT";; esac\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(accounting, "_TIMEOUT_SECONDS", 300.0)
+    monkeypatch.setattr(messages, "_TIMEOUT_SECONDS", 300.0)
     found = job({}, None)
     assert found.first is not None
     assert (found.first.kind, found.ok) == ("time-limit", False)
@@ -141,15 +141,15 @@ def test_slurm_is_asked_about_a_job_that_left_no_result(
     ],
 )
 def test_states_are_read(said: str, state: str) -> None:
-    assert accounting.parse(said) == state
+    assert messages.parse_job_state(said) == state
 
 
 def test_no_slurm_is_asked_about_a_number_that_is_none() -> None:
     def never(*_: object, **__: object) -> CompletedCommand:
         raise AssertionError("asked")
 
-    assert accounting.state("", never) == ""
-    assert accounting.state("../x", never) == ""
+    assert messages.read_job_state("", never) == ""
+    assert messages.read_job_state("../x", never) == ""
 
 
 def test_the_state_of_a_job_that_was_submitted_later_is_not_that_of_an_older_one(
@@ -160,8 +160,8 @@ def test_the_state_of_a_job_that_was_submitted_later_is_not_that_of_an_older_one
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     submitted = time.mktime((2026, 11, 29, 2, 0, 0, 0, 0, -1))
-    assert accounting.state("17", begun=submitted + 5) == "RUNNING"
-    assert accounting.state("17", begun=submitted - 3600) == ""
+    assert messages.read_job_state("17", begun=submitted + 5) == "RUNNING"
+    assert messages.read_job_state("17", begun=submitted - 3600) == ""
 
 
 def test_a_directory_of_somebody_elses_logs(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 from stager.incidents.avoidance import Avoidance, avoid, remarks
 from stager.incidents.incident import incidents_of
 from stager.incidents.node_history import NodeHistory, histories
-from stager.slurm.capacity import PartitionNode, read_nodes
-from stager.slurm.request import Request
+from stager.slurm.request import PartitionNode, Request, read_nodes
 from tests.support.incidents import FULL, ended_job
 
 NODES = read_nodes(

@@ -14,8 +14,7 @@ from stager.jobs.job_options import JobOptions, settle
 from stager.jobs.outcome import Outcome
 from stager.jobs.prepare import Prepared
 from stager.logs.events import records
-from stager.slurm.capacity import PartitionNode, read_nodes
-from stager.slurm.request import Source
+from stager.slurm.request import PartitionNode, Source, read_nodes
 from tests.support.incidents import FULL, event_log
 from tests.support.outcomes import job, slurm_job
 

@@ -16,7 +16,7 @@ from stager.core.errors import StagerError
 from stager.core.processes import run
 from stager.logs.files import find
 from stager.report.report import report
-from stager.slurm import accounting
+from stager.slurm import messages
 from tests.support.building import Project
 from tests.support.stories import T0, Parsed, Told, ran, reported, running, trainable, went_well
 from tests.support.torch_project import TorchProject
@@ -149,7 +149,7 @@ def test_slurm_knows_of_a_job_without_a_result(
     sacct.write_text(f"#!/bin/sh\necho {state}\n")
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(accounting, "_TIMEOUT_SECONDS", 300.0)
+    monkeypatch.setattr(messages, "_TIMEOUT_SECONDS", 300.0)
     page = page_of(Told(tmp_path / "logs").say("job", nodes=NODES))
     assert page.title == f"Job 77 (demo): {verdict}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stager.config.load import Config, parse
-from stager.slurm.build_step import launcher
+from stager.slurm.request import make_build_launcher
 
 
 @pytest.fixture
@@ -26,17 +26,17 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def test_without_slurm_this_machine_is_the_node(config: Config) -> None:
-    assert launcher(config, {"PATH": "/nowhere"}) == ()
+    assert make_build_launcher(config, {"PATH": "/nowhere"}) == ()
 
 
 def test_a_step_of_the_allocation(config: Config, env: dict[str, str]) -> None:
-    begin = launcher(config, {**env, "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16"})
+    begin = make_build_launcher(config, {**env, "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16"})
     assert begin[:4] == ("srun", "--job-name=stager-build", "--nodes=1", "--ntasks=1")
     assert {"--cpus-per-task=16", "--overlap"} <= set(begin)
 
 
 def test_a_job_of_its_own(config: Config, env: dict[str, str]) -> None:
-    begin = launcher(config, env)
+    begin = make_build_launcher(config, env)
     assert begin[0] == "srun"
     assert {"--nodes=1", "--partition=gpu", "--gpus-per-node=1", "--mem=8G"} <= set(begin)
     assert "--overlap" not in begin

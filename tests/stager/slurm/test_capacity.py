@@ -10,8 +10,7 @@ import pytest
 
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import StagerError
-from stager.slurm.capacity import LISTING, listed_nodes, read_nodes, shortage
-from stager.slurm.request import Request
+from stager.slurm.request import LISTING, Request, listed_nodes, read_nodes, shortage
 
 LISTED = """\
 torch* n1 4

@@ -9,14 +9,7 @@ import pytest
 
 from stager.config.load import parse
 from stager.core.errors import ConfigError
-from stager.slurm.request import (
-    COMMANDS,
-    NamedHosts,
-    Request,
-    choose,
-    request,
-    salloc_argv,
-)
+from stager.slurm.request import COMMANDS, NamedHosts, Request, choose, request, salloc_argv
 
 
 def config(root: Path, **tables: Any) -> Any:

@@ -21,7 +21,7 @@ import pytest
 from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import parse
 from stager.core.errors import ConfigError
-from stager.slurm.script import batch_script, submit_argv, submit_environment
+from stager.slurm.batch_script import batch_script, submit_argv, submit_environment
 from tests.support.batch_scripts import EXAMPLES, FACTS, JOB, asking, driver
 from tests.support.golden import check_golden
 from tests.support.jobs import LAUNCH
