@@ -20,12 +20,7 @@ from bundle.protocol.enumerations import FailureClass  # noqa: E402
 from bundle.protocol.node_wordings import Wording  # noqa: E402
 from bundle.protocol.problem import ProblemCode  # noqa: E402
 from bundle.protocol.problem_table import TABLE  # noqa: E402
-from stager.catalogue.catalogue import (  # noqa: E402
-    CatalogueEntry,
-    LineRole,
-    LineTells,
-    catalogue,
-)
+from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, catalogue  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "troubleshooting.md"
 SAMPLES = HERE.parent / "tests" / "samples" / "failures"

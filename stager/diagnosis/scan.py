@@ -14,10 +14,11 @@ from ..catalogue.catalogue import (
     CatalogueMatch,
     LineRole,
     LineTells,
+    Prefilter,
+    PrefilterMatches,
     catalogue,
     match,
 )
-from ..catalogue.prefilter import Prefilter, PrefilterMatches
 from ..logs.clock import Clock, stamp, year_of
 from ..logs.files import LogFile
 from ..logs.prefixes import TRACEBACK, parse_line, show_block_as_terminal

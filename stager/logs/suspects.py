@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..catalogue.catalogue import catalogue
-from ..catalogue.prefilter import Prefilter
+from ..catalogue.catalogue import Prefilter, catalogue
 from .prefixes import TRACEBACK, TracebackPrefix, show_block_as_terminal
 
 WORDS = ("error", "fatal", "critical", "exception", "panic", "slurmstepd:", "srun:")

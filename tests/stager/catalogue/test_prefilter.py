@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from stager.catalogue.prefilter import Prefilter
+from stager.catalogue.catalogue import Prefilter
 from stager.logs.error_lines import errors_of
 from stager.logs.files import LogFile
 from stager.logs.lines import Line, LogReader
