@@ -8,7 +8,7 @@ from pathlib import Path
 from bundle.transfer.forecast import Nodes, staging
 from stager.forecast import history
 from stager.forecast.history import JobTimer, Seen
-from stager.logs.events import records
+from stager.logs.job_record import records
 
 from .rounds import Samples, Value
 

@@ -331,7 +331,7 @@ def _clean_nodes(
     from .jobs.log_dir import numbered
     from .jobs.outcome import Outcome
     from .jobs.prepare import driver_start, named_bundle, prepare, source_of
-    from .logs.files import default_folder
+    from .logs.job_files import default_folder
     from .slurm.request import listed_nodes
 
     source = source_of(options, config, batch=False)

@@ -14,7 +14,7 @@ from bundle.system.hostlist import fold
 
 from ..core.files import opened
 from ..jobs.job_options import JobOptions
-from ..logs.events import parse_event
+from ..logs.job_record import parse_event
 from ..slurm.request import PartitionNode
 
 _TELLING = (b'"unpack"', b'"clean"')

@@ -37,11 +37,13 @@ def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagn
     from ..config.load import project_file
     from ..diagnosis.diagnose import diagnose as diagnose_job
     from ..diagnosis.diagnose import of_refused
-    from ..logs import refused
-    from ..logs.files import default_folder
+    from ..logs import job_record
+    from ..logs.job_files import default_folder
 
     folder = default_folder(log_dir)
-    refusal = refused.newest(folder, project_file(settings_place())) if job is None else None
+    refusal = (
+        job_record.find_refused(folder, project_file(settings_place())) if job is None else None
+    )
     if refusal:
         return of_refused(refusal, folder)
     return diagnose_job(chosen_files(job, log_dir, console))

@@ -36,12 +36,12 @@ def carry_out(
     from ..config.load import project_file
     from ..jobs.outcome import Outcome
     from ..jobs.prepare import project
-    from ..logs.files import default_folder
-    from ..logs.refused import remembered
+    from ..logs.job_files import default_folder
+    from ..logs.job_record import remember_refused
 
     config: Config | None = None
     try:
-        with remembered(
+        with remember_refused(
             default_folder(options.log_dir), action.value, project_file(settings_place())
         ):
             config = project(options.bundle, options.bundle_id, settings_place(), options.command)

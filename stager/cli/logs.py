@@ -16,7 +16,7 @@ from .options.output import Talk
 from .program import app, boundary
 
 if TYPE_CHECKING:
-    from ..logs.merge import LineFilter
+    from ..logs.merged_lines import LineFilter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class LineFlags:
 
     def wanted(self) -> LineFilter:
         """Return the choice, checked."""
-        from ..logs.merge import LineFilter
+        from ..logs.merged_lines import LineFilter
 
         return LineFilter(
             ranks=tuple(self.rank or ()),
@@ -61,8 +61,8 @@ def logs(
     talk: Talk,
 ) -> None:
     """Show a job's logs as one, by time, with node and rank in front."""
-    from ..logs.merge import follow as followed
-    from ..logs.merge import merged
+    from ..logs.merged_lines import follow as followed
+    from ..logs.merged_lines import merged
 
     wanted = choice.wanted()
     console = talk.console()

@@ -144,7 +144,7 @@ class Console(Events, JobLogs):
         self._more(outcome)
 
     def _more(self, outcome: Outcome) -> None:
-        from ..logs.files import DEFAULT_LOG_DIR
+        from ..logs.job_files import DEFAULT_LOG_DIR
 
         job = outcome.job
         is_default = job.log_dir == os.path.expanduser(DEFAULT_LOG_DIR)  # noqa: PTH111 - never raises

@@ -15,7 +15,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..diagnosis.failure import Diagnosis, Evidence, FirstFailure
-    from ..logs.files import JobFiles
+    from ..logs.job_files import JobFiles
     from ..logs.lines import Line
 
 _STAGED = re.compile(

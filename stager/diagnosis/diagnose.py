@@ -14,13 +14,10 @@ from bundle.protocol.problem import NodeError
 from bundle.protocol.reports import FailureRecord
 
 from ..catalogue.catalogue import LineTells
-from ..logs import events
-from ..logs.clock import Clock
-from ..logs.events import EventSummary
-from ..logs.files import JobFiles, LogFile
-from ..logs.lines import last_lines
-from ..logs.refused import Refused
-from ..logs.result import JobResult, job_result
+from ..logs import job_record
+from ..logs.job_files import JobFiles, LogFile
+from ..logs.job_record import EventSummary, JobResult, Refused, job_result
+from ..logs.lines import Clock, last_lines
 from ..slurm import messages
 from . import driver_verdict, missing_modules, problem_verdict, withheld_variables
 from .comparison import comparable
@@ -119,7 +116,7 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
 
 
 def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
-    summary = events.summarize(files.events) if files.job_id else EventSummary()
+    summary = job_record.summarize(files.events) if files.job_id else EventSummary()
     parsed = job_result(summary.result if result is None else result)
     parsed = driver_verdict.before_the_interrupt(parsed)
     files = replace(files, logs=tuple(_of_last_attempt(files.logs)))

@@ -17,7 +17,7 @@ from bundle.protocol.problem_table import TABLE
 from bundle.protocol.reports import FailureRecord
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
-from ..logs.result import JobResult, RankProcess
+from ..logs.job_record import JobResult, RankProcess
 from . import problem_verdict
 from .failure import FirstFailure
 from .phrases import lingering_in_words

@@ -13,8 +13,8 @@ from bundle.protocol.problem import Problem
 from bundle.protocol.reports import Departure, LaunchAnswer, Lingering, Vanished
 
 from ..catalogue.catalogue import LineRole
-from ..logs.events import parse_event
-from ..logs.files import JobFiles
+from ..logs.job_files import JobFiles
+from ..logs.job_record import parse_event
 from ..logs.lines import numbered
 from .exit_reports import Exit
 from .failure import Evidence, FirstFailure

@@ -11,9 +11,8 @@ from pathlib import Path
 from bundle.protocol.enumerations import FailureClass
 
 from ..catalogue.catalogue import LineTells
-from ..logs.clock import stamp, year_of
-from ..logs.files import LogFile
-from ..logs.lines import numbered
+from ..logs.job_files import LogFile
+from ..logs.lines import numbered, stamp, year_of
 from ..logs.prefixes import parse_line
 from .rank_verdict import signal_of
 from .scan import Hit

@@ -19,8 +19,8 @@ from ..catalogue.catalogue import (
     catalogue,
     match,
 )
-from ..logs.clock import Clock, stamp, year_of
-from ..logs.files import LogFile
+from ..logs.job_files import LogFile
+from ..logs.lines import Clock, stamp, year_of
 from ..logs.prefixes import TRACEBACK, parse_line, show_block_as_terminal
 from .traceback import Trace, frame_above, shown, trace_at
 from .wording import introduces_ignored, introduces_survived, says_gave_up, says_survived

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..logs.files import LogFile
+from ..logs.job_files import LogFile
 from .exit_reports import ENDED_BY_OTHERS
 from .scan import LAUNCHER_FRAME, Hit, Scanned
 

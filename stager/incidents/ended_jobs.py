@@ -12,8 +12,8 @@ from bundle.protocol.events import JobEnds
 
 from ..core.errors import StagerError
 from ..core.files import opened
-from ..logs.events import parse_event, summarize
-from ..logs.files import of_job
+from ..logs.job_files import of_job
+from ..logs.job_record import parse_event, summarize
 from .incident import EndedJob
 
 _LAST_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, feed, run
 from ..core.store import Store
-from ..logs.events import parse_event
+from ..logs.job_record import parse_event
 from ..pack.bundle_file import node_program
 from ..slurm import messages
 from .batch_output import BatchOutput

@@ -11,7 +11,7 @@ from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputShown, Record
 
 from ..core.errors import StagerError
-from ..logs.files import of_job
+from ..logs.job_files import of_job
 from ..logs.lines import LogReader
 
 LOOK_SECONDS = 2.0

@@ -23,7 +23,7 @@ from ..config.load import Config
 from ..core.errors import JobError, StagerError
 from ..core.processes import Streamed, become, stream
 from ..core.store import Store
-from ..logs.events import parse_event, records
+from ..logs.job_record import parse_event, records
 from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
 from ..pack.node_program import compiled_program
 from ..slurm import messages

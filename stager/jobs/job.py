@@ -14,7 +14,7 @@ from ..config.load import Config
 from ..config.sections import ClusterConfig, tracker_outputs
 from ..core.errors import ConfigError
 from ..core.files import expanded
-from ..logs.files import DEFAULT_LOG_DIR
+from ..logs.job_files import DEFAULT_LOG_DIR
 from .job_options import JobOptions, joined, settle
 from .log_dir import make_log_dir
 

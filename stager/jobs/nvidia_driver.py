@@ -17,8 +17,8 @@ from bundle.system.hostlist import expand_hostlist
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
 from ..lock.resolver import KnownDriver
-from ..logs import files
-from ..logs.events import records
+from ..logs import job_files
+from ..logs.job_record import records
 
 _SECONDS = 120.0
 """Time for the nodes of an allocation to answer."""
@@ -33,7 +33,7 @@ def find_driver(
     run: Runner = run,
 ) -> KnownDriver:
     """Return the oldest driver of the allocation, else of the last job, else of this machine."""
-    known = _of_allocation(env, run) or _of_last_job(project, files.default_folder(log_dir))
+    known = _of_allocation(env, run) or _of_last_job(project, job_files.default_folder(log_dir))
     return known or _of_this_machine(env)
 
 
@@ -53,7 +53,7 @@ def _of_allocation(env: Mapping[str, str], run: Runner) -> KnownDriver | None:
 
 
 def _of_last_job(project: str, log_dir: Path) -> KnownDriver | None:
-    job = files.last_of(project, log_dir)
+    job = job_files.last_of(project, log_dir)
     if job is None:
         return None
     answers = [

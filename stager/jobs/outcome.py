@@ -24,7 +24,7 @@ from bundle.protocol.problem import Problem
 from bundle.protocol.reports import Started
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
-from ..logs.files import of_job
+from ..logs.job_files import of_job
 from . import metrics
 
 

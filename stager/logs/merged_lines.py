@@ -1,12 +1,261 @@
-"""The result of ``stager logs``."""
+"""The logs of a job as one stream, or only the lines of its errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import collections
+import functools
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .lines import Line
+from bundle.protocol.enumerations import Action
+
+from ..catalogue.catalogue import CatalogueEntry, LineRole, catalogue, match
+from ..core.errors import StagerError
+from . import job_record
+from .job_files import JobFiles, LogFile
+from .lines import Line, LogReader, Suspects, in_order, piece_by_piece
+from .prefixes import TRACEBACK, TracebackPrefix, parse_line
+
+# --- The lines of a job that belong to errors: each once, without noise --------------------------
+
+_LAUNCHERS = "ChildFailedError"
+"""Torchrun's own exception, which says no more than the table after it."""
+_CLOSING_ENTRIES = ("closing-signal", "child-failed")
+"""Entries of the catalogue for torchrun's lines about ending the other ranks."""
+_ERROR = re.compile(
+    r"\b(?:error|fatal|critical|exception|panic)\b|(?:Error|Exception)\b|^slurmstepd:|^srun: ", re.I
+)
+_WARNING = re.compile(r"Warning: |^\s*warnings\.warn\(|\bWARN(?:ING)?\b|\[W\d{4} ")
+_CLOSING = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
+_BEGINNING = re.compile(r"(?<![\[\\])\^")
+_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_LONGEST_TRACE = 200
+
+
+def errors_of(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield the lines that belong to errors.
+
+    A traceback is one thing: it comes whole, at its last line's time. Lines that are equal but for
+    numbers are shown for the first rank that has them, and counted for the others.
+    """
+    open_traces: dict[tuple[object, ...], _Trace] = {}
+    seen: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        key = (line.path, line.rank)
+        trace = open_traces.get(key)
+        if trace is not None and trace.take(line):
+            if trace.ended:
+                del open_traces[key]
+                if _LAUNCHERS not in line.text:
+                    yield from _once(trace.lines, seen)
+        elif trace is None and TRACEBACK in line.text:
+            open_traces[key] = _Trace(line)
+        elif _is_error(line.text):
+            yield from _once([line], seen)
+    for trace in open_traces.values():
+        yield from _once(trace.lines, seen)
+
+
+class _Trace:
+    def __init__(self, first: Line) -> None:
+        self.lines = [first]
+        self.ended = False
+        self._prefix: TracebackPrefix | None = None
+
+    def take(self, line: Line) -> bool:
+        """Add a line; return False if another process wrote it."""
+        if self._prefix is None:
+            self._prefix = TracebackPrefix(self.lines[0].text, line.text)
+        text = self._prefix.strip(line.text)
+        if text is None:
+            return False
+        self.lines.append(line)
+        self.ended = bool(_CLOSING.match(text)) or len(self.lines) > _LONGEST_TRACE
+        return True
+
+
+def _is_error(text: str) -> bool:
+    known = match(text)
+    if known is None and any(entry.needle in text for entry in _at_beginning()):
+        known = match(parse_line(text).text, _at_beginning())
+    if known is not None:
+        return known.entry.role != LineRole.NOISE and known.entry.name not in _CLOSING_ENTRIES
+    return bool(_ERROR.search(text)) and not _WARNING.search(text)
+
+
+@functools.cache
+def _at_beginning() -> tuple[CatalogueEntry, ...]:
+    """Return the entries whose pattern starts at the beginning of a line, after its prefixes."""
+    return tuple(entry for entry in catalogue() if _BEGINNING.search(entry.expression))
+
+
+def _once(group: list[Line], seen: collections.Counter[str]) -> Iterator[Line]:
+    shape = "\n".join(_DIGITS.sub("#", line.text) for line in group)
+    seen[shape] += 1
+    if seen[shape] == 1:
+        yield from group
+    elif seen[shape] == 2 and len(group) > 1:
+        last = group[-1]
+        yield replace(last, text=f"{last.text}  (the same traceback as above, here as well)")
+
+
+# --- The logs of a job as one stream: by time, each line with its node and rank ------------------
+
+_POLL_SECONDS = 0.5
+_NAMED = 8
+"""Nodes that a message names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFilter:
+    """The choice of lines."""
+
+    ranks: tuple[int, ...] = ()
+    """Only these ranks' lines; empty for all."""
+    nodes: tuple[str, ...] = ()
+    """Only these nodes' lines; empty for all."""
+    pattern: re.Pattern[str] | None = None
+    """Only lines in which this is found."""
+    errors: bool = False
+    """Only lines that belong to errors, each once."""
+
+    def logs(self, files: JobFiles) -> list[LogFile]:
+        """Return the files that may have such lines."""
+        return [log for log in files.logs if self._may_have(log)]
+
+    def of(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """Return the lines among these that are chosen."""
+        fitting = (line for line in lines if self._fits(line))
+        chosen = errors_of(fitting) if self.errors else fitting
+        pattern = self.pattern
+        if pattern is None:
+            return chosen
+        return (line for line in chosen if pattern.search(line.text))
+
+    def _may_have(self, log: LogFile) -> bool:
+        if self.ranks and log.own and log.rank not in self.ranks:
+            return False
+        return not log.node or self._is_on_wanted(log.node)
+
+    def _fits(self, line: Line) -> bool:
+        if self.ranks and line.rank not in self.ranks:
+            return False
+        return self._is_on_wanted(line.node)
+
+    def _is_on_wanted(self, node: str) -> bool:
+        """Return whether a node is wanted, with or without its domain."""
+        return not self.nodes or node in self.nodes or node.partition(".")[0] in self.nodes
+
+
+def merged(files: JobFiles, wanted: LineFilter) -> Iterator[Line]:
+    """Return all chosen lines, by time.
+
+    Raises:
+        StagerError: no log is of such a rank or node.
+    """
+    logs = wanted.logs(files)
+    if not any(_is_of_wanted(log, wanted) for log in logs):
+        raise _no_such_log(files)
+    pick = Suspects() if wanted.errors else None
+    ordered, others = _by_order(files, logs)
+    streams = [in_order(files, ordered, pick), *(LogReader(log, pick).rest() for log in others)]
+    return wanted.of(heapq.merge(*streams))
+
+
+def _by_order(
+    files: JobFiles, logs: Sequence[LogFile]
+) -> tuple[Sequence[LogFile], Sequence[LogFile]]:
+    if not files.order.exists():
+        return (), logs
+    return [log for log in logs if log.own], [log for log in logs if not log.own]
+
+
+def follow(
+    files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Line]:
+    """Return the chosen lines that exist, then those that are added, until the job has ended.
+
+    Lines that are added at about the same time may be out of order by half a second. Somebody
+    else's logs have no visible end: they are followed for as long as somebody reads.
+    """
+    return wanted.of(_grow(files, wanted, sleep))
+
+
+def _grow(
+    files: Callable[[], JobFiles], wanted: LineFilter, sleep: Callable[[float], None]
+) -> Iterator[Line]:
+    readers: dict[Path, LogReader] = {}
+    pick = Suspects() if wanted.errors else None
+    added_at: float | None = None
+    while True:
+        now = files()
+        ended = _has_ended(now)
+        for log in wanted.logs(now):
+            readers.setdefault(log.path, LogReader(log, pick))
+        if added_at is None:  # lines that exist already have their times
+            own = [reader for reader in readers.values() if reader.log.own]
+            yield from piece_by_piece(now, own)
+        yield from heapq.merge(*(_added(reader, added_at, ended) for reader in readers.values()))
+        if ended:
+            return
+        sleep(_POLL_SECONDS)
+        added_at = time.time()
+
+
+def _has_ended(files: JobFiles) -> bool:
+    """Return whether a job has its result; logs of other tools have no visible end."""
+    return bool(files.job_id) and job_record.summarize(files.events).result is not None
+
+
+def _added(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
+    """Yield a log's new lines; those of ranks count as just written."""
+    return reader.rest(whole=not ended, time=added_at if reader.log.own else None)
+
+
+def _is_of_wanted(log: LogFile, wanted: LineFilter) -> bool:
+    """Return whether a file is of a wanted rank, or may contain lines of several ranks."""
+    return log.rank is not None or not wanted.ranks or not log.own
+
+
+def _no_such_log(files: JobFiles) -> StagerError:
+    if not files.logs:
+        return _without_logs(files)
+    hint = f"the logs are of {_ranks_of(files)}{_nodes_of(files)}"
+    return StagerError("there is no log of that rank and node", hint=hint)
+
+
+def _without_logs(files: JobFiles) -> StagerError:
+    job, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
+    summary = files.summary
+    if summary.planned_only or summary.action is Action.VERIFY:
+        return StagerError(
+            f"job {job} was a {summary.kind}: it started no ranks",
+            hint=f"only `stager run` starts ranks; {diagnose} says how this job ended",
+        )
+    return StagerError(
+        f"job {job} has left no logs of ranks in {files.folder}",
+        hint=f"it ended before any rank was started: {diagnose} says why",
+    )
+
+
+def _ranks_of(files: JobFiles) -> str:
+    ranks = {log.rank for log in files.logs if log.rank is not None}
+    return f"ranks {min(ranks)} to {max(ranks)}" if ranks else "files without ranks"
+
+
+def _nodes_of(files: JobFiles) -> str:
+    nodes = sorted({log.node for log in files.logs if log.node})
+    if not nodes:
+        return ""
+    more = ", ..." if len(nodes) > _NAMED else ""
+    return f" on {', '.join(nodes[:_NAMED])}{more}"
+
+
+# --- The result of ``stager logs`` ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,8 @@ from bundle.protocol.events import (
 from bundle.protocol.messages import Answer
 
 from ..core.files import bytes_of
-from ..logs.events import records
-from ..logs.files import JobFiles
-from ..logs.kept_job import KeptJob, kept_job
+from ..logs.job_files import JobFiles
+from ..logs.job_record import KeptJob, kept_job, records
 
 TIMED = (Answer, PhaseEnds, FileSent)
 """Events that tell how long something took."""

@@ -21,9 +21,8 @@ from ..core.errors import BundleError
 from ..core.files import text_of
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
-from ..logs.events import summarize
-from ..logs.files import JobFiles
-from ..logs.json_fields import text
+from ..logs.job_files import JobFiles
+from ..logs.job_record import read_text, summarize
 from ..pack.bundle_file import manifest_of
 from ..redaction.redact import Redactor
 from ..slurm import messages
@@ -230,7 +229,7 @@ def _driven_here(files: JobFiles) -> bool:
         with suppress(OSError, ValueError, RecursionError, IndexError):
             raw: Mapping[str, Any] = json.loads(text_of(path))
             process = Path("/proc", str(int(path.name.split(".")[2])))
-            if isinstance(raw, dict) and text(raw, "id") == files.job_id:
+            if isinstance(raw, dict) and read_text(raw, "id") == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()
     return False
 

@@ -20,8 +20,8 @@ from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
 from bundle.results import patterns
 
-from ..logs.files import JobFiles
-from ..logs.json_fields import number
+from ..logs.job_files import JobFiles
+from ..logs.job_record import read_number
 from .attempt import Attempt
 
 NAME = "metrics.jsonl"
@@ -100,16 +100,16 @@ def read(path: Path) -> Curves:
     rate: dict[float, float] = {}
     epochs: dict[float, Epoch] = {}
     for raw in _records(path):
-        step = number(raw, "step")
+        step = read_number(raw, "step")
         if step is None:
             continue
         for name, curve in (("loss", loss), ("samples_per_second", rate)):
-            value = number(raw, name)
+            value = read_number(raw, name)
             if value is not None:
                 curve[step] = value
         if "avg_loss" in raw or "accuracy" in raw:
-            figures = number(raw, "avg_loss"), number(raw, "accuracy")
-            epoch = number(raw, "epoch") or 0.0
+            figures = read_number(raw, "avg_loss"), read_number(raw, "accuracy")
+            epoch = read_number(raw, "epoch") or 0.0
             epochs[epoch] = Epoch(step=step, epoch=epoch, loss=figures[0], accuracy=figures[1])
     return Curves(
         path=str(path),

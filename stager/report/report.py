@@ -8,8 +8,7 @@ from pathlib import Path
 from bundle.system import permissions
 
 from ..core.files import output_file
-from ..logs.files import JobFiles
-from ..logs.output_place import output_place
+from ..logs.job_files import JobFiles, output_place
 from .collect import collect
 from .page import page
 

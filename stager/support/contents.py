@@ -9,8 +9,8 @@ from pathlib import Path
 from ..building.current_bundle import LOCK_NAME
 from ..config.load import FILE_NAME, find
 from ..core.errors import StagerError
-from ..logs.files import JobFiles
-from ..logs.kept_job import KeptJob, kept_job
+from ..logs.job_files import JobFiles
+from ..logs.job_record import KeptJob, kept_job
 from ..pack.bundle_file import manifest_of
 from .job_files import UnfitError, size_of, whole
 

@@ -14,8 +14,8 @@ from .. import __version__
 from ..core.errors import StagerError
 from ..core.processes import Runner, run
 from ..diagnosis.failure import Diagnosis
-from ..logs import events
-from ..logs.files import JobFiles
+from ..logs import job_record
+from ..logs.job_files import JobFiles
 from ..redaction.redact import Redactor
 
 _SLURM_SECONDS = 10.0
@@ -61,7 +61,7 @@ def _slurm_version(runner: Runner) -> str:
 
 
 def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
-    answers = (record.event for record in events.records(files.events))
+    answers = (record.event for record in job_record.records(files.events))
     return {
         answer.node: {"python": answer.python, **answer.packages}
         for answer in answers

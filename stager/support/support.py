@@ -18,8 +18,7 @@ from ..core.files import expanded
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..diagnosis.result import diagnosis_result
-from ..logs.files import JobFiles
-from ..logs.output_place import output_place
+from ..logs.job_files import JobFiles, output_place
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms
 from ..redaction.redact import Redactor

@@ -24,7 +24,7 @@ from stager.logs.prefixes import show_block_as_terminal
 from stager.catalogue.catalogue import match
 from stager.diagnosis.comparison import comparable
 from bundle.protocol.events import read_record
-from stager.logs.result import job_result
+from stager.logs.job_record import job_result
 from stager.redaction.redact import Redactor
 from stager.core.errors import visible
 

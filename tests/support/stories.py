@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from stager.logs.files import JobFiles, of_job
+from stager.logs.job_files import JobFiles, of_job
 from tests.support.building import STAGER, Project
 from tests.support.processes import until
 from tests.support.wheelhouse import make_wheel

@@ -14,7 +14,7 @@ from .values import path_option
 
 if TYPE_CHECKING:
     from ...console.job_result import Console
-    from ...logs.files import JobFiles
+    from ...logs.job_files import JobFiles
 
 LogDir = Annotated[
     Path | None,
@@ -30,7 +30,7 @@ JobArgument = Annotated[
 
 def job_files(job: str | None, log_dir: Path | None) -> JobFiles:
     """Return the files of a job, by default of the newest."""
-    from ...logs.files import default_folder, find
+    from ...logs.job_files import default_folder, find
 
     return find(job, default_folder(log_dir))
 

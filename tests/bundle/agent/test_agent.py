@@ -18,7 +18,7 @@ import pytest
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action
 from stager.diagnosis.driver_verdict import first_failure
-from stager.logs.result import job_result
+from stager.logs.job_record import job_result
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, node_program
 from tests.support.events import job_ends

@@ -22,7 +22,7 @@ from stager.catalogue import catalogue
 from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, entry, match
 from stager.cli import app, load_commands
 from stager.diagnosis.diagnose import diagnose
-from stager.logs.files import find
+from stager.logs.job_files import find
 
 REPO = Path(__file__).resolve().parents[3]
 TABLES = sorted((REPO / "stager/catalogue").glob("*.toml"))

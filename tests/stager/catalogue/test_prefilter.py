@@ -6,10 +6,9 @@ import random
 from pathlib import Path
 
 from stager.catalogue.catalogue import Prefilter
-from stager.logs.error_lines import errors_of
-from stager.logs.files import LogFile
-from stager.logs.lines import Line, LogReader
-from stager.logs.suspects import Suspects
+from stager.logs.job_files import LogFile
+from stager.logs.lines import Line, LogReader, Suspects
+from stager.logs.merged_lines import errors_of
 
 TEXTS = ("No space left on device", "ignal", "' not found", "error: ", "oom", "REQUEST_FILE_BCAST")
 

@@ -16,7 +16,7 @@ from stager.config.load import Config, load, parse
 from stager.config.table import SettingsSource, site_source, variable_of
 from stager.core.errors import ConfigError
 from stager.hub.client import user_caches
-from stager.logs.files import default_folder
+from stager.logs.job_files import default_folder
 
 REPO = Path(__file__).resolve().parents[3]
 PROJECT = {"environment": {"requirements": []}, "cluster": {"nodes": 3, "partition": "own"}}

@@ -9,7 +9,7 @@ import pytest
 
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis
-from stager.logs.files import find
+from stager.logs.job_files import find
 
 STEPS = "".join(f"iter {number} | loss 2.{number}\n" for number in range(40))
 TRACE = 'Traceback (most recent call last):\n  File "/home/you/train.py", line 7, in f\n    go()\n'

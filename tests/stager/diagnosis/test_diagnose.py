@@ -18,7 +18,7 @@ from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis
 from stager.diagnosis.phrases import ranks_in_words
 from stager.diagnosis.result import diagnosis_result
-from stager.logs.files import find, of_job
+from stager.logs.job_files import find, of_job
 from stager.slurm import messages
 
 PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"

@@ -15,7 +15,7 @@ from stager.diagnosis.comparison import comparable
 from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.rank_verdict import LINES
-from stager.logs.result import JobResult, job_result
+from stager.logs.job_record import JobResult, job_result
 from tests.support.events import job_ends
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"

@@ -11,7 +11,7 @@ import pytest
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis, Evidence
-from stager.logs.files import of_job
+from stager.logs.job_files import of_job
 
 NO_ROOM = Problem(ProblemCode.NO_ROOM, "n2", {"why": 'needs 2 GB, 1 GB are free in "/tmp"'})
 DAMAGED = Problem(ProblemCode.BUNDLE_DAMAGED, "/é.tar", {"why": "no digest"})

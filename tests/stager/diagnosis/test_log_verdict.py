@@ -9,7 +9,7 @@ import pytest
 
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import FirstFailure
-from stager.logs.files import find
+from stager.logs.job_files import find
 
 AT = "2026-11-22 05:{:02}:00 INFO step\n"
 PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:47"

@@ -7,7 +7,7 @@ from pathlib import Path
 from stager.diagnosis.diagnose import diagnose
 from stager.diagnosis.failure import Diagnosis
 from stager.diagnosis.torchrun import torchruns
-from stager.logs.files import find
+from stager.logs.job_files import find
 
 RAISED = """\
 Traceback (most recent call last):

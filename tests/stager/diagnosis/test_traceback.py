@@ -8,8 +8,8 @@ import pytest
 
 from stager.diagnosis.scan import BLOCK, Hit, scan
 from stager.diagnosis.traceback import trace_at
-from stager.logs.clock import Clock
-from stager.logs.files import find
+from stager.logs.job_files import find
+from stager.logs.lines import Clock
 
 
 def hits(tmp_path: Path, text: str) -> tuple[Hit, ...]:

@@ -13,7 +13,7 @@ from stager.incidents.nodes_of_job import avoiding, expect, failed_nodes, pointi
 from stager.jobs.job_options import JobOptions, settle
 from stager.jobs.outcome import Outcome
 from stager.jobs.prepare import Prepared
-from stager.logs.events import records
+from stager.logs.job_record import records
 from stager.slurm.request import PartitionNode, Source, read_nodes
 from tests.support.incidents import FULL, event_log
 from tests.support.outcomes import job, slurm_job

@@ -18,11 +18,9 @@ from bundle.protocol.enumerations import Action, Allocation
 from stager.catalogue.catalogue import match
 from stager.core.errors import StagerError
 from stager.diagnosis.diagnose import diagnose
-from stager.logs.clock import stamp
-from stager.logs.error_lines import errors_of
-from stager.logs.files import LogFile, find, of_job
-from stager.logs.lines import Line, last_lines, numbered
-from stager.logs.merge import LineFilter, follow, merged
+from stager.logs.job_files import LogFile, find, of_job
+from stager.logs.lines import Line, last_lines, numbered, stamp
+from stager.logs.merged_lines import LineFilter, errors_of, follow, merged
 
 TRACE = """\
 Traceback (most recent call last):
@@ -570,7 +568,7 @@ def test_many_files_are_not_compared_with_each_other(tmp_path: Path) -> None:
 
 def test_what_nobody_may_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rank0.log").write_text("x\n")
-    monkeypatch.setattr("stager.logs.files.os.access", lambda *_: False)  # root reads all
+    monkeypatch.setattr("stager.logs.job_files.os.access", lambda *_: False)  # root reads all
     with pytest.raises(StagerError, match="cannot be read"):
         find(str(tmp_path / "rank0.log"), tmp_path)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import StagerError
-from stager.logs.files import JobFiles, find
-from stager.logs.output_place import output_place
+from stager.logs.job_files import JobFiles, find, output_place
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from bundle.system.processes import CompletedCommand
 from stager.core.errors import StagerError
 from stager.core.processes import run
-from stager.logs.files import find
+from stager.logs.job_files import find
 from stager.report.report import report
 from stager.slurm import messages
 from tests.support.building import Project
