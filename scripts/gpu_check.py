@@ -30,7 +30,7 @@ from bundle.driver.phases import described  # noqa: E402
 from bundle.launch.commands import choose_backend, choose_nproc  # noqa: E402
 from bundle.node.machine import Question, host_facts  # noqa: E402
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
-from stager.diagnosis.diagnose import diagnose  # noqa: E402
+from stager.diagnosis.diagnosis import diagnose  # noqa: E402
 from stager.logs.job_files import find  # noqa: E402
 
 NO_GPU = 4

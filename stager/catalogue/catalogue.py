@@ -140,7 +140,7 @@ class CatalogueEntry:
     name: str
     """Its name in the catalogue."""
     needle: str
-    """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.scan`."""
+    """A text without which no line matches; it has no digits, see :mod:`stager.diagnosis.hits`."""
     expression: str = field(metadata={"json": "pattern"})
     """The regular expression that is searched for in a line."""
     role: LineRole

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @grouped
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
     """Say what failed first in a job, why, and what to do."""
-    from ..diagnosis.result import diagnosis_result
+    from ..diagnosis.failure import diagnosis_result
 
     console = talk.console()
     with boundary(console):
@@ -35,8 +35,8 @@ def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> 
 def _diagnosis(job: str | None, log_dir: Path | None, console: Console) -> Diagnosis:
     """Return the diagnosis of a job, by default of what came last here; that may be a refusal."""
     from ..config.load import project_file
-    from ..diagnosis.diagnose import diagnose as diagnose_job
-    from ..diagnosis.diagnose import of_refused
+    from ..diagnosis.diagnosis import diagnose as diagnose_job
+    from ..diagnosis.diagnosis import of_refused
     from ..logs import job_record
     from ..logs.job_files import default_folder
 

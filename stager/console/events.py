@@ -171,7 +171,7 @@ class Events(Reports):
 
     @_show.register(Lingering)
     def _show_lingering(self, event: Lingering, record: Record) -> None:
-        from ..diagnosis.phrases import lingering_in_words
+        from ..diagnosis.failure import lingering_in_words
 
         cause, hint = lingering_in_words(event.finished, event.left, event.waits_for)
         self._write(f"warning: {event.node} rank {event.rank}: {cause}; {hint}", "warning")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.counts import counted
 
-from ..diagnosis.phrases import ranks_in_words, when
+from ..diagnosis.failure import ranks_in_words, when
 from .output import Output
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
-"""The values of a diagnosis: the first failure, its evidence, and its consequences."""
+"""The values of a diagnosis, and their wording."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.problem import Problem
 
 from ..catalogue.catalogue import CatalogueMatch
+
+# --- The values of a diagnosis: the first failure, its evidence, and its consequences ------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +91,103 @@ class Diagnosis:
     """Whether it failed before any rank was started, though ranks were to be started."""
     command: str = ""
     """The command that failed before it had a job; empty where there was one."""
+
+
+# --- The wording of ranks, times, and ranks that run for too long --------------------------------
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Return ranks as ``ranks 0-3,7``, a single one as ``rank 7``; empty for none."""
+    ranges: list[list[int]] = []
+    for rank in sorted(ranks):
+        if ranges and rank == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [rank]
+        else:
+            ranges.append([rank])
+    if not ranges:
+        return ""
+    shown = ",".join("-".join(map(str, ends)) for ends in ranges)
+    return f"rank {shown}" if shown.isdigit() else f"ranks {shown}"
+
+
+def when(seconds: float) -> str:
+    """Return a time in this machine's zone, to the second; empty for one that cannot be."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def lingering_in_words(
+    finished: float | None, left: float | None, waits_for: Sequence[str]
+) -> tuple[str, str]:
+    """Return cause and hint for a rank whose process goes on for too long."""
+    if finished is None and left is not None:
+        return (
+            "it has left its process group and goes on, and others may wait for it there",
+            "call destroy_process_group on every rank, after the last thing they do together",
+        )
+    if finished is None:
+        return (
+            "it goes on though other ranks of its node have ended",
+            "see what only this rank does at the end, and whom it waits for there",
+        )
+    ended = "its program has ended, but its process goes on"
+    if not waits_for:
+        return (
+            f"{ended}: its exit handlers do not come to an end",
+            "see what is registered with atexit, and what open libraries do as they are closed",
+        )
+    return (
+        f"{ended}: it waits for {', '.join(waits_for)}",
+        "end such threads and processes before the program ends, or make them daemons",
+    )
+
+
+# --- The result of ``stager diagnose`` -----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisResult:
+    """The result of ``stager diagnose``, under the names that scripts rely on."""
+
+    ok: bool | None
+    """True if the job ended well; None if unknown."""
+    job_id: str
+    """The job; empty where files have no number."""
+    log_dir: Path
+    """The directory of its files."""
+    first_failure: FirstFailure | None
+    """The first failure; None where nothing failed."""
+    entry: str
+    """The catalogue's entry that explains it; empty for none."""
+    evidence: tuple[Evidence, ...]
+    """The lines that show it, in order."""
+    alike: tuple[int, ...]
+    """Ranks that failed by themselves with the same error."""
+    consequences: tuple[int, ...]
+    """Ranks that failed because of it."""
+    missing_ranks: tuple[int, ...]
+    """For a hang: ranks that did not reach the collective that the others waited in."""
+    files_read: int
+    """Number of files read."""
+    before_launch: bool
+    """True if it failed before any rank was started, though ranks were to be started."""
+
+
+def diagnosis_result(diagnosis: Diagnosis) -> DiagnosisResult:
+    """Return the result of ``stager diagnose``."""
+    first = diagnosis.first
+    return DiagnosisResult(
+        ok=diagnosis.ok,
+        job_id=diagnosis.job_id,
+        log_dir=diagnosis.folder,
+        first_failure=first,
+        entry="" if first is None else first.entry,
+        evidence=diagnosis.evidence,
+        alike=diagnosis.same_failure,
+        consequences=diagnosis.consequences,
+        missing_ranks=diagnosis.missing,
+        files_read=diagnosis.read,
+        before_launch=diagnosis.before_launch,
+    )

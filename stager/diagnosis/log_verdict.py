@@ -1,29 +1,303 @@
-"""The first failure as logs alone tell it, whoever's launcher wrote them.
-
-The candidates are made here; :mod:`.verdict` has their order, and the reasons for it.
-"""
+"""The first failure by logs alone."""
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
 from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.enumerations import FailureClass
 
-from ..catalogue.catalogue import LineRole, LineTells
-from .aftermath import Aftermath, aftermath
-from .attempts import of_last_attempts
-from .exit_reports import Exit, exits, nodes_of_ranks, root_cause
-from .failure import FirstFailure
-from .rank_verdict import LINES, of_code
-from .scan import EXCEPTION, Hit, Scanned
+from ..catalogue.catalogue import LineRole, LineTells, match
+from ..logs.lines import last_lines
+from ..logs.prefixes import ParsedLine, parse_line
+from .failure import FirstFailure, ranks_in_words
+from .hits import (
+    EXCEPTION,
+    Hit,
+    Scanned,
+    is_of_an_end,
+    says_ended_well,
+    says_recovered,
+    says_restarted,
+    says_trained,
+    shown,
+)
+from .process_exits import LINES, Exit, exits, nodes_of_ranks, of_code, root_cause
 from .verdict import Candidate, Role, blamed
-from .waiting import absent, hang
+
+# --- The lines that a process printed after a hit: whether it survived what the hit tells --------
+
+# Programs print errors that they survive: a download that is tried again, a batch that is skipped,
+# an optional import. Only what follows such a line tells it from the one that ended the process.
+
+_BYTES = 1 << 16
+"""Bytes below a hit that are read."""
+_ENOUGH = 200
+"""Ordinary lines after which nothing more is counted."""
+_NEAR = 3
+"""Ordinary lines below a hit that may tell what its program did about it."""
+_LAST_OUTPUT = 5
+"""Lines at the end of a standard output that may say how it ended."""
+_STREAMS = (
+    (re.compile(r"\.err$"), ".out"),
+    (re.compile(r"\.e$"), ".o"),
+    (re.compile(r"\.e(?=\d+$)"), ".o"),
+    (re.compile(r"\bstderr\b"), "stdout"),
+)
+"""The names of a file of standard errors, and of the standard output beside it."""
+_RULE = re.compile(r"-{60,}")
+"""The line above and below each of Open MPI's messages, which have many lines."""
+_FIRST = 20
+"""Lines below an end in which another attempt says that it begins."""
+_CHARACTERS = 500
+"""Characters of a line that are looked at."""
+_OF_TRACE, _OF_LINE, _OF_OTHERS = 10, 5, 100
+"""Ordinary lines from which on the writer of a traceback, or of a line, has survived it; the last
+counts where several processes may have written them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aftermath:
+    """What the writer of a hit printed after it."""
+
+    ordinary: int
+    """Lines that are not about an end; no more than a few hundred are counted."""
+    recovered: bool
+    """Whether its program says that it went on: it tries again, skips, falls back."""
+    restarted: bool
+    """Whether another attempt says that it begins."""
+    ended_well: bool
+    """Whether the last of the lines say that all ended well."""
+    trained: bool
+    """Whether the output of the same process, in a file of its own, ends with a trained model."""
+
+    def shows_survival(self, hit: Hit, *, shared: bool) -> bool:
+        """Return whether the writer survived the hit; ``shared``: others may have written here."""
+        if hit.trace and "rank_torch" in dict(hit.marks):  # torch marks what nothing has caught
+            return False
+        enough = _OF_TRACE if hit.trace else _OF_LINE
+        if shared and not hit.marks:
+            enough = _OF_OTHERS
+        if self.ordinary >= enough or self.recovered or self.trained:
+            return True
+        return self.ended_well and self.ordinary >= _NEAR
+
+
+def aftermath(hit: Hit, until: int | None = None) -> Aftermath:
+    """Return what the writer of a hit printed after it, before line ``until`` (None: the end)."""
+    first: list[str] = []
+    ordinary: list[str] = []
+    last: collections.deque[str] = collections.deque(maxlen=_NEAR)
+    boxed = hit.entry.source.startswith("Open MPI") and not hit.trace
+    for number, line in enumerate(_below(hit), start=hit.last + 1):
+        if (until is not None and number >= until) or len(ordinary) >= _ENOUGH:
+            break
+        mark = parse_line(line)
+        if not mark.logged.strip() or (hit.marks and not _is_same_process(hit, mark)):
+            continue
+        is_rule = _RULE.fullmatch(mark.logged) is not None
+        boxed ^= is_rule
+        if boxed or is_rule:
+            continue
+        last.append(mark.logged)
+        known = match(mark.logged) is not None
+        if not known and len(first) < _FIRST:
+            first.append(mark.logged)
+        if not known and not is_of_an_end(mark.logged):
+            ordinary.append(mark.logged)
+    return Aftermath(
+        ordinary=len(ordinary),
+        recovered=any(map(says_recovered, ordinary[:_NEAR])),
+        restarted=any(map(says_restarted, first)),
+        ended_well=any(map(says_ended_well, last)),
+        trained=any(map(says_trained, _last_output(hit.log.path))),
+    )
+
+
+def _last_output(errors: Path) -> tuple[str, ...]:
+    """Return the last lines of the stdout file that belongs to a stderr file."""
+    for of_errors, of_output in _STREAMS:
+        name = of_errors.sub(of_output, errors.name)
+        if name != errors.name:
+            return last_lines(errors.with_name(name), _LAST_OUTPUT)
+    return ()
+
+
+def _is_same_process(hit: Hit, mark: ParsedLine) -> bool:
+    mine, other = dict(hit.marks), dict(mark.marks)
+    common = mine.keys() & other.keys()
+    return bool(common) and all(mine[name] == other[name] for name in common)
+
+
+def _below(hit: Hit) -> Iterator[str]:
+    try:
+        with hit.log.path.open("rb") as handle:
+            handle.seek(hit.below)
+            raws = handle.read(_BYTES).split(b"\n")
+    except OSError:
+        return
+    for raw in raws:
+        yield shown(raw, _CHARACTERS)
+
+
+# --- Several attempts in one log: a job that was requeued, ranks that were started again ---------
+
+# Only the last attempt is judged. It begins below the last line that tells the end of an earlier
+# one.
+
+_ENDS = ("child-failed", "cancelled", "requeued", "task-failure", "step-ended", "task-terminated")
+"""Entries that tell the end of an attempt, besides exit statuses and Slurm's end of a job."""
+_REQUEUED = ("requeued", "preempted", "node-failure", "node-lost")
+"""Entries that tell an end after which Slurm may start the job again."""
+_ORDINARY = 20
+"""Ordinary lines below such an end that only another attempt can have written; ranks that are told
+to end may go on for half a minute."""
+_AFTER_REPORT = 5
+"""Ordinary lines below torchrun's report of a failed rank that a restarted one has written."""
+
+
+def of_last_attempts(
+    hits: Sequence[Hit], heads: Mapping[Path, Sequence[int]], restarts: int
+) -> list[Hit]:
+    """Return the hits of each log's last attempt."""
+    kept: list[Hit] = []
+    for path, group in groupby(hits, key=lambda hit: hit.log.path):
+        of_log = sorted(group, key=lambda hit: hit.number)
+        start = _start_of_last(of_log, heads.get(path, ()), restarts)
+        kept += [hit for hit in of_log if hit.number > start]
+    return kept
+
+
+def _start_of_last(hits: Sequence[Hit], heads: Sequence[int], restarts: int) -> int:
+    """Return the line after which the last attempt begins; 0 for a single attempt."""
+    ends = [hit for hit in hits if _is_end(hit)]
+    start = _last_restart_of_torchrun(hits, restarts)
+    untils = [*(hit.number for hit in ends[1:]), None]
+    for end, until in zip(ends, untils, strict=False):
+        if until is not None and until - end.last <= 1:
+            continue
+        if _is_followed_by_another(end, until, heads):
+            start = max(start, end.last)
+    return start
+
+
+def _last_restart_of_torchrun(hits: Sequence[Hit], restarts: int) -> int:
+    """Return the last restart's line: one report for each attempt, a table only after the last."""
+    tables = [hit for hit in hits if hit.entry.name == "child-failed" and hit.trace]
+    reports = [hit for hit in hits if hit.entry.name == "torchrun-report"]
+    if reports and not tables and len(reports) <= restarts:
+        return reports[-1].number
+    return reports[-2].number if len(tables) == 1 and len(reports) > 1 else 0
+
+
+def _is_end(hit: Hit) -> bool:
+    if hit.entry.tells in (LineTells.EXIT, LineTells.END):
+        return True
+    return hit.entry.name in _ENDS
+
+
+def _is_followed_by_another(end: Hit, until: int | None, heads: Sequence[int]) -> bool:
+    if any(end.last < head and (until is None or head < until) for head in heads):
+        return True
+    after = aftermath(end, until)
+    if after.restarted:
+        return True
+    if end.entry.name in _REQUEUED:
+        return after.ordinary >= _ORDINARY
+    return end.entry.name == "torchrun-report" and after.ordinary >= _AFTER_REPORT
+
+
+# --- Ranks that waited for others in vain, and the ranks that did not come -----------------------
+
+LOG_TELLS = (
+    "its log shows what it did last; look for code that only some ranks run, and for different "
+    "numbers of batches"
+)
+"""The hint for a rank that others waited for."""
+
+
+def absent(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that others waited for: those they name, else those without a hit."""
+    return _named(waiting) or _behind(waiting) or _without_hit(waiting, nodes)
+
+
+def _named(waiting: Sequence[Hit]) -> tuple[int, ...]:
+    named: set[int] = set()
+    for hit in waiting:
+        named.update(map(int, re.findall(r"\d+", hit.groups.get("ranks", ""))))
+    return tuple(sorted(named))
+
+
+def _without_hit(waiting: Sequence[Hit], nodes: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that report no wait; empty if no waiting rank is known."""
+    waited = {hit.rank for hit in waiting if hit.rank is not None}
+    return tuple(sorted(nodes.keys() - waited)) if waited else ()
+
+
+def hang(waited: Hit, missing: Sequence[int], nodes: Mapping[int, str]) -> FirstFailure:
+    """Return the failure of the ranks that others waited for."""
+    ranks = ranks_in_words(missing) or "some rank"
+    meaning, _ = waited.entry.explain(waited.groups)
+    return FirstFailure(
+        node=nodes.get(missing[0], "") if missing else "",
+        rank=missing[0] if len(missing) == 1 else None,
+        kind=FailureClass.HANG,
+        cause=f"{ranks} did not reach a collective that the other ranks were waiting in",
+        hint=LOG_TELLS,
+        lines=waited.trace[-LINES:] or (waited.text,),
+        time=waited.time,
+        meaning=meaning,
+        entry=waited.entry.name,
+    )
+
+
+def _behind(waiting: Sequence[Hit]) -> tuple[int, ...]:
+    """Return the ranks whose watchdogs name an earlier collective than those of other ranks.
+
+    Collectives are counted for each group of ranks. A rank with several numbers has several groups,
+    and where groups are not named nothing can be said of them.
+    """
+    for numbers in _collectives(waiting).values():
+        lowest = min(numbers.values())
+        if lowest < max(numbers.values()):
+            return tuple(sorted(rank for rank, number in numbers.items() if number == lowest))
+    return ()
+
+
+def _collectives(waiting: Sequence[Hit]) -> dict[str, dict[int, int]]:
+    """Return the number of the collective that each rank waits in, by group of ranks."""
+    by_group: dict[str, dict[int, int]] = {}
+    ambiguous: set[str] = set()
+    for hit in waiting:
+        rank, number = _find_waiting_rank(hit), hit.groups.get("seq")
+        if rank is None or not number:
+            continue
+        group = hit.groups.get("group", "")
+        known = by_group.setdefault(group, {}).setdefault(rank, int(number))
+        if known != int(number):
+            ambiguous.add(group)
+    if "" in ambiguous:
+        del by_group[""]
+    return by_group
+
+
+def _find_waiting_rank(hit: Hit) -> int | None:
+    if hit.rank is not None:
+        return hit.rank
+    named = hit.groups.get("at")
+    return int(named) if named else None
+
+
+# --- The first failure as logs alone tell it, whoever's launcher wrote them ----------------------
+
+# The candidates are made here; :mod:`.verdict` has their order, and the reasons for it.
 
 _OF_LAUNCHER = re.compile(
     r"torch/distributed/(?:run|launcher/api)\.py|accelerate/commands/|deepspeed/launcher/"
@@ -280,7 +554,7 @@ def _has_lost_peer(hit: Hit) -> bool:
 
 
 def _of_hit(hit: Hit, ended: Sequence[Exit], nodes: Mapping[int, str]) -> FirstFailure:
-    rank = _rank_of(hit)
+    rank = _find_failed_rank(hit)
     node = _node_of(hit, rank, nodes)
     meaning, hint = hit.entry.explain({**hit.groups, "node": node})
     failure = FirstFailure(
@@ -316,7 +590,7 @@ def _exit_of(rank: int | None, ended: Sequence[Exit]) -> Exit | None:
     return next((report for report in ended if report.rank == rank), None)
 
 
-def _rank_of(hit: Hit) -> int | None:
+def _find_failed_rank(hit: Hit) -> int | None:
     if hit.rank is not None:
         return hit.rank
     named = hit.groups.get("rank", "")

@@ -1,54 +1,73 @@
-"""The verdict: which of many candidates failed first, and why it is that one.
-
-Two front ends make the candidates: :mod:`.driver_verdict` from the driver's typed result, and
-:mod:`.log_verdict` from lines of logs, whoever's launcher wrote them. Both are ranked here, by one
-rule: the :class:`Role` counts first, then whether a writer went on after its line, then whether its
-launcher saw another rank fail first, then the time.
-Of two that are still equal, the one that its front end gives first counts. Then, if a cause has no
-words of its own, the next candidate of the same failure that has some speaks for it.
-
-The order of the roles goes from what needs nobody else to what needs an explanation itself:
-
-1. One that failed by itself explains the others, so a cause always counts first, however late it
-   came: a rank that loses its peers often raises before the one that left has been noticed.
-2. A signal comes after a written cause, since a launcher kills those that wait for the failed rank.
-3. A symptom (ranks cannot meet) names no culprit, but does say what is wrong.
-4. A node that could not do its part explains the ranks that missed it, and not the other way
-   round. A node that only followed another one counts where that other one is not known.
-5. Ranks that somebody missed come next: one whose launcher ended the others because of it, one that
-   left early, one that never came. Nothing is wrong with them but their absence.
-6. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
-   A cause that its writer survived comes after it.
-7. A bare exit status of a launcher or process says that it failed, but not why. It counts only
-   after Slurm's end, which leaves such statuses behind.
-8. Consequences count where there is nothing else: better a rank that lost its peers than none. Logs
-   do not name it, since another one failed first. One that was told to end says less than one that
-   lost its peers, and a launcher that was told to end says less than its ranks.
-9. A process that goes on for too long is no failure unless nothing else ended the job.
-
-The front ends differ in three ways, because their evidence does:
-
-- The driver knows who sent a signal, so a rank that was killed, or that ended without a word, is a
-  ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
-- The driver asks Slurm whether it ended the job. If it did, what ranks and nodes report followed
-  from that, and there is nothing to rank. Logs are compared with the line of the end, by place and
-  by time, and what came after it is no candidate.
-- Candidates of both are never mixed. Where the driver has a verdict, logs explain it
-  (:mod:`.diagnose`): their times are less exact than the driver's, and they tell of the same ranks
-  again, less reliably. Of a job without a result, Slurm's accounting may know that Slurm ended it.
-  That has no time to compare, so what a log tells comes before it, unless the end may have caused
-  that: a signal, a hang, a bare status, or consequences.
-"""
+"""The verdict: which of many candidates failed first, and what the driver's result says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
+from functools import partial
 
-from .exit_reports import Exit
-from .failure import FirstFailure
-from .scan import Hit
+from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
+from bundle.protocol.enumerations import Ending, FailureClass
+from bundle.protocol.problem import Problem
+from bundle.protocol.problem_table import JOB_ENDINGS, TABLE, ending_problem
+from bundle.protocol.reports import FailureRecord
+
+from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
+from ..logs.job_record import JobResult, RankProcess
+from .failure import FirstFailure, lingering_in_words
+from .hits import Hit
+from .process_exits import LINES, Exit, of_rank, own_words, weigh
+
+# --- The verdict: which of many candidates failed first, and why it is that one ------------------
+
+# Two front ends make the candidates: :mod:`.driver_verdict` from the driver's typed result, and
+# :mod:`.log_verdict` from lines of logs, whoever's launcher wrote them. Both are ranked here, by
+# one rule: the :class:`Role` counts first, then whether a writer went on after its line, then
+# whether its launcher saw another rank fail first, then the time. Of two that are still equal, the
+# one that its front end gives first counts. Then, if a cause has no words of its own, the next
+# candidate of the same failure that has some speaks for it.
+#
+# The order of the roles goes from what needs nobody else to what needs an explanation itself:
+#
+# 1. One that failed by itself explains the others, so a cause always counts first, however late it
+#    came: a rank that loses its peers often raises before the one that left has been noticed.
+# 2. A signal comes after a written cause, since a launcher kills those that wait for the failed
+#   rank.
+# 3. A symptom (ranks cannot meet) names no culprit, but does say what is wrong.
+# 4. A node that could not do its part explains the ranks that missed it, and not the other way
+#    round. A node that only followed another one counts where that other one is not known.
+# 5. Ranks that somebody missed come next: one whose launcher ended the others because of it, one
+#   that
+#    left early, one that never came. Nothing is wrong with them but their absence.
+# 6. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
+#    A cause that its writer survived comes after it.
+# 7. A bare exit status of a launcher or process says that it failed, but not why. It counts only
+#    after Slurm's end, which leaves such statuses behind.
+# 8. Consequences count where there is nothing else: better a rank that lost its peers than none.
+#   Logs
+#    do not name it, since another one failed first. One that was told to end says less than one
+#      that
+#    lost its peers, and a launcher that was told to end says less than its ranks.
+# 9. A process that goes on for too long is no failure unless nothing else ended the job.
+#
+# The front ends differ in three ways, because their evidence does:
+#
+# - The driver knows who sent a signal, so a rank that was killed, or that ended without a word, is
+#   a
+#   ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
+# - The driver asks Slurm whether it ended the job. If it did, what ranks and nodes report followed
+#   from that, and there is nothing to rank. Logs are compared with the line of the end, by place
+#     and
+#   by time, and what came after it is no candidate.
+# - Candidates of both are never mixed. Where the driver has a verdict, logs explain it
+#   (:mod:`.diagnose`): their times are less exact than the driver's, and they tell of the same
+#     ranks
+#   again, less reliably. Of a job without a result, Slurm's accounting may know that Slurm ended
+#     it.
+#   That has no time to compare, so what a log tells comes before it, unless the end may have caused
+#   that: a signal, a hang, a bare status, or consequences.
 
 
 class Role(IntEnum):
@@ -127,3 +146,217 @@ def blamed(candidates: Iterable[Candidate]) -> Candidate | None:
 def _order(candidate: Candidate) -> tuple[Role, bool, bool, float]:
     time = float("inf") if candidate.time is None else candidate.time
     return candidate.role, candidate.survived, candidate.passed_over, time
+
+
+# --- The failure that a problem of the far side is: its words, its class and its remedy ----------
+
+
+def convert_problem(problem: Problem, node: str) -> FirstFailure:
+    """Return the failure that is a problem."""
+    # The end of a job is said of that job alone: its number needs no mention.
+    where = "" if problem.code in JOB_ENDINGS else problem.where
+    return FirstFailure(
+        node=node,
+        kind=TABLE[problem.code].failure_class,
+        cause=": ".join(filter(None, (where, problem.what, problem.why))),
+        hint=problem.fix,
+        problem=problem,
+    )
+
+
+def convert_ending(ending: str, job_id: str, node: str) -> FirstFailure:
+    """Return the failure for Slurm's end of a job: an ``Ending``, or another version's word."""
+    return convert_problem(ending_problem(ending, job_id), node)
+
+
+# --- The first failure as the driver's result tells it: from ranks' records, problems and statuses
+
+# The candidates are made here; :mod:`.verdict` has their order, and the reasons for it.
+
+_ROLES = {CAUSE: Role.CAUSE, LOST_PEER: Role.LOST_PEER, ENDED: Role.ENDED_BY_OTHERS}
+"""The role of a rank, by the weight of its failure."""
+_ENDED_BY_SIGTERM = 128 + signal.SIGTERM
+_NOTICE_SECONDS = 1.0
+"""Seconds by which a busy node may be late to notice that a rank has ended."""
+
+
+def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
+    """Return the first failure; Slurm's end of the job comes before what followed from it."""
+    if result.ok:
+        return None
+    if not result.ended_by:
+        return first_failure(result)
+    node = ""
+    if result.ended_by == Ending.NODE_FAILURE:
+        node = next(iter(result.problems), "")
+    return convert_ending(result.ended_by, job_id, node)
+
+
+def before_the_interrupt(result: JobResult) -> JobResult:
+    """Return a result without what only followed from its user's interrupt, if that ended it."""
+    if not result.interrupted or result.ended_by:
+        return result
+    failures = tuple(record for record in result.failures if not record.told_to_end)
+    codes = dict(result.exit_codes)
+    for node in result.stopped:
+        codes.pop(node, None)
+    return replace(result, failures=failures, exit_codes=codes)
+
+
+def first_failure(result: JobResult) -> FirstFailure | None:
+    """Return the earliest failure that is a cause and not a consequence; None for no failure."""
+    first = blamed(_candidates(result))
+    return None if first is None else first.failure()
+
+
+def _candidates(result: JobResult) -> Iterator[Candidate]:
+    # Of two ranks that failed at the same time, torchrun's root cause comes first.
+    records = sorted(result.failures, key=lambda record: not record.root_cause)
+    ranks = [_rank(record) for record in records]
+    yield from ranks
+    yield from _nodes(result, ranks)
+    yield from map(_vanished, result.vanished)
+    yield from _left_early(result)
+    yield from _launchers(result)
+    lingering = _lingering(result)
+    if lingering is not None:
+        yield Candidate(role=Role.LINGERING, failure=partial(_of_lingering, lingering))
+
+
+def _rank(record: FailureRecord) -> Candidate:
+    """Return a failed rank; of ranks that exit together without an exception, one is enough."""
+    role = _ROLES[weigh(record)]
+    wordless = role is Role.CAUSE and not record.exception
+    return Candidate(
+        role=role,
+        failure=partial(of_rank, record),
+        node=record.node,
+        time=record.time,
+        silent=wordless and not own_words(record)[0],
+        same=record.exit_code if wordless else None,
+    )
+
+
+def _nodes(result: JobResult, ranks: Sequence[Candidate]) -> Iterator[Candidate]:
+    for node, problems in result.problems.items():
+        for problem in problems:
+            yield Candidate(
+                role=Role.FOLLOWING_NODE if TABLE[problem.code].follows else Role.NODE,
+                failure=partial(_of_node, node, problem, result, ranks),
+            )
+
+
+def _of_node(
+    node: str, problem: Problem, result: JobResult, ranks: Sequence[Candidate]
+) -> FirstFailure:
+    failure = convert_problem(problem, node)
+    first = blamed(rank for rank in ranks if rank.node == node)
+    if first is not None:
+        rank = first.failure()
+        return replace(failure, rank=rank.rank, exit_code=rank.exit_code, lines=rank.lines)
+    if failure.kind != FailureClass.HANG:
+        return failure
+    lingering = _lingering(result, node)
+    return failure if lingering is None else _of_lingering(lingering)
+
+
+def _vanished(gone: RankProcess) -> Candidate:
+    failure = FirstFailure(
+        node=gone.node,
+        rank=gone.rank,
+        kind=FailureClass.UNKNOWN,
+        cause="its process ended, and its launcher began to end the others because of it",
+        hint="its log holds all it wrote; its exit status is known only once all ranks have ended",
+        time=gone.time,
+    )
+    return Candidate(role=Role.VANISHED, failure=lambda: failure, time=gone.time)
+
+
+def _left_early(result: JobResult) -> Iterator[Candidate]:
+    """Yield the ranks that exited, or left the group, before others lost their peer."""
+    # Their processes' ends count: an exception is often noted before the kernel tells of the end
+    # that it follows from.
+    lost = [record for record in result.failures if weigh(record) == LOST_PEER]
+    if not lost:
+        return
+    missed = min(record.ended or record.time for record in lost)
+    for gone in result.left:
+        if (gone.time or 0.0) <= missed + _NOTICE_SECONDS:
+            yield Candidate(
+                role=Role.LEFT_EARLY, failure=partial(_of_departed, gone), time=gone.time
+            )
+
+
+def _of_departed(gone: RankProcess) -> FirstFailure:
+    if gone.goes_on:
+        return _of_lingering(replace(gone, finished=None, left=gone.time))
+    return FirstFailure(
+        node=gone.node,
+        rank=gone.rank,
+        exit_code=0,
+        kind=FailureClass.HANG,
+        cause="it ended, with exit status 0, while other ranks went on and waited for it",
+        hint="see why it ended before the others: sys.exit or os._exit on one rank only, fewer "
+        "batches than the others have, or a loop that it leaves earlier",
+        time=gone.time,
+    )
+
+
+def _launchers(result: JobResult) -> Iterator[Candidate]:
+    with_ranks = {record.node for record in result.failures}
+    for node, code in result.exit_codes.items():
+        if code == 0 or node in with_ranks:
+            continue
+        yield Candidate(
+            role=Role.ENDED_LAUNCHER if code == _ENDED_BY_SIGTERM else Role.BARE_STATUS,
+            failure=partial(_of_launcher, node, code, result.tails.get(node, ())),
+        )
+
+
+def _of_launcher(node: str, code: int, tail: Sequence[str]) -> FirstFailure:
+    written = [line.strip() for line in tail if line.strip()]
+    last = written[-1] if written else ""
+    failure = FirstFailure(
+        node=node,
+        exit_code=code,
+        kind=FailureClass.UNKNOWN,
+        cause=last or f"the launcher ended with exit status {code}",
+        hint="the node's log holds all that was written",
+        lines=tuple(tail[-LINES:]),
+    )
+    for line in tail:
+        known = match(line)
+        if known is not None and _names_cause(known.entry):
+            return replace(failure, cause=line.strip()).explained_by(known)
+    return failure
+
+
+def _names_cause(entry: CatalogueEntry) -> bool:
+    return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
+
+
+def _lingering(result: JobResult, node: str = "") -> RankProcess | None:
+    """Return the rank whose process does not end; an empty node stands for all nodes."""
+    processes = [process for process in result.lingering if node in ("", process.node)]
+    out_of_group = [process for process in processes if process.left is not None]
+    if len(out_of_group) == result.world_size:
+        return None  # nobody is in the group any more, so nobody waits there for anybody
+    return min(processes, key=_since, default=None)
+
+
+def _since(process: RankProcess) -> tuple[bool, bool, float, int]:
+    """Order lingering ranks: first finished ones, then those that have left their group."""
+    finished, left = process.finished, process.left
+    return finished is None, left is None, finished or left or 0.0, process.rank
+
+
+def _of_lingering(process: RankProcess) -> FirstFailure:
+    cause, hint = lingering_in_words(process.finished, process.left, process.waits_for)
+    return FirstFailure(
+        node=process.node,
+        rank=process.rank,
+        kind=FailureClass.HANG,
+        cause=cause,
+        hint=hint,
+        time=process.finished or process.left,
+    )

@@ -60,7 +60,7 @@ def diagnosed(job: EndedJob, log_dir: Path) -> EndedJob:
     result = job.result
     if result.ok or result.interrupted or result.ended_by or not result.exit_codes:
         return job
-    from ..diagnosis.diagnose import diagnose  # not before: it takes a while
+    from ..diagnosis.diagnosis import diagnose  # not before: it takes a while
 
     with suppress(StagerError, OSError):
         return replace(job, first=diagnose(of_job(log_dir, job.job_id), result).first)

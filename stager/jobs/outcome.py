@@ -118,7 +118,7 @@ class Outcome:
         if self.ok:
             return None
         # Imported only where something failed: it takes a while.
-        from ..diagnosis.diagnose import diagnose
+        from ..diagnosis.diagnosis import diagnose
 
         files = of_job(Path(self.job.log_dir), self.job.id)
         return diagnose(files, self.result)

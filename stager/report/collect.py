@@ -19,7 +19,7 @@ from bundle.redaction.secrets import masked
 from .. import __version__
 from ..core.errors import BundleError
 from ..core.files import text_of
-from ..diagnosis.diagnose import diagnose
+from ..diagnosis.diagnosis import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.job_files import JobFiles
 from ..logs.job_record import read_text, summarize

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bundle.protocol.counts import counted, sized
 
 from ..core.errors import TURNING
-from ..diagnosis.phrases import ranks_in_words, when
+from ..diagnosis.failure import ranks_in_words, when
 from .charts import curve_charts, decimal, duration, percent
 from .collect import ReportData
 from .nodes import Node, apart

@@ -15,9 +15,8 @@ from bundle.protocol.codec import encode
 from ..config.load import load
 from ..core.errors import StagerError
 from ..core.files import expanded
-from ..diagnosis.diagnose import diagnose
-from ..diagnosis.failure import Diagnosis
-from ..diagnosis.result import diagnosis_result
+from ..diagnosis.diagnosis import diagnose
+from ..diagnosis.failure import Diagnosis, diagnosis_result
 from ..logs.job_files import JobFiles, output_place
 from ..redaction.known_values import KnownValues
 from ..redaction.pseudonyms import Pseudonyms

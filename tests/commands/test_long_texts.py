@@ -19,10 +19,10 @@ PROGRAM = """
 import sys
 from bundle.redaction.secrets import masked
 from stager.console.logs import _short
-from stager.diagnosis import exit_reports, driver_verdict
+from stager.diagnosis import process_exits as exit_reports, verdict as driver_verdict
 from stager.logs.prefixes import show_block_as_terminal
 from stager.catalogue.catalogue import match
-from stager.diagnosis.comparison import comparable
+from stager.diagnosis.diagnosis import comparable
 from bundle.protocol.events import read_record
 from stager.logs.job_record import job_result
 from stager.redaction.redact import Redactor

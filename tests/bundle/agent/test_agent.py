@@ -17,7 +17,7 @@ import pytest
 
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action
-from stager.diagnosis.driver_verdict import first_failure
+from stager.diagnosis.verdict import first_failure
 from stager.logs.job_record import job_result
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, node_program

@@ -21,7 +21,7 @@ from bundle.protocol.enumerations import FailureClass
 from stager.catalogue import catalogue
 from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, entry, match
 from stager.cli import app, load_commands
-from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.diagnosis import diagnose
 from stager.logs.job_files import find
 
 REPO = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis
 from stager.logs.job_files import find
 

@@ -14,10 +14,8 @@ import pytest
 
 from bundle.protocol.codec import encode
 from bundle.system.processes import CompletedCommand
-from stager.diagnosis.diagnose import diagnose
-from stager.diagnosis.failure import Diagnosis
-from stager.diagnosis.phrases import ranks_in_words
-from stager.diagnosis.result import diagnosis_result
+from stager.diagnosis.diagnosis import diagnose
+from stager.diagnosis.failure import Diagnosis, diagnosis_result, ranks_in_words
 from stager.logs.job_files import find, of_job
 from stager.slurm import messages
 
@@ -211,7 +209,7 @@ def test_only_consequences_are_unknown(tmp_path: Path) -> None:
 
 def test_a_long_log_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracebacks and lines that lie across the end of a block are found, with their numbers."""
-    monkeypatch.setattr("stager.diagnosis.scan.BLOCK", 1000)
+    monkeypatch.setattr("stager.diagnosis.hits.BLOCK", 1000)
     for before in range(5, 30):
         text = "".join(f"step {number} loss 0.5 and so on\n" for number in range(before))
         path = tmp_path / "t.9.node01.0.out"

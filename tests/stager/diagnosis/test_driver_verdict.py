@@ -11,10 +11,10 @@ from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import TABLE
 from bundle.protocol.reports import FailureRecord
-from stager.diagnosis.comparison import comparable
-from stager.diagnosis.driver_verdict import before_the_interrupt, first_failure
+from stager.diagnosis.diagnosis import comparable
 from stager.diagnosis.failure import FirstFailure
-from stager.diagnosis.rank_verdict import LINES
+from stager.diagnosis.process_exits import LINES
+from stager.diagnosis.verdict import before_the_interrupt, first_failure
 from stager.logs.job_record import JobResult, job_result
 from tests.support.events import job_ends
 

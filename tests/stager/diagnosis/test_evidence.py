@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.problem import Problem, ProblemCode
-from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis, Evidence
 from stager.logs.job_files import of_job
 

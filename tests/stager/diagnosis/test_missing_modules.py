@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from bundle.protocol.enumerations import FailureClass
-from stager.diagnosis import missing_modules
+from stager.diagnosis import diagnosis
 from stager.diagnosis.failure import FirstFailure
 from tests.support.building import Project
 from tests.support.jobs import job_for
@@ -29,7 +29,7 @@ def test_the_remedy_is_that_of_this_project(project: Project, tmp_path: Path) ->
             hint="",
             entry="module-missing",
         )
-        told = missing_modules.explained(first, job_file)
+        told = diagnosis.explain_missing_module(first, job_file)
         return told.meaning, told.hint
 
     meaning, hint = said("tools")

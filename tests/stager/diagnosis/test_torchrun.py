@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.diagnosis import diagnose
 from stager.diagnosis.failure import Diagnosis
-from stager.diagnosis.torchrun import torchruns
+from stager.diagnosis.process_exits import torchruns
 from stager.logs.job_files import find
 
 RAISED = """\

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.diagnosis.scan import BLOCK, Hit, scan
-from stager.diagnosis.traceback import trace_at
+from stager.diagnosis.hits import BLOCK, Hit, scan, trace_at
 from stager.logs.job_files import find
 from stager.logs.lines import Clock
 

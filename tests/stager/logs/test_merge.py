@@ -17,7 +17,7 @@ from bundle.driver.logs import Logs
 from bundle.protocol.enumerations import Action, Allocation
 from stager.catalogue.catalogue import match
 from stager.core.errors import StagerError
-from stager.diagnosis.diagnose import diagnose
+from stager.diagnosis.diagnosis import diagnose
 from stager.logs.job_files import LogFile, find, of_job
 from stager.logs.lines import Line, last_lines, numbered, stamp
 from stager.logs.merged_lines import LineFilter, errors_of, follow, merged

@@ -21,9 +21,280 @@ from ..catalogue.catalogue import (
 )
 from ..logs.job_files import LogFile
 from ..logs.lines import Clock, stamp, year_of
-from ..logs.prefixes import TRACEBACK, parse_line, show_block_as_terminal
-from .traceback import Trace, frame_above, shown, trace_at
-from .wording import introduces_ignored, introduces_survived, says_gave_up, says_survived
+from ..logs.prefixes import (
+    TRACEBACK,
+    TracebackPrefix,
+    parse_line,
+    show_as_terminal,
+    show_block_as_terminal,
+)
+
+# --- The words by which programs say that they go on after an error, begin again, or end ---------
+
+# Whether an error ended its process is mostly told by what follows it (:mod:`.aftermath`); these
+# are the words that say so themselves.
+
+_LEVEL = re.compile(
+    r"""^\W*(?:WARNING|WARN|INFO|DEBUG)\b       # WARNING step 41: text
+    |^\[?W\d{3,4}\ \d\d:|^\[W\                  # torch in C++ and in Python
+    |\bNCCL\ INFO\b
+    |^.{0,40}\d\d:\d\d.{0,40}\b(?:WARNING|WARN|INFO|DEBUG)\b""",
+    re.VERBOSE,
+)
+_LOGGED = re.compile(
+    r"(?<!NCCL )\bWARN(?:ING)?\b.*"
+    r"(?:fail|cannot|can't|could ?n.t|could not|unable|error|exception)",
+    re.IGNORECASE,
+)
+_IN_THREAD = re.compile(r"^Exception in thread ")
+"""The line above a traceback that ends a thread, and no process."""
+_IGNORED = re.compile(
+    r"^Exception ignored (?:in|on|while)\b|\bsafe(?:ly)? to ignore\b"
+    r"|^--- Logging error ---|^Error in atexit\._run_exitfuncs:"
+)
+_RECOVERED = re.compile(
+    r"""(?<!max\ )(?<!maximum\ )(?<!fork:\ )\bre-?try(?:ing)?\b
+    |\bwill\ (?:be\ )?(?:re)?tr(?:y|ied)\b|\btrying\ again\b
+    |\bskip(?:ping|ped)\b|\bfall(?:ing|s)?\ ?back\b|\bcontinuing\b|\brecovered\b
+    |\bignor(?:ing|ed)\b|\breconnect(?:ing|ed)\b|\bdecreasing\ batch\ size\b
+    |\busing\ the\ default\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_GAVE_UP = re.compile(
+    r"\b(?:stopping|aborting|exiting|giving up|gave up|terminating)\b", re.IGNORECASE
+)
+_RESTARTED = re.compile(
+    r"""(?<!not\ )\b(?:re-?start(?:s|ed|ing)?|resum(?:e[ds]?|ing)|re-?launch(?:ed|ing)?
+    |requeue[ds]?|(?:attempt|try|retry)\W{0,3}\d+|restart_count)\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_OF_RUNTIME = ("[", "srun: ", "slurm")
+"""The beginning of lines of torch's C++ and of Slurm, which count their own attempts."""
+_ENDED_WELL = re.compile(
+    r"""\b(?:finished|completed?|done|success(?:ful(?:ly)?)?|succeeded|ended\ well)\b
+    |\bexit(?:ed)?\b.{0,12}\b(?:code|status)\W{0,3}0\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_TRAINED = re.compile(
+    r"""\b(?:train(?:ing)?|fit(?:ting)?|epochs?)\b.{0,30}\b(?:finished|completed?|done|ended)\b
+    |\b(?:finished|completed|done)\b.{0,20}\b(?:training|epochs?)\b
+    |\bmax_(?:epochs|steps)\S*\ reached|\btrain_runtime\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_ENDED_BADLY = re.compile(
+    r"error|fail|abort|unsuccess|\bnot\b|\b(?:code|status|rc)\W{0,3}-?[1-9]", re.IGNORECASE
+)
+_OF_AN_END = re.compile(
+    r"""
+    # launchers, schedulers, shells, and what a batch script says at its end
+    \s|\W*$|[-=*\#+~_]{4,}|\S+:\ line\ \d+:|\+\ |(?:real|user|sys)\s+\d|usage:\ |wandb:
+    |(?:srun|sbatch|slurmstepd|slurmd|salloc|mpirun|mpiexec|prterun|orterun|torchrun|accelerate
+        |bash|sh)\b
+    |(?:job|exit|end(?:ed)?|finish\w*)\ ?\w*\W
+    # crashes: frames and stacks of C++, of Python's faulthandler, and of MPI
+    |frame\ \#|\#\d+\ |\*\*\*\ |\[[\w.-]+:\d+\]\ |terminate\ called|Fatal\ Python\ error
+    |Current\ thread|Thread\ 0x|Extension\ modules|Aborted|Killed|Segmentation\ fault|Bus\ error
+    # exceptions and what hangs on them, torch's own stamps and its table
+    |Traceback|(?:>\ )?File\ "|Exception\ ignored|During\ handling|The\ above
+    |[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b|\[?[IWEF]\d{3,4}\ \d\d:\d\d:\d\d
+    |Failures:|Root\ Cause|.*\bFAILED$|.*\bNCCL\ (?:INFO|WARN|ERROR)\b
+    |.*\b(?:kill|terminat|abort|shut(?:ting)?\ ?down|clos(?:e|ing)|clean(?:ing)?\ ?up
+        |exit(?:s|ed|ing)?\b|errors?\b|fail)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def says_recovered(text: str) -> bool:
+    """Return whether a line says that its program goes on after an error."""
+    return bool(_RECOVERED.search(text))
+
+
+def says_survived(text: str) -> bool:
+    """Return whether a line says, by its level too, that its program survived what it tells."""
+    return bool(_LEVEL.search(text)) or says_recovered(text)
+
+
+def says_gave_up(text: str) -> bool:
+    """Return whether a line says that its program ends because of what it tells."""
+    return bool(_GAVE_UP.search(text)) and not says_survived(text)
+
+
+def introduces_survived(text: str) -> bool:
+    """Return whether a line says that its program survived the traceback below it."""
+    return bool(_LOGGED.search(text) or _IN_THREAD.match(text)) or says_recovered(text)
+
+
+def introduces_ignored(text: str) -> bool:
+    """Return whether the traceback below is printed and no more, as that of a destructor is."""
+    return bool(_IGNORED.search(text))
+
+
+def says_restarted(text: str) -> bool:
+    """Return whether a line says that another attempt begins."""
+    return bool(_RESTARTED.search(text)) and not text.startswith(_OF_RUNTIME)
+
+
+def says_ended_well(text: str) -> bool:
+    """Return whether a line says that all ended well."""
+    return bool(_ENDED_WELL.search(text)) and not _ENDED_BADLY.search(text)
+
+
+def says_trained(text: str) -> bool:
+    """Return whether a line says that the training itself ended well, and not only its script."""
+    return bool(_TRAINED.search(text)) and not _ENDED_BADLY.search(text)
+
+
+def is_of_an_end(text: str) -> bool:
+    """Return whether a line is one that a process may print as it comes to its end."""
+    return bool(_OF_AN_END.match(text))
+
+
+# --- Tracebacks in logs that several ranks write to ----------------------------------------------
+
+_LINES = 200
+"""Lines of a traceback that are kept."""
+_WINDOW = 1_000
+"""Lines among which those of one traceback are looked for, where several ranks' are mixed."""
+_CHAIN = 4
+"""Lines within which one traceback says that it led to another one."""
+_OTHERS = 25
+"""Lines of other processes among which a traceback that another one led to is still looked for."""
+_FRAME = 4
+"""Lines of the place that stands above an exception: file, source, marks below it, and one more."""
+_EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::\s*(?P<message>.*))?$")
+_CHAINED = re.compile(
+    r"^(?:During handling of the above|The above exception was the direct|-- Process \d+ term)"
+)
+_ORIGINAL = "Original Traceback"
+"""The words after the message of an exception that came from another process."""
+_FRAMED = " \t╰+"
+"""The first characters of the line above an exception; ``rich`` draws the last two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A traceback, with those that led to it."""
+
+    at: tuple[int, ...]
+    """The places of its lines among those that were given."""
+    texts: tuple[str, ...]
+    """Its lines, without the mark before each of them."""
+    closing: tuple[int, ...]
+    """The indexes of its exceptions; empty where it breaks off."""
+    open: bool
+    """Whether lines that are not there yet may belong to it."""
+
+
+def trace_at(lines: Sequence[bytes], start: int, longest: int) -> Trace:
+    """Return the traceback that begins in a line."""
+    reader = _Reader()
+    end = min(start + 1 + _WINDOW, len(lines))
+    below = shown(lines[start + 1], longest) if start + 1 < end else ""
+    prefix = TracebackPrefix(shown(lines[start], longest), below)
+    reader.take(start, prefix.first)
+    for place in range(start + 1, end):
+        text = prefix.strip(shown(lines[place], longest))
+        if text is not None:
+            reader.take(place, text)
+        else:
+            reader.skip(place)
+        if reader.ended:
+            break
+    return reader.trace(more=end == len(lines) and end < start + 1 + _WINDOW)
+
+
+def frame_above(lines: Sequence[bytes], at: int, longest: int) -> tuple[str, ...]:
+    """Return an exception with the place above it: all that Python shows of an unreadable file.
+
+    Returns:
+        The lines from ``File "..."`` to the exception; none where no such place is shown.
+    """
+    frame = [parse_line(shown(lines[at], longest)).text]
+    for line in reversed(lines[max(0, at - _FRAME) : at]):
+        text = parse_line(shown(line, longest)).text
+        if not text.startswith("  "):
+            break
+        frame.insert(0, text)
+        if text.startswith('  File "'):
+            return tuple(frame)
+    return ()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.ended = False
+        self._at: list[int] = []
+        self._texts: list[str] = []
+        self._closing: list[int] = []
+        self._inside = True
+        self._chained = True  # the first line says "Traceback" as well
+
+    def take(self, place: int, text: str) -> None:
+        if TRACEBACK in text:
+            original = text.startswith(_ORIGINAL)
+            # Another one, with nothing that connects it to this one, does not belong to it.
+            self.ended = not self._chained and not original
+            self._inside, self._chained = True, False
+        if self.ended:
+            return
+        self._at.append(place)
+        self._texts.append(text)
+        if self._inside:
+            self._look_for_exception()
+        else:
+            self._look_for_another(text)
+        if len(self._texts) >= _LINES:
+            self.ended = True
+
+    def skip(self, place: int) -> None:
+        """Skip a line of another process; many of them below an exception end the search."""
+        self.ended = not self._inside and place - self._at[-1] > _OTHERS
+
+    def _look_for_exception(self) -> None:
+        last = len(self._texts) - 1
+        if _is_exception(self._texts, last):
+            self._inside = False
+            self._closing.append(last)
+
+    def _look_for_another(self, text: str) -> None:
+        """Look below an exception for a traceback that is chained to it."""
+        if _CHAINED.match(text):
+            self._inside = self._chained = True
+            return
+        last = self._closing[-1]
+        exception = _EXCEPTION_LINE.match(self._texts[last])
+        if exception and exception["message"] == "" and text.strip():  # it begins on another line
+            self._texts[last] = f"{exception['type']}: {text.strip()}"
+        self.ended = len(self._texts) - 1 - last >= _CHAIN
+
+    def trace(self, *, more: bool) -> Trace:
+        """Return the traceback; ``more`` says that further lines may come."""
+        end = self._closing[-1] + 1 if self._closing else len(self._texts)
+        return Trace(
+            at=tuple(self._at[:end]),
+            texts=tuple(self._texts[:end]),
+            closing=tuple(self._closing),
+            open=more and not self.ended,
+        )
+
+
+def shown(line: bytes, longest: int) -> str:
+    """Return a line as a terminal shows it: overwritten text is left out."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][: 2 * longest].decode(errors="replace")
+    return show_as_terminal(text)[:longest]
+
+
+def _is_exception(texts: Sequence[str], at: int) -> bool:
+    text = texts[at]
+    if at == 0 or not text or text[0].isspace() or _CHAINED.match(text):
+        return False
+    above = texts[at - 1]
+    if not above and texts[1:2] == [""]:  # loguru puts empty lines between frames
+        above = next((line for line in reversed(texts[:at]) if line), "")
+    return bool(_EXCEPTION_LINE.match(text)) and bool(above) and above[0] in _FRAMED
+
+
+# --- The hits of a log: the lines that the catalogue knows, and tracebacks -----------------------
 
 BLOCK = 4 << 20
 """Bytes that are read at a time."""

@@ -1,0 +1,561 @@
+"""How processes ended: the records of ranks, torchrun's tables, srun's lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
+from bundle.launch.wrapper import is_own_frame, keep_own_frame
+from bundle.protocol.enumerations import FailureClass
+from bundle.protocol.reports import FailureRecord
+
+from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
+from ..logs.job_files import LogFile
+from ..logs.lines import numbered, stamp, year_of
+from ..logs.prefixes import parse_line
+from .failure import FirstFailure
+from .hits import LAUNCHER_FRAME, Hit, Scanned
+
+# --- The failure of one rank, as its record tells it: its exception, its words, its exit status
+
+_HIGHEST_SIGNAL = 64
+LINES = 20
+"""Lines that are kept of a failure."""
+
+_ERROR = re.compile(
+    r"(?:\[RANK \d+\] )?(?!srun|slurm|sbatch)(?:[\w./][\w./ -]*: )?error: \S.*", re.IGNORECASE
+)
+"""The form in which programs say why they end: ``error: ...``, ``train.py: error: ...``."""
+_HINT = "hint: "
+_LOG_TELLS = "the lines before that in its log say why"
+_SIGNAL_HINTS = {
+    "SIGTERM": "not its launcher: see whether the program signals itself, or who else sent it",
+    "SIGKILL": "usually the machine ran out of memory: use a smaller batch or fewer ranks",
+    "SIGBUS": "usually /dev/shm is full, or a file was cut off: check the free space there",
+    "SIGABRT": "a library gave up: the last lines of its log say why",
+    "SIGSEGV": "a crash in compiled code: set PYTHONFAULTHANDLER=1 and run again to see where",
+    "SIGILL": "a wheel uses instructions that this processor lacks: exclude the node",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """The cause of a failure, in words."""
+
+    text: str
+    """The cause, in one line."""
+    kind: FailureClass
+    """Its class."""
+    hint: str
+    """What to do about it."""
+
+
+def of_rank(record: FailureRecord) -> FirstFailure:
+    """Return the failure of a rank; what the catalogue knows of it comes before its own words."""
+    cause = _cause(record)
+    words, own_hint = own_words(record)
+    if words:
+        cause = Cause(text=words, kind=FailureClass.PYTHON_ERROR, hint=cause.hint)
+    failure = FirstFailure(
+        node=record.node,
+        rank=record.rank,
+        exit_code=record.exit_code,
+        kind=cause.kind,
+        cause=cause.text,
+        hint=cause.hint,
+        lines=tuple(keep_own_frame(record.lines, LINES)),
+        time=record.time,
+    )
+    known = explained(record) or (match(words) if words else None)
+    if known is not None:
+        failure = failure.explained_by(known)
+    return replace(failure, hint=own_hint or failure.hint)
+
+
+def _cause(record: FailureRecord) -> Cause:
+    exception, summary = record.exception, _summary(record)
+    if not exception:
+        return of_code(record.exit_code)
+    if exception == "SystemExit":
+        text, hint = _exit_of_its_own(summary)
+    else:
+        text = f"{exception}: {summary}" if summary else exception
+        has_line = any("Traceback" in line or is_own_frame(line) for line in record.lines)
+        hint = "the traceback names the line in your program" if has_line else _LOG_TELLS
+    return Cause(text=text, kind=FailureClass.PYTHON_ERROR, hint=hint)
+
+
+def _exit_of_its_own(value: str) -> tuple[str, str]:
+    """Return words and hint for a ``sys.exit``, whose value is a status or a message."""
+    if not value or value.lstrip("-").isdigit():
+        return f"the program ended itself: sys.exit({value})", _LOG_TELLS
+    return f"the program ended itself: {value}", "these are the program's own words"
+
+
+def _summary(record: FailureRecord) -> str:
+    return next(iter(record.message.strip().splitlines()), "")
+
+
+def of_code(code: int) -> Cause:
+    """Return the cause that the exit status of a silent process tells."""
+    number = signal_of(code)
+    if number == 0:
+        text, hint = f"it ended with exit status {code}", "its log holds all it wrote"
+        return Cause(text=text, kind=FailureClass.UNKNOWN, hint=hint)
+    name = _signal_name(number)
+    hint = _SIGNAL_HINTS.get(name, "see who sent the signal")
+    return Cause(text=f"it was killed by {name}", kind=FailureClass.KILLED, hint=hint)
+
+
+def signal_of(code: int) -> int:
+    """Return the number of the signal that an exit status stands for; 0 for none.
+
+    A shell adds 128 to a signal's number; ssh, Apptainer and ``sys.exit(-1)`` end with 255.
+    """
+    number = -code if code < 0 else code - 128
+    return number if 0 < number <= _HIGHEST_SIGNAL else 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def own_words(record: FailureRecord) -> tuple[str, str]:
+    """Return the words with which a rank ended itself, and its hint; empty if it did not.
+
+    An exception with a line in the user's own code tells more, and so does one that they lack.
+    """
+    if not 0 < record.exit_code < 128 or any(map(is_own_frame, record.lines)):
+        return "", ""
+    said = "" if record.exception == "SystemExit" else _summary(record)
+    hint = ""
+    for line, below in zip(reversed(record.lines), ("", *reversed(record.lines)), strict=False):
+        if _ERROR.match(line) and said in line:
+            return f"{line.strip()} {below.strip() if line.endswith(':') else ''}".strip(), hint
+        if line.startswith(_HINT):
+            hint = line.removeprefix(_HINT).strip()
+    return "", ""
+
+
+def weigh(record: FailureRecord) -> int:
+    """Return the relation of a failure to those of others: cause, lost peer, or ended by others.
+
+    The far side weighs it; but a rank whose collective did not end in time has lost its peers, too.
+    """
+    seen = weight(record.exit_code, record.exception, record.message, record.told_to_end)
+    if seen != CAUSE:
+        return seen
+    known = explained(record)
+    follows = known is not None and known.entry.role == LineRole.CASCADE
+    return LOST_PEER if follows else CAUSE
+
+
+def waited_in_vain(record: FailureRecord) -> bool:
+    """Return whether a rank failed because it had waited too long for another one."""
+    known = explained(record)
+    return known is not None and known.entry.tells == LineTells.STUCK
+
+
+def explained(record: FailureRecord) -> CatalogueMatch | None:
+    """Return what the catalogue knows of a rank's failure.
+
+    Its exception counts, then those that it followed from. Of a rank that left none, the lines may
+    be anybody's.
+    """
+    if not record.exception:
+        return None
+    closing = match(f"{record.exception}: {_summary(record)}")
+    if closing is not None and _explains(closing.entry):
+        return closing
+    last: CatalogueMatch | None = None
+    for line in reversed(_exception_lines(record)):
+        known = match(line)
+        if known is None or not _explains(known.entry):
+            continue
+        if known.entry.role == LineRole.PRIMARY:
+            return known
+        last = last or known
+    return last
+
+
+def _exception_lines(record: FailureRecord) -> list[str]:
+    """Return the lines that may be exceptions; of a ``sys.exit``, the errors logged before it."""
+    if record.exception == "SystemExit":
+        return [line for line in record.lines if "rror" in line]
+    return [line for line in record.lines if line[:1].strip()]
+
+
+def _explains(entry: CatalogueEntry) -> bool:
+    return entry.role != LineRole.NOISE and entry.tells != LineTells.EXIT
+
+
+# --- The ends of processes, as launchers report them: torchrun's closing table, and srun's lines
+
+_ROOT = re.compile(r"^\W*Root Cause\b")
+"""The line after which torchrun names the rank that it saw failing first."""
+_MAY_BE_ROW = re.compile(r"Root Cause| : ")
+_FIELD = re.compile(r"^\s*(?:\[\d+\]:\s*)?(?P<name>time|host|rank|exitcode)\s*: (?P<value>.*)$")
+_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_CODE = re.compile(r"(-?\d+)")
+_TABLE_ENTRIES = ("torchrun-report", "child-failed")
+"""Entries that stand above a table of torchrun's."""
+_STEP_ENDS = ("cancelled", "task-failure", "step-ended")
+"""Entries by which Slurm says that it ends the tasks that are left."""
+_SIGNALS = {
+    "Killed": -9,
+    "Segmentation fault": -11,
+    "Aborted": -6,
+    "Illegal instruction": -4,
+    "Bus error": -7,
+    "Terminated": -15,
+    "Hangup": -1,
+    "Interrupt": -2,
+    "Floating point exception": -8,
+}
+ENDED_BY_OTHERS = (-15, 143, -2, 130, -6, 134)
+"""Statuses that another rank's failure leaves: SIGTERM, SIGINT, or a watchdog's abort."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """The report of one process that ended badly."""
+
+    log: LogFile
+    """The file of the report."""
+    number: int
+    """The line's number there."""
+    text: str
+    """The line."""
+    node: str
+    """The node of the process; empty if unknown."""
+    rank: int | None
+    """The rank; None where only a local one, or none, is reported."""
+    code: int
+    """The exit status, negative for a signal."""
+    time: float | None
+    """The time, in seconds since the epoch; a table has whole seconds."""
+    followed: bool = False
+    """Whether its launcher saw another one fail first, and may have killed it."""
+
+    @property
+    def by_itself(self) -> bool:
+        """True if a signal ended it that no other process can have sent."""
+        if self.followed or self.code in ENDED_BY_OTHERS:
+            return False
+        return signal_of(self.code) > 0
+
+    @property
+    def raised(self) -> bool:
+        """True if it is a rank that ended by itself, with an exception."""
+        return self.rank is not None and self.code > 0 and signal_of(self.code) == 0
+
+
+def exits(hits: Sequence[Hit]) -> list[Exit]:
+    """Return every process whose end the hits report, in order of time where that is known."""
+    reports = [hit for hit in hits if hit.entry.tells == LineTells.EXIT]
+    tables = _in_tables(hits)
+    of_torchrun = [*tables, *_without_table(reports, tables)]
+    of_srun = _of_srun(reports, bool(tables), _step_ends(hits))
+    # srun's line is about a whole torchrun, whose own table says more.
+    tasks = [task for task in of_srun if not _has_table(task, of_torchrun)]
+    return sorted([*of_torchrun, *tasks, *_of_others(reports)], key=_time)
+
+
+def nodes_of_ranks(ended: Iterable[Exit]) -> dict[int, str]:
+    """Return the node of each rank whose end is reported."""
+    return {process.rank: process.node for process in ended if process.rank is not None}
+
+
+def root_cause(ended: Sequence[Exit]) -> Exit | None:
+    """Return the first failed rank if it raised, else None; ``ended`` is in order of time."""
+    first = next((process for process in ended if not process.followed), None)
+    return first if first is not None and first.raised else None
+
+
+def _time(process: Exit) -> tuple[bool, float]:
+    return process.time is None, process.time or 0.0
+
+
+def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
+    """Return, for each log, the line at which Slurm begins to end the step."""
+    ends: dict[Path, int] = {}
+    for hit in hits:
+        if hit.entry.tells == LineTells.END or hit.entry.name in _STEP_ENDS:
+            ends[hit.log.path] = min(hit.number, ends.get(hit.log.path, hit.number))
+    return ends
+
+
+def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
+    logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
+    processes: list[Exit] = []
+    first: dict[Path, int] = {}
+    for hit in hits:  # those of an earlier attempt are no longer among the hits
+        if hit.entry.name in _TABLE_ENTRIES:
+            first[hit.log.path] = min(hit.number, first.get(hit.log.path, hit.number))
+    for log in logs.values():
+        processes += (row for row in _read_error_tables(log) if row.number > first[log.path])
+    return processes
+
+
+def _read_error_tables(log: LogFile) -> Iterator[Exit]:
+    """Yield the processes of torchrun's ``ChildFailedError`` tables in a log."""
+    fields: dict[str, str] = {}
+    is_root = False
+    year = year_of(log.path)
+    for number, line in numbered(log.path):
+        if not _MAY_BE_ROW.search(line):
+            continue
+        text = parse_line(line).text
+        if _ROOT.match(text):
+            is_root = True
+        field = _FIELD.match(text)
+        if field is None:
+            continue
+        fields[field["name"]] = field["value"].strip()
+        if field["name"] != "exitcode":
+            continue
+        code = _CODE.match(fields["exitcode"])
+        if code is not None:
+            rank = _RANK.match(fields.get("rank", ""))
+            yield Exit(
+                log=log,
+                number=number,
+                text=text.strip(),
+                node=log.node or fields.get("host", ""),
+                rank=int(rank[1]) if rank else None,
+                code=int(code[1]),
+                time=stamp(fields.get("time", "").encode(), year),
+                followed=not is_root,
+            )
+        fields, is_root = {}, False
+
+
+def _without_table(reports: Iterable[Hit], tables: Iterable[Exit]) -> Iterator[Exit]:
+    """Yield the processes that torchrun reports, for logs that end before its table."""
+    with_table = {process.log.path for process in tables}
+    for hit in reports:
+        if hit.log.path in with_table or "local" not in hit.groups:
+            continue
+        yield Exit(
+            log=hit.log,
+            number=hit.number,
+            text=hit.text,
+            node=hit.log.node,
+            rank=None,
+            code=int(hit.groups["code"]),
+            time=hit.time,
+        )
+
+
+def _of_srun(
+    reports: Iterable[Hit], has_torchrun: bool, step_ends: Mapping[Path, int]
+) -> Iterator[Exit]:
+    """Yield the tasks that srun reports; a task is a rank only without torchrun."""
+    for hit in reports:
+        if "tasks" not in hit.groups:
+            continue
+        task = re.match(r"\d+", hit.groups["tasks"])
+        yield Exit(
+            log=hit.log,
+            number=hit.number,
+            text=hit.text,
+            node=hit.groups.get("node", ""),
+            rank=None if has_torchrun or task is None else int(task[0]),
+            code=_code_of(hit),
+            time=hit.time,
+            followed=hit.number > step_ends.get(hit.log.path, hit.number),
+        )
+
+
+def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
+    for hit in _joined(reports):
+        if "tasks" in hit.groups or "local" in hit.groups:
+            continue
+        rank = hit.groups.get("rank", "")
+        yield Exit(
+            log=hit.log,
+            number=hit.number,
+            text=hit.text,
+            node=hit.node,
+            rank=int(rank) if rank.isdigit() else hit.rank,
+            code=_code_of(hit),
+            time=hit.time,
+        )
+
+
+def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
+    """Join Open MPI's status with the line above it, which names the process."""
+    above: Hit | None = None
+    for hit in reports:
+        if above is not None and (hit.log, hit.number) == (above.log, above.number + 1):
+            groups = {**above.groups, **hit.groups}
+            yield replace(hit, known=replace(hit.known, groups=groups))
+            above = None
+            continue
+        if above is not None:
+            yield above
+        above = hit if hit.entry.name == "openmpi-process" else None
+        if above is None:
+            yield hit
+    if above is not None:
+        yield above
+
+
+def _code_of(hit: Hit) -> int:
+    """Return the exit status in a line, negative for a signal; 1 if it is unknown."""
+    code, name = hit.groups.get("code", ""), hit.groups.get("signal", "")
+    if code.lstrip("-").isdigit():
+        return int(code)
+    if name.isdigit():
+        return -int(name)
+    for known, number in _SIGNALS.items():
+        if name.lower().startswith(known.lower()):
+            return number
+    try:
+        return -signal.Signals[name]
+    except KeyError:
+        return -signal.SIGKILL if hit.entry.kind == FailureClass.KILLED else 1
+
+
+def _has_table(task: Exit, processes: Iterable[Exit]) -> bool:
+    """Return whether a torchrun on the task's node, or on an unnamed one, reports more."""
+    node = task.node.partition(".")[0]
+    return any(process.node.partition(".")[0] in ("", node) for process in processes)
+
+
+# --- Logs that are of whole torchruns, though their names have Slurm's tasks: their ranks --------
+
+# Where ``srun`` starts one torchrun a node, ``%t`` counts nodes. The table that each torchrun
+# closes with names its ranks.
+
+_TAIL_BYTES = 1 << 18
+"""Bytes at the end of a log in which the table is looked for."""
+_TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
+_PROCESS = re.compile(
+    rb"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*\n"
+    rb"(?:.*?)exitcode\s*: (?P<code>-?\d+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torchruns:
+    """The ranks of logs that are of whole torchruns; without effect on any other logs."""
+
+    each: int = 1
+    """Ranks of a torchrun."""
+    first: Mapping[Path, int]
+    """The lowest rank of each log's torchrun."""
+    blamed: Mapping[Path, int]
+    """The rank that ended with an exception, by its log; of several the one that was first."""
+
+    def without_task(self, log: LogFile) -> LogFile:
+        """Return the log, without a task's number that is no rank's."""
+        return replace(log, rank=None) if log.path in self.first else log
+
+    def nodes(self, logs: Iterable[LogFile]) -> dict[int, str]:
+        """Return the node of each rank."""
+        nodes: dict[int, str] = {}
+        for log in logs:
+            first = self.first.get(log.path)
+            if first is not None:
+                nodes.update(dict.fromkeys(range(first, first + self.each), log.node))
+        return nodes
+
+    def with_ranks(self, seen: Scanned) -> Scanned:
+        """Return the hits, with the ranks of tracebacks that no mark says the rank of."""
+        return replace(seen, hits=tuple(self._with_rank(hit) for hit in seen.hits))
+
+    def _with_rank(self, hit: Hit) -> Hit:
+        if hit.rank is not None or not hit.trace or hit.log.path not in self.blamed:
+            return hit
+        if any(LAUNCHER_FRAME.search(line) for line in hit.trace):
+            return hit
+        return replace(hit, rank=self.blamed[hit.log.path])
+
+
+_NONE = Torchruns(first={}, blamed={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Process:
+    rank: int
+    local_rank: int
+    exit_code: int
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank of its torchrun."""
+        return self.rank - self.local_rank
+
+    @property
+    def raised(self) -> bool:
+        """True if it ended by itself, with an exception."""
+        return self.exit_code > 0 and self.exit_code not in ENDED_BY_OTHERS
+
+
+def torchruns(logs: Sequence[LogFile]) -> Torchruns:
+    """Return which logs are of whole torchruns with several ranks each, and the ranks."""
+    others = [log for log in logs if not log.own]
+    tasks = {log.path: log.rank for log in others if log.rank is not None}
+    tables = _tables(tasks)
+    first = {path: table[0].first_rank for path, table in tables.items() if table}
+    each = _ranks_each(tables, first, tasks)
+    if each == 1:
+        return _NONE
+    by_task = {path: task * each for path, task in tasks.items()}
+    return Torchruns(each=each, first=by_task | first, blamed=_blamed(tables))
+
+
+def _tables(paths: Iterable[Path]) -> dict[Path, list[_Process]]:
+    """Return the processes in each log's table; empty if no log is a torchrun's."""
+    tails = {path: _tail(path) for path in paths}
+    if not any(map(_TORCHRUN.search, tails.values())):
+        return {}
+    return {path: _parse_process_table(tail) for path, tail in tails.items()}
+
+
+def _ranks_each(
+    tables: Mapping[Path, Sequence[_Process]],
+    first: Mapping[Path, int],
+    tasks: Mapping[Path, int],
+) -> int:
+    # The ranks of task t begin at t times as many, unless the nodes have met in another order.
+    steps = [rank // tasks[path] for path, rank in first.items() if tasks[path]]
+    each = min(steps, default=1)
+    for table in tables.values():
+        for process in table:
+            each = max(each, process.local_rank + 1)
+    return each
+
+
+def _blamed(tables: Mapping[Path, Sequence[_Process]]) -> dict[Path, int]:
+    blamed = {}
+    for path, table in tables.items():
+        for process in table:
+            if process.raised:
+                blamed[path] = process.rank  # the last one counts: a table ends with its root cause
+    return blamed
+
+
+def _parse_process_table(tail: bytes) -> list[_Process]:
+    return [
+        _Process(rank=int(row["rank"]), local_rank=int(row["local"]), exit_code=int(row["code"]))
+        for row in _PROCESS.finditer(tail)
+    ]
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - _TAIL_BYTES))
+            return handle.read()
+    except OSError:
+        return b""
