@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .core.errors import JobError, StagerError
     from .diagnosis.failure import FirstFailure
     from .forecast.results import PlannedJob
-    from .jobs.job_options import JobOptions
-    from .jobs.listener import JobListener, SilentListener
-    from .jobs.summary import NodeCheck, RunResult, SubmittedJob, VerifyResult
+    from .jobs.driver import JobListener, SilentListener
+    from .jobs.job_description import JobOptions
+    from .jobs.outcome import NodeCheck, RunResult, SubmittedJob, VerifyResult
     from .pipeline import CleanOptions
 
 __version__ = "0.1.0"
@@ -58,19 +58,19 @@ _MODULES = {
     "CleanedItem": "stager.cleanup.result",
     "FirstFailure": "stager.diagnosis.failure",
     "JobError": "stager.core.errors",
-    "JobListener": "stager.jobs.listener",
-    "JobOptions": "stager.jobs.job_options",
+    "JobListener": "stager.jobs.driver",
+    "JobOptions": "stager.jobs.job_description",
     "Launcher": "bundle.protocol.enumerations",
-    "NodeCheck": "stager.jobs.summary",
+    "NodeCheck": "stager.jobs.outcome",
     "PlannedJob": "stager.forecast.results",
     "Project": "stager.api",
-    "RunResult": "stager.jobs.summary",
-    "SilentListener": "stager.jobs.listener",
+    "RunResult": "stager.jobs.outcome",
+    "SilentListener": "stager.jobs.driver",
     "Stage": "bundle.protocol.enumerations",
     "TransferWay": "bundle.protocol.enumerations",
     "StagerError": "stager.core.errors",
-    "SubmittedJob": "stager.jobs.summary",
-    "VerifyResult": "stager.jobs.summary",
+    "SubmittedJob": "stager.jobs.outcome",
+    "VerifyResult": "stager.jobs.outcome",
     "load": "stager.api",
 }
 """The module of each public name."""

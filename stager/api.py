@@ -17,10 +17,9 @@ from .config.load import Config
 from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast.results import PlannedJob
-from .jobs.job_options import JobOptions
-from .jobs.listener import JobListener, SilentListener
-from .jobs.outcome import Outcome
-from .jobs.summary import RunResult, SubmittedJob, VerifyResult, run_result, verify_result
+from .jobs.driver import JobListener, SilentListener
+from .jobs.job_description import JobOptions
+from .jobs.outcome import Outcome, RunResult, SubmittedJob, VerifyResult, run_result, verify_result
 from .pipeline import CleanOptions
 
 _Result = TypeVar("_Result")

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from .cleanup.result import CleanedItem, CleanResult
     from .forecast.history import Basis
     from .forecast.results import PlannedJob
-    from .jobs.driver import OnEvent
-    from .jobs.job_options import JobOptions
-    from .jobs.listener import JobListener
-    from .jobs.outcome import Outcome
-    from .jobs.prepare import Prepared
-    from .jobs.summary import SubmittedJob
+    from .jobs.driver import JobListener, OnEvent
+    from .jobs.job_description import JobOptions
+    from .jobs.outcome import Outcome, SubmittedJob
+    from .jobs.preparation import Prepared
     from .tracing.result import TracedBuildResult
 
 
@@ -161,7 +159,7 @@ def _run_job(
     from .incidents import nodes_of_job
     from .jobs.driver import run_driver
     from .jobs.outcome import Outcome
-    from .jobs.prepare import bundle_of, driver_start, prepare, source_of
+    from .jobs.preparation import bundle_of, driver_start, prepare, source_of
 
     source = source_of(options, config, batch=options.batch)
     bundle = bundle_of(config, options.bundle, listener, options.bundle_id)
@@ -198,7 +196,7 @@ def _with_failed_nodes(
 
 def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
     """Give the job its number and rates, and report what is about to happen."""
-    from .jobs.log_dir import numbered
+    from .jobs.job_description import numbered
 
     for note in prepared.notes:
         listener.note(note)
@@ -215,8 +213,7 @@ def _submit(
     """Submit a batch job, and follow it if that is asked for."""
     from .incidents import nodes_of_job
     from .jobs.batch import follow, script_of, submit
-    from .jobs.outcome import Outcome
-    from .jobs.summary import submitted_job
+    from .jobs.outcome import Outcome, submitted_job
 
     submission = script_of(prepared, os.environ)
     if options.dry_run:
@@ -259,7 +256,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
         StagerError: an expected failure; what was removed before it is gone.
     """
     from .cleanup.result import CleanResult
-    from .jobs.job_options import JobOptions
+    from .jobs.job_description import JobOptions
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []
@@ -299,7 +296,7 @@ def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> st
     Where only the nodes are to be cleaned, or with a bundle or an allocation that the user names,
     nothing is left out: its errors are errors.
     """
-    from .jobs.prepare import named_bundle, source_of
+    from .jobs.preparation import named_bundle, source_of
     from .trust import trust_in
 
     if not (options.nodes and options.store):
@@ -328,9 +325,9 @@ def _clean_nodes(
     from .cleanup.result import keeps, removed_on_node
     from .cleanup.used_nodes import choose_nodes, used_nodes
     from .jobs.driver import run_driver
-    from .jobs.log_dir import numbered
+    from .jobs.job_description import numbered
     from .jobs.outcome import Outcome
-    from .jobs.prepare import driver_start, named_bundle, prepare, source_of
+    from .jobs.preparation import driver_start, named_bundle, prepare, source_of
     from .logs.job_files import default_folder
     from .slurm.request import listed_nodes
 

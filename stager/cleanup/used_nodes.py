@@ -13,7 +13,7 @@ from bundle.protocol.reports import CleanAnswer
 from bundle.system.hostlist import fold
 
 from ..core.files import opened
-from ..jobs.job_options import JobOptions
+from ..jobs.job_description import JobOptions
 from ..logs.job_record import parse_event
 from ..slurm.request import PartitionNode
 

@@ -132,9 +132,9 @@ def build(
 def _settings(words: Sequence[str], *, trace: bool) -> Config:
     if not trace:
         return settings_for(path_option(words[0]) if words else None)
-    from ..jobs.prepare import project
+    from ..jobs.preparation import load_project
 
-    return project(None, start=settings_place(), command=words)
+    return load_project(None, start=settings_place(), command=words)
 
 
 def _plain(talk: Talk) -> tuple[Reports, _Make]:

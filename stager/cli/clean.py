@@ -20,7 +20,7 @@ from .settings_place import settings_place
 
 if TYPE_CHECKING:
     from ..config.load import Config
-    from ..jobs.job_options import JobOptions
+    from ..jobs.job_description import JobOptions
     from ..pipeline import CleanOptions
 
 
@@ -93,9 +93,9 @@ def clean(
 def _settings(what: CleanFlags, place: PlaceFlags) -> Config:
     from ..config.load import find
     from ..config.template import default
-    from ..jobs.prepare import project
+    from ..jobs.preparation import load_project
 
     start = settings_place()
     if what.store_only and find(start) is None:
         return default(start)
-    return project(place.bundle, place.asked, start)
+    return load_project(place.bundle, place.asked, start)

@@ -34,14 +34,14 @@ def estimate(
     from ..forecast import history
     from ..forecast.estimate import MOST_NODES, setting_of
     from ..forecast.estimate import estimate as make_estimate
-    from ..jobs.job_options import JobOptions, settle
-    from ..jobs.prepare import named_bundle, project
+    from ..jobs.job_description import JobOptions, settle
+    from ..jobs.preparation import load_project, named_bundle
 
     counts, asked = node_counts(nodes, MOST_NODES), chosen.asked
     console = talk.reports()
     with boundary(console):
         options = JobOptions(nproc_per_node=ranks(nproc_per_node))
-        config = settle(project(chosen.bundle, asked, settings_place()), options)
+        config = settle(load_project(chosen.bundle, asked, settings_place()), options)
         path, manifest = named_bundle(config, chosen.bundle, asked)
         basis = history.known(Store(offline_root(config)))
         setting = setting_of(config, path, manifest, basis)

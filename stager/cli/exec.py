@@ -24,12 +24,12 @@ def exec_(
 ) -> None:
     """Run any command in the environment, on this machine."""
     from ..jobs.driver import execute
-    from ..jobs.prepare import bundle_of, project
+    from ..jobs.preparation import bundle_of, load_project
     from ..pack.bundle_file import ChosenBundle
 
     wanted_id = chosen.asked
     console = make_reports(quiet=quiet)
     with boundary(console):
-        config = project(chosen.bundle, wanted_id, settings_place(), command)
+        config = load_project(chosen.bundle, wanted_id, settings_place(), command)
         path, manifest = bundle_of(config, chosen.bundle, console, wanted_id)
         execute(config, ChosenBundle(path=path, id=manifest.id), command)

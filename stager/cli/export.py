@@ -91,13 +91,15 @@ def _moment(text: str | None) -> datetime.datetime | None:
 
 def _chosen(flags: BundleFlags, script: Path | None) -> tuple[ChosenBundle | None, Config]:
     """Return the bundle that is named, None for the project's, and the settings."""
-    from ..jobs.prepare import chosen_bundle, project
+    from ..jobs.preparation import chosen_bundle, load_project
 
     asked = flags.asked
     if flags.bundle is None and not asked:
         return None, settings_for(script)
     config = (
-        project(flags.bundle, asked, settings_place()) if script is None else settings_for(script)
+        load_project(flags.bundle, asked, settings_place())
+        if script is None
+        else settings_for(script)
     )
     return chosen_bundle(config, flags.bundle, asked), config
 

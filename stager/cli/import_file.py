@@ -44,11 +44,11 @@ def import_file(
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
     from ..carrying.carry import ImportOptions, import_bundle
-    from ..jobs import prepare
+    from ..jobs import preparation
 
     console = talk.reports()
     with boundary(console):
-        config = prepare.project(file, "", settings_place())
+        config = preparation.load_project(file, "", settings_place())
         options = ImportOptions(asked=bundle_id(id, "--id"), project=project, for_builds=for_builds)
         result = import_bundle(config, file, options, console)
         console.stop()

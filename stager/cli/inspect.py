@@ -78,12 +78,12 @@ def _chosen(bundle: Path | None, asked: str) -> tuple[ChosenBundle, Config | Non
     """Return the bundle, and the settings of the project; None for those of no project."""
     from ..config.load import find, load
     from ..core.errors import ConfigError
-    from ..jobs.prepare import chosen_bundle, project
+    from ..jobs.preparation import chosen_bundle, load_project
     from ..pack.bundle_file import ChosenBundle
 
     place = settings_place()
     if bundle is None:
-        config = project(None, asked, place)
+        config = load_project(None, asked, place)
         return chosen_bundle(config, None, asked), config if find(place) else None
     chosen = ChosenBundle(path=bundle, id=asked)
     with suppress(ConfigError):

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from ..config.load import Config
     from ..console.job_result import Console
     from ..forecast.results import PlannedJob
-    from ..jobs.job_options import JobOptions
-    from ..jobs.outcome import Outcome
-    from ..jobs.summary import SubmittedJob
+    from ..jobs.job_description import JobOptions
+    from ..jobs.outcome import Outcome, SubmittedJob
 
 
 def carry_out(
@@ -35,7 +34,7 @@ def carry_out(
     """
     from ..config.load import project_file
     from ..jobs.outcome import Outcome
-    from ..jobs.prepare import project
+    from ..jobs.preparation import load_project
     from ..logs.job_files import default_folder
     from ..logs.job_record import remember_refused
 
@@ -44,7 +43,9 @@ def carry_out(
         with remember_refused(
             default_folder(options.log_dir), action.value, project_file(settings_place())
         ):
-            config = project(options.bundle, options.bundle_id, settings_place(), options.command)
+            config = load_project(
+                options.bundle, options.bundle_id, settings_place(), options.command
+            )
             ended = _verb(action)(config, options, console)
     except JobError as exc:
         if config is None or not _hook(config, options):
@@ -76,7 +77,7 @@ def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:
 
 
 def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
-    from ..jobs.failure_hook import run_hook
+    from ..jobs.driver import run_hook
 
     hook = _hook(config, options)
     if hook:

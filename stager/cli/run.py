@@ -33,7 +33,7 @@ def run(
     talk: Talk,
 ) -> None:
     """Verify, then launch COMMAND (default: project.command)."""
-    from ..jobs.summary import run_result
+    from ..jobs.outcome import run_result
 
     options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
     options = replace(options, command=tuple(command or ()))

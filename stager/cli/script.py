@@ -38,8 +38,8 @@ def script(
     from ..core.store import Store
     from ..incidents.nodes_of_job import avoiding, failed_nodes
     from ..jobs.batch import script_of
-    from ..jobs.prepare import bundle_of, prepare, project
-    from ..jobs.summary import ScriptResult
+    from ..jobs.outcome import ScriptResult
+    from ..jobs.preparation import bundle_of, load_project, prepare
     from ..pack.bundle_file import mark
 
     place = PlaceFlags(bundle=chosen.bundle, id=chosen.id, allocation="slurm")
@@ -47,7 +47,7 @@ def script(
     console = talk.console()
     with boundary(console):
         warn_of_options_behind(context, options.command, console)
-        config = project(options.bundle, options.bundle_id, settings_place(), options.command)
+        config = load_project(options.bundle, options.bundle_id, settings_place(), options.command)
         bundle = bundle_of(config, options.bundle, console, options.bundle_id)
         prepared = prepare(config, options, bundle, action=Action.RUN, source="sbatch")
         store = Store(offline_root(config))

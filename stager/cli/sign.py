@@ -41,7 +41,7 @@ def sign(
 ) -> None:
     """Sign a bundle with an SSH key."""
     from ..building.current_bundle import current_bundle
-    from ..jobs.prepare import chosen_bundle, project
+    from ..jobs.preparation import chosen_bundle, load_project
     from ..pack.bundle_file import ChosenBundle
     from ..trust import sign as make_signature
 
@@ -51,9 +51,9 @@ def sign(
         if bundle is not None:
             chosen = ChosenBundle(path=bundle, id=asked)
         elif asked:
-            chosen = chosen_bundle(project(None, asked, settings_place()), None, asked)
+            chosen = chosen_bundle(load_project(None, asked, settings_place()), None, asked)
         else:  # made again if the project has changed: it is what the next job takes
-            chosen = current_bundle(project(None, start=settings_place()), console)
+            chosen = current_bundle(load_project(None, start=settings_place()), console)
         result = make_signature(chosen, key, console.note)
         if talk.json:
             console.emit(result)

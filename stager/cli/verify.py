@@ -34,7 +34,7 @@ def verify(
     talk: Talk,
 ) -> None:
     """Put the bundle on every node and check it; launch nothing."""
-    from ..jobs.summary import verify_result
+    from ..jobs.outcome import verify_result
 
     options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
     console = talk.console()

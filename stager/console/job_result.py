@@ -13,7 +13,7 @@ from bundle.protocol.problem import ProblemCode
 from bundle.protocol.problem_table import JOB_ENDINGS, TABLE, shown
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK
-from ..jobs import metrics
+from ..jobs import outcome as metrics
 from .events import Events
 from .logs import JobLogs
 
@@ -120,7 +120,7 @@ class Console(Events, JobLogs):
         count = outcome.ending.world_size or 0
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:
-            self.say(metrics.line(trained), "good")
+            self.say(metrics.format_figures(trained), "good")
         for note in outcome.notes:
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
@@ -175,7 +175,7 @@ class Console(Events, JobLogs):
             self._write(f"hint: to leave {pronoun} out: --exclude={','.join(bad)}", "good")
 
     def _show_table(self, outcome: Outcome) -> None:
-        from ..jobs.summary import verify_result
+        from ..jobs.outcome import verify_result
         from .node_table import node_table
 
         self._print_table(node_table(verify_result(outcome).nodes, self._width()))

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..core.errors import visible
 
 if TYPE_CHECKING:
-    from ..jobs.summary import NodeCheck
+    from ..jobs.outcome import NodeCheck
 
 SHORT = {"transformers": "tfm"}
 """Names of packages that the one-line form shortens as well."""

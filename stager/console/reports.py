@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..forecast.results import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
     from ..inventory.inventory import LicenceList, SbomResult
-    from ..jobs.summary import SubmittedJob
+    from ..jobs.outcome import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges
     from ..pack.members import InspectedSignature, Inspection

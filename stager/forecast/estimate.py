@@ -27,7 +27,7 @@ from bundle.transfer.plan import excerpt_size
 from ..building.current_bundle import offline_root
 from ..config.load import Config
 from ..core.store import Store
-from ..jobs.prepare import Prepared
+from ..jobs.preparation import Prepared
 from ..pack.bundle_file import manifest_of
 from .history import Basis, known
 from .results import CountForecast, Estimate, EstimateRates, JobForecast, PhaseSeconds, PlannedJob

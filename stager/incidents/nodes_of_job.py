@@ -15,7 +15,7 @@ from bundle.system.hostlist import fold
 
 from ..core.store import Store
 from ..jobs.outcome import Outcome
-from ..jobs.prepare import Prepared
+from ..jobs.preparation import Prepared
 from ..pack.bundle_file import mark
 from ..slurm.batch_script import submit_environment
 from ..slurm.request import (

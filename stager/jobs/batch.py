@@ -1,17 +1,17 @@
-"""Batch jobs: submitting the script, and following the job to its end."""
+"""Batch jobs: submission, output, and end."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.protocol import log_names
-from bundle.protocol.enumerations import Ending
-from bundle.protocol.events import JobBegins, JobEnds, Record
+from bundle.protocol.enumerations import Ending, PhaseName
+from bundle.protocol.events import JobBegins, JobEnds, OutputShown, Record
 from bundle.protocol.job import Job
 from bundle.system.files import facts_of
 
@@ -19,14 +19,61 @@ from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, feed, run
 from ..core.store import Store
+from ..logs.job_files import of_job
 from ..logs.job_record import parse_event
+from ..logs.lines import LogReader
 from ..pack.bundle_file import node_program
 from ..slurm import messages
-from .batch_output import BatchOutput
 from .driver import OnEvent
-from .outcome import Outcome
-from .prepare import Prepared, script_facts
-from .summary import submitted_job
+from .outcome import Outcome, submitted_job
+from .preparation import Prepared, script_facts
+
+# --- The output of a batch job's ranks, read from their logs while somebody waits for the job ----
+
+OUTPUT_SECONDS = 2.0
+"""Time between two looks: the directory may be large, and on a shared file system."""
+_BEFORE = re.compile(r"\S+ (?:staged|reused) -> /|NODE \S+ OK -> ")
+"""The driver's lines at the head of a log, which were shown as events."""
+_MOST_LINES = 500
+"""Lines of one rank that are shown at a time; of a flood, the last."""
+
+
+class BatchOutput:
+    """The logs of a job's ranks, read as they grow."""
+
+    def __init__(self, log_dir: Path, job_id: str, *, all_nodes: bool) -> None:
+        self._log_dir, self._job_id, self._all_nodes = log_dir, job_id, all_nodes
+        self._readers: dict[Path, LogReader] = {}
+        self._looked = 0.0
+
+    def more(self, nodes: Sequence[str], *, ended: bool = False) -> Iterator[Record]:
+        """Yield new output, as an interactive job shows it; at the end a partial line, too."""
+        if not nodes or (time.monotonic() - self._looked < OUTPUT_SECONDS and not ended):
+            return
+        self._looked = time.monotonic()
+        try:
+            logs = of_job(self._log_dir, self._job_id).logs
+        except StagerError:  # a log that cannot be read is named when the job is diagnosed
+            return
+        for log in logs:
+            is_first = log.node == nodes[0]
+            if not log.own or not (is_first or self._all_nodes):
+                continue
+            reader = self._readers.setdefault(log.path, LogReader(log))
+            new = (line.text for line in reader.rest(whole=not ended))
+            lines = [line for line in new if not _BEFORE.match(line)]
+            if lines:
+                event = OutputShown(
+                    node=log.node,
+                    rank=log.rank,
+                    lines=tuple(lines[-_MOST_LINES:]),
+                    head=is_first,
+                    skipped=max(0, len(lines) - _MOST_LINES),
+                )
+                yield Record(event, job_id=self._job_id, phase=PhaseName.LAUNCH)
+
+
+# --- Batch jobs: submitting the script, and following the job to its end -------------------------
 
 SUBMIT_SECONDS = 120
 """Time that Slurm may take to answer; a busy controller needs a minute."""

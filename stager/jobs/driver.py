@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending, LogMode
@@ -18,10 +19,10 @@ from bundle.protocol.events import PRINTED_ONLY, JobBegins, JobEnds, Record
 from bundle.protocol.job import Job
 from bundle.system import permissions
 
-from ..building.current_bundle import offline_root
+from ..building.current_bundle import Listener, offline_root
 from ..config.load import Config
-from ..core.errors import JobError, StagerError
-from ..core.processes import Streamed, become, stream
+from ..core.errors import JobError, StagerError, json_object
+from ..core.processes import Streamed, become, inform, stream
 from ..core.store import Store
 from ..logs.job_record import parse_event, records
 from ..pack.bundle_file import ChosenBundle, made_here, node_program, opened
@@ -29,6 +30,79 @@ from ..pack.node_program import compiled_program
 from ..slurm import messages
 from ..trust import trust_in
 from .outcome import Outcome
+
+if TYPE_CHECKING:
+    from .outcome import SubmittedJob
+
+
+# --- Whoever hears of the progress of a job: a console, or a Python program ----------------------
+
+
+class JobListener(Listener, Protocol):
+    """Receives the progress of a job, besides that of a build."""
+
+    def warn(self, line: str) -> None:
+        """Report something the user must know."""
+
+    def job(self, job: Job, bundle: Path) -> None:
+        """Report a job before the first node is touched."""
+
+    def event(self, record: Record) -> None:
+        """Report one event of the far side; ``docs/events.md`` lists them."""
+
+    def talk(self, line: str) -> None:
+        """Report a line of Slurm's commands, or of the driver's standard error."""
+
+    def submitted(self, job: SubmittedJob) -> None:
+        """Report a batch job that Slurm has accepted."""
+
+
+class SilentListener:
+    """A listener that does nothing; a base for those that want to hear of a few things."""
+
+    def begin(self, phase: str) -> None:
+        """Do nothing."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def note(self, line: str) -> None:
+        """Do nothing."""
+
+    def warn(self, line: str) -> None:
+        """Do nothing."""
+
+    def job(self, job: Job, bundle: Path) -> None:
+        """Do nothing."""
+
+    def event(self, record: Record) -> None:
+        """Do nothing."""
+
+    def talk(self, line: str) -> None:
+        """Do nothing."""
+
+    def submitted(self, job: SubmittedJob) -> None:
+        """Do nothing."""
+
+
+# --- The command that hears of a failed job: it gets the verdict as JSON on its standard input
+
+SECONDS = 60.0
+"""The time that it may take."""
+
+
+def run_hook(
+    argv: Sequence[str], result: object, warn: Callable[[str], None], seconds: float = SECONDS
+) -> None:
+    """Run a command without a shell, with ``--json``'s result; its failure is only a warning."""
+    try:
+        inform(argv, json_object(result), timeout=seconds)
+    except StagerError as exc:
+        hint = f"; {exc.hint}" if exc.hint else ""
+        warn(f"the on-failure command failed: {exc.message}{hint}")
+
+
+# --- The driver of a job, started and followed to its end: behind ``verify`` and ``run`` ---------
 
 OnEvent = Callable[[Record], None]
 OnTalk = Callable[[str], None]

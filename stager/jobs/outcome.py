@@ -1,14 +1,21 @@
-"""The outcome of a job, as its events come."""
+"""The outcome of a job: its events, its metrics, and its result for scripts and Python programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from bundle.protocol.enumerations import PhaseName
+from bundle.protocol import log_names
+from bundle.protocol.enumerations import Launcher, PhaseName
 from bundle.protocol.events import (
+    DeepReport,
     Event,
     JobBegins,
     JobEnds,
@@ -22,10 +29,111 @@ from bundle.protocol.job import Job
 from bundle.protocol.messages import ProbeAnswer
 from bundle.protocol.problem import Problem
 from bundle.protocol.reports import Started
+from bundle.results import patterns
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.job_files import of_job
-from . import metrics
+
+# --- The figures of a training job, which its program wrote into its outputs ---------------------
+
+# The program may write anything there: only a regular file is read, and of its content only finite
+# numbers under ordinary names are taken.
+
+NAME = "metrics.json"
+"""The file that ``python -m trainer`` writes into its output folder, and any program may."""
+
+_LARGEST = 1 << 16
+"""Bytes; a longer file is a log and no summary."""
+_NAME = re.compile(r"[\w.@/ -]{1,60}")
+
+Times = Mapping[str, int]
+"""The time each file was last written, in nanoseconds, by its path below the run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures in one output."""
+
+    path: Path
+    """The folder they were found in."""
+    metrics: dict[str, float]
+    """The numbers, by name."""
+
+
+def read_output_times(run_dir: Path, outputs: Sequence[str]) -> Times:
+    """Return the files that exist before a job, so that they are not taken for its own."""
+    written = {}
+    for path in _paths(run_dir, outputs):
+        try:
+            written[path] = (run_dir / path).lstat().st_mtime_ns
+        except (OSError, ValueError):
+            continue
+    return written
+
+
+def read_figures(run_dir: Path, outputs: Sequence[str], before: Times) -> tuple[Figures, ...]:
+    """Return the figures in each output that this job has written."""
+    now = read_output_times(run_dir, outputs)
+    written = [path for path in sorted(now) if before.get(path) != now[path]]
+    read = [(run_dir / path, _read(run_dir / path)) for path in written]
+    return tuple(Figures(path=path.parent, metrics=metrics) for path, metrics in read if metrics)
+
+
+def format_figures(figures: Figures) -> str:
+    """Return the figures in a line, the best known first."""
+    metrics = figures.metrics
+    words = [f"{name} {metrics[name]:.3g}" for name in ("accuracy", "loss") if name in metrics]
+    if "samples_per_second" in metrics:
+        words.append(f"{metrics['samples_per_second']:,.0f} samples/s")
+    if not words:
+        words = [f"{name} {value:g}" for name, value in list(metrics.items())[:4]]
+    shown = "".join(char if char.isprintable() else "?" for char in str(figures.path))
+    return f"{', '.join(words)}: {shown}"
+
+
+def _paths(run_dir: Path, outputs: Sequence[str]) -> Iterator[str]:
+    seen = set()
+    for output in outputs:
+        pattern = patterns.split(output)
+        if pattern is None:
+            continue
+        places = patterns.expand(str(run_dir), pattern)
+        if not pattern:
+            places.add(NAME)
+        for place in places:
+            path = place if place.rpartition("/")[2] == NAME else f"{place}/{NAME}"
+            if path not in seen:
+                seen.add(path)
+                yield path
+
+
+def _read(path: Path) -> dict[str, float]:
+    """Return the numbers in a file; empty if it is not a regular file of JSON."""
+    try:
+        # A pipe would block, and a link could lead anywhere.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                return {}
+            data = file.read(_LARGEST + 1)
+        raw = json.loads(data) if len(data) <= _LARGEST else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(raw, dict):
+        return {}
+    return {name: value for name, value in raw.items() if _NAME.fullmatch(name) and _finite(value)}
+
+
+def _finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+# --- The outcome of a job, as its events come ----------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -48,11 +156,11 @@ class Outcome:
     """When the launch began, by the driver's clock; None where it did not."""
     started: dict[str, float] = field(default_factory=dict)
     """When each node started its ranks, by the same clock."""
-    before: metrics.Times = field(init=False)
+    before: Times = field(init=False)
     """The figures that earlier jobs have left, by the times of their files."""
 
     def __post_init__(self) -> None:
-        self.before = metrics.times(Path(self.job.run_dir), self.job.outputs)
+        self.before = read_output_times(Path(self.job.run_dir), self.job.outputs)
 
     @property
     def ok(self) -> bool:
@@ -134,9 +242,11 @@ class Outcome:
         return list(self.ending.notes or ())
 
     @property
-    def trained(self) -> tuple[metrics.Figures, ...]:
-        """The figures that its program has written, see :func:`stager.jobs.metrics.figures`."""
-        return metrics.figures(Path(self.job.run_dir), self.job.outputs, self.before)
+    def trained(self) -> tuple[Figures, ...]:
+        """The figures that its program has written, see
+        :func:`stager.jobs.outcome.read_figures`.
+        """
+        return read_figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
     def take(self, record: Record) -> None:
         """Learn from one event."""
@@ -170,3 +280,234 @@ class Outcome:
             nodes=event.nodes,
             log_dir=event.log_dir or self.job.log_dir,
         )
+
+
+# --- The results of ``verify``, ``run`` and ``script`` as scripts and Python programs get them
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCheck:
+    """The check of one node."""
+
+    node: str
+    """The node."""
+    ok: bool
+    """True if the environment works there."""
+    python: str
+    """The version of Python; empty if it was not reached."""
+    packages: dict[str, str | None]
+    """Versions of the packages that matter, by name."""
+    origin_ok: bool
+    """True if each of them is imported from the environment."""
+    interface: str
+    """The network interface that the ranks use."""
+    address: str
+    """The address on it."""
+    seconds: float | None
+    """Duration of the check; None if there was none."""
+    problems: tuple[str, ...]
+    """The problems, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyResult:
+    """The result of ``stager verify``."""
+
+    ok: bool
+    """True if every node can run the job."""
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    job_id: str
+    """The job's number."""
+    nodes: tuple[NodeCheck, ...]
+    """The check of each node."""
+    log_dir: Path
+    """The directory of the logs."""
+    host_problems: dict[str, tuple[str, ...]]
+    """The problems, in words, of a host that is no node: where the driver ran."""
+    seconds: dict[str, float]
+    """Duration of each phase."""
+    send_seconds: float | None
+    """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
+    unpack_seconds: float | None
+    """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
+    left_out: tuple[str, ...]
+    """Nodes that the job went on without."""
+    ended_by: str
+    """The reason why Slurm ended the job; empty for none."""
+    bytes_broadcast: int
+    """Bytes sent to the nodes."""
+    plan: TransferPlan | None
+    """The plan of the transfer; None where there was none."""
+    deep: DeepReport | None
+    """What ``--deep`` found and measured; None without it."""
+    repaired: dict[str, Problem]
+    """The damage to environments that was repaired, by node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The result of ``stager run``."""
+
+    ok: bool
+    """True if every rank ended well."""
+    job_id: str
+    """The job's number."""
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    nodes: tuple[str, ...]
+    """The nodes, in the order of their ranks."""
+    world_size: int | None
+    """The number of ranks; None if none were started."""
+    launcher: Launcher
+    """The program that started the ranks."""
+    backend: str | None
+    """``gloo`` or ``nccl``; None if no ranks were started."""
+    exit_codes: dict[str, int]
+    """The exit status of the ranks of each node."""
+    log_dir: Path
+    """The directory of the logs."""
+    bytes_broadcast: int
+    """Bytes sent to the nodes."""
+    seconds: dict[str, float]
+    """Duration of each phase."""
+    send_seconds: float | None
+    """Time in which files were sent, a part of the phase ``unpack``; None if none was."""
+    unpack_seconds: float | None
+    """The longest unpacking of a node, without its wait for bytes; None if none unpacked."""
+    first_failure: FirstFailure | None
+    """The failure that the others follow from; None if the job ended well."""
+    consequences: tuple[int, ...]
+    """Ranks that failed because of it."""
+    task_codes: dict[str, int]
+    """The exit status of each task of the launch, by its number."""
+    left_out: tuple[str, ...]
+    """Nodes that the job went on without."""
+    ended_by: str
+    """The reason why Slurm ended the job; empty for none."""
+    collected: tuple[OutputsCollected, ...]
+    """Results that were brought back."""
+    plan: TransferPlan | None
+    """The plan of the transfer; None where there was none."""
+    trained: tuple[Figures, ...]
+    """The figures that the program has written into its outputs."""
+    logs_lost: tuple[OutputLoss, ...]
+    """Output of ranks that is in no log."""
+    notes: tuple[str, ...]
+    """Notes for the user, though nothing failed."""
+    repaired: dict[str, Problem]
+    """The damage to environments that was repaired, by node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJob:
+    """A batch job that Slurm has accepted: the result of ``--batch`` without ``--wait``."""
+
+    ok: bool = True
+    """True: a refused job is an error."""
+    submitted: bool = True
+    """True."""
+    job_id: str
+    """Its number."""
+    log_dir: Path
+    """The directory of its logs."""
+    log: Path
+    """The log of the batch script."""
+    events: Path
+    """The driver's events, one in each line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptResult:
+    """The result of ``stager script``."""
+
+    script: str
+    """The batch script."""
+
+
+def submitted_job(job: Job, number: str) -> SubmittedJob:
+    """Return a batch job under the number that Slurm has given it."""
+    log_dir = Path(job.log_dir)
+    return SubmittedJob(
+        job_id=number,
+        log_dir=log_dir,
+        log=log_dir / log_names.batch_log(job.name, number),
+        events=log_dir / log_names.events(number),
+    )
+
+
+def verify_result(outcome: Outcome) -> VerifyResult:
+    """Return the result of ``stager verify``."""
+    ending = outcome.ending
+    return VerifyResult(
+        ok=outcome.ok,
+        bundle=outcome.bundle,
+        id=outcome.job.bundle_id,
+        job_id=outcome.job.id,
+        nodes=tuple(_node_check(outcome, node) for node in outcome.job.nodes),
+        log_dir=Path(outcome.job.log_dir),
+        host_problems={
+            host: tuple(map(str, outcome.problems[host])) for host in outcome.faulty_hosts
+        },
+        seconds=ending.seconds,
+        send_seconds=ending.send_seconds,
+        unpack_seconds=ending.unpack_seconds,
+        left_out=ending.left_out,
+        ended_by=ending.ended_by,
+        bytes_broadcast=ending.bytes_broadcast,
+        plan=outcome.plan or ending.plan,
+        deep=ending.deep,
+        repaired=dict(outcome.repaired),
+    )
+
+
+def run_result(outcome: Outcome) -> RunResult:
+    """Return the result of ``stager run``."""
+    diagnosis, ending = outcome.diagnosis, outcome.ending
+    return RunResult(
+        ok=outcome.ok,
+        job_id=outcome.job.id,
+        bundle=outcome.bundle,
+        id=outcome.job.bundle_id,
+        nodes=outcome.job.nodes,
+        world_size=ending.world_size,
+        launcher=outcome.job.launch.launcher,
+        backend=ending.backend,
+        exit_codes=ending.exit_codes or {},
+        log_dir=Path(outcome.job.log_dir),
+        bytes_broadcast=ending.bytes_broadcast,
+        seconds=ending.seconds,
+        send_seconds=ending.send_seconds,
+        unpack_seconds=ending.unpack_seconds,
+        first_failure=None if diagnosis is None else diagnosis.first,
+        consequences=() if diagnosis is None else diagnosis.consequences,
+        task_codes=ending.task_codes or {},
+        left_out=ending.left_out,
+        ended_by=ending.ended_by,
+        collected=tuple(outcome.collected),
+        plan=outcome.plan or ending.plan,
+        trained=outcome.trained,
+        logs_lost=outcome.logs_lost,
+        notes=tuple(outcome.notes),
+        repaired=dict(outcome.repaired),
+    )
+
+
+def _node_check(outcome: Outcome, node: str) -> NodeCheck:
+    probe = outcome.probes.get(node)
+    problems = outcome.problems.get(node, ())
+    return NodeCheck(
+        node=node,
+        ok=probe is not None and probe.ok and not problems,
+        python=probe.python if probe else "",
+        packages=probe.packages if probe else {},
+        origin_ok=probe is not None and probe.origin_ok,
+        interface=probe.interface if probe else "",
+        address=probe.address if probe else "",
+        seconds=probe.seconds if probe else None,
+        problems=tuple(str(problem) for problem in problems),
+    )

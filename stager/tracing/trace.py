@@ -23,12 +23,10 @@ from ..building.current_bundle import offline_root
 from ..config.load import Config
 from ..core.errors import JobError
 from ..core.store import Store
-from ..jobs.driver import DriverStart, run_driver
-from ..jobs.job_options import JobOptions
-from ..jobs.listener import JobListener
-from ..jobs.log_dir import numbered
+from ..jobs.driver import DriverStart, JobListener, run_driver
+from ..jobs.job_description import JobOptions, numbered
 from ..jobs.outcome import Outcome
-from ..jobs.prepare import Prepared, prepare
+from ..jobs.preparation import Prepared, prepare
 from ..layers.layer_file import decompress_index
 from ..layers.prune import is_metadata
 from ..pack.bundle_file import ChosenBundle, manifest_of, node_program, opened

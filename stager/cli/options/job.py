@@ -14,7 +14,7 @@ from .request import RequestFlags, SlurmFlags
 from .values import checked, each, member_of, one_of
 
 if TYPE_CHECKING:
-    from ...jobs.job_options import JobOptions
+    from ...jobs.job_description import JobOptions
 
 _WAITED_FOR = BatchFlags()
 
@@ -85,7 +85,7 @@ def _hosts(text: str | None) -> tuple[str, ...]:
 
 def _request(slurm: SlurmFlags) -> JobOptions:
     from ...config import checks
-    from ...jobs.job_options import JobOptions
+    from ...jobs.job_description import JobOptions
 
     nodes = f"N or MIN:MAX, from 1 to {checks.MOST}"
     listed = 'a node list without blanks, as in "node02,node[05-07]"'

@@ -15,8 +15,7 @@ from bundle.protocol.enumerations import Action
 from bundle.protocol.events import AllReduceMeasured
 from stager.console import network
 from stager.console.job_result import Console
-from stager.jobs.outcome import Outcome
-from stager.jobs.summary import verify_result
+from stager.jobs.outcome import Outcome, verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job
 

@@ -14,7 +14,7 @@ from rich.console import Console as RichConsole
 from stager.console.job_result import Console
 from stager.console.node_table import node_table
 from stager.core.errors import TURNING, in_one_line, overwritten, visible
-from stager.jobs.summary import NodeCheck
+from stager.jobs.outcome import NodeCheck
 from stager.report.page import shown
 from tests.support.building import STAGER
 from tests.support.events import record

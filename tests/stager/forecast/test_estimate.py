@@ -28,8 +28,8 @@ from stager.forecast.estimate import (
 )
 from stager.forecast.history import Basis
 from stager.forecast.shared_files import LUSTRE, NFS, from_shared
-from stager.jobs.job_options import JobOptions
-from stager.jobs.prepare import prepare
+from stager.jobs.job_description import JobOptions
+from stager.jobs.preparation import prepare
 from tests.support.building import Project
 from tests.support.demo_project import ZERO, config
 

@@ -10,9 +10,9 @@ from bundle.protocol.events import JobBegins, Record
 from stager.config.template import default
 from stager.core.store import Store
 from stager.incidents.nodes_of_job import avoiding, expect, failed_nodes, pointing_out, remember
-from stager.jobs.job_options import JobOptions, settle
+from stager.jobs.job_description import JobOptions, settle
 from stager.jobs.outcome import Outcome
-from stager.jobs.prepare import Prepared
+from stager.jobs.preparation import Prepared
 from stager.logs.job_record import records
 from stager.slurm.request import PartitionNode, Source, read_nodes
 from tests.support.incidents import FULL, event_log

@@ -15,8 +15,7 @@ import pytest
 from bundle.protocol.events import OutputShown, read_record
 from stager.core.errors import JobError, StagerError
 from stager.jobs import batch
-from stager.jobs.batch import Submission, Submitted, follow, submit
-from stager.jobs.batch_output import BatchOutput
+from stager.jobs.batch import BatchOutput, Submission, Submitted, follow, submit
 from stager.jobs.outcome import Outcome
 from tests.support.outcomes import slurm_outcome
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.jobs import launchers
-from stager.jobs.convert import Converted, convert
+from stager.jobs import conversion
+from stager.jobs.conversion import Converted, convert
 
 
 def made(line: str) -> Converted:
@@ -212,7 +212,7 @@ def test_the_table_is_that_of_the_installed_torchrun() -> None:
             name = spelling.lstrip("-").replace("_", "-")
             fits = [
                 option
-                for key, option in launchers.TORCHRUN.items()
+                for key, option in conversion.TORCHRUN.items()
                 if (key == name if long else option.short == name)
             ]
             assert len(fits) == 1, spelling
@@ -222,7 +222,7 @@ def test_the_table_is_that_of_the_installed_torchrun() -> None:
 def test_the_reading_of_options_is_that_of_argparse() -> None:
     """The same words, the same split into options and program, as torchrun's own parser makes."""
     parser = argparse.ArgumentParser()
-    for name, option in launchers.TORCHRUN.items():
+    for name, option in conversion.TORCHRUN.items():
         spellings = [f"--{name}", f"--{name.replace('-', '_')}"]
         spellings += [f"-{option.short}"] if option.short else []
         parser.add_argument(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stager.jobs.failure_hook import run_hook
+from stager.jobs.driver import run_hook
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 from stager.config.load import Config
 from stager.config.template import default
 from stager.core.errors import ConfigError
-from stager.jobs.hosts import Hosts, hosts_of
-from stager.jobs.job_options import JobOptions
+from stager.jobs.allocation import Hosts, hosts_of
+from stager.jobs.job_description import JobOptions
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, Tra
 from bundle.protocol.job import ONE_A_CPU
 from bundle.protocol.job import parse as parse_job
 from stager.core.errors import ConfigError, StagerError
-from stager.jobs.job import make_job
-from stager.jobs.job_options import JobOptions, settle
-from stager.jobs.log_dir import numbered
+from stager.jobs.job_description import JobOptions, make_job, numbered, settle
 from tests.support.demo_project import config, manifest
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.jobs import metrics
-from stager.jobs.metrics import Figures
+from stager.jobs import outcome
+from stager.jobs.outcome import Figures
 
 
 def leave(folder: Path, **figures: object) -> Path:
@@ -23,23 +23,23 @@ def test_numbers_in_outputs_are_found(tmp_path: Path) -> None:
     leave(tmp_path / "runs" / "b", loss=1)
     leave(tmp_path / "runs" / "a", loss=2)
     leave(tmp_path / "elsewhere", loss=3)
-    found = metrics.figures(tmp_path, ["out/", "runs/*", "none", "out"], {})
+    found = outcome.read_figures(tmp_path, ["out/", "runs/*", "none", "out"], {})
     assert found == (
         Figures(path=tmp_path / "out", metrics={"accuracy": 0.9, "steps": 7}),
         Figures(path=tmp_path / "runs" / "a", metrics={"loss": 2}),
         Figures(path=tmp_path / "runs" / "b", metrics={"loss": 1}),
     )
-    everything = metrics.figures(leave(tmp_path, loss=4), ["./"], {})
+    everything = outcome.read_figures(leave(tmp_path, loss=4), ["./"], {})
     assert [one.metrics for one in everything] == [{"loss": 3}, {"loss": 4}, found[0].metrics]
 
 
 def test_an_earlier_jobs_figures_are_not_this_ones(tmp_path: Path) -> None:
     """Whatever the clocks say: only what was written since counts."""
     path = leave(tmp_path / "out", loss=1) / "metrics.json"
-    before = metrics.times(tmp_path, ["out"])
-    assert metrics.figures(tmp_path, ["out"], before) == ()
+    before = outcome.read_output_times(tmp_path, ["out"])
+    assert outcome.read_figures(tmp_path, ["out"], before) == ()
     os.utime(path, (0, 0))
-    assert len(metrics.figures(tmp_path, ["out"], before)) == 1
+    assert len(outcome.read_figures(tmp_path, ["out"], before)) == 1
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_other_files_of_that_name_do_no_harm(tmp_path: Path, text: str) -> None:
     leave(tmp_path / "out")
     (tmp_path / "out" / "metrics.json").write_text(text)
     outputs = ["out", "/abs", "**bad**/[", "../x", "n" * 300, ""]
-    assert metrics.figures(tmp_path, outputs, {}) == ()
+    assert outcome.read_figures(tmp_path, outputs, {}) == ()
 
 
 def test_pipes_and_links_are_not_read(tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_pipes_and_links_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe" / "metrics.json")
     leave(tmp_path / "secret", loss=1)
     (tmp_path / "link" / "metrics.json").symlink_to(tmp_path / "secret" / "metrics.json")
-    assert metrics.figures(tmp_path, ["pipe", "link"], {}) == ()
+    assert outcome.read_figures(tmp_path, ["pipe", "link"], {}) == ()
 
 
 def test_the_line(tmp_path: Path) -> None:
     figures = {"accuracy": 0.98312, "loss": 0.05, "samples_per_second": 12345.6, "steps": 3}
     trained = Figures(path=Path("/p/out"), metrics=figures)
-    assert metrics.line(trained) == "accuracy 0.983, loss 0.05, 12,346 samples/s: /p/out"
+    assert outcome.format_figures(trained) == "accuracy 0.983, loss 0.05, 12,346 samples/s: /p/out"
     trained = Figures(path=Path("/p/o\x1bt"), metrics={"perplexity": 12.5})
-    assert metrics.line(trained) == "perplexity 12.5: /p/o?t"
+    assert outcome.format_figures(trained) == "perplexity 12.5: /p/o?t"

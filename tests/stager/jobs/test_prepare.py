@@ -13,12 +13,12 @@ from bundle.protocol.enumerations import Action
 from bundle.redaction.secrets import is_secret
 from stager.core.errors import ConfigError
 from stager.core.store import Store
-from stager.jobs.job_options import JobOptions
-from stager.jobs.prepare import (
+from stager.jobs.job_description import JobOptions
+from stager.jobs.preparation import (
     Prepared,
     driver_start,
+    load_project,
     prepare,
-    project,
     script_facts,
     source_of,
 )
@@ -194,7 +194,7 @@ def test_settings_that_are_wrong_are_told_though_a_bundle_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert project(tmp_path / "some.pkgs.tar").name == tmp_path.name
+    assert load_project(tmp_path / "some.pkgs.tar").name == tmp_path.name
     (tmp_path / "stager.toml").write_text("[launch]\nlaunchr = 1\n")
     with pytest.raises(ConfigError, match="problem"):
-        project(tmp_path / "some.pkgs.tar")
+        load_project(tmp_path / "some.pkgs.tar")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stager.core.errors import ConfigError
-from stager.jobs.scripts import in_project, prefer_here, refuse_absent
+from stager.jobs.preparation import in_project, prefer_here, refuse_absent
 from tests.support.building import Project
 
 CHECK = "check the name; project.exclude and .gitignore keep files out of the bundle"

@@ -6,8 +6,8 @@ import pytest
 
 from bundle.protocol.enumerations import Allocation
 from stager.core.errors import ConfigError
-from stager.jobs.job_options import JobOptions
-from stager.jobs.standing_allocation import ignored_elsewhere, without_effect
+from stager.jobs.allocation import ignored_elsewhere, without_effect
+from stager.jobs.job_description import JobOptions
 
 THERE = {
     "SLURM_JOB_ID": "17",

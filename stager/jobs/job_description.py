@@ -1,0 +1,479 @@
+"""The job that the far side gets: options, log directory, description."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bundle.format.manifest import Manifest, room_for
+from bundle.protocol import log_names
+from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import (
+    Action,
+    Allocation,
+    Backend,
+    Launcher,
+    LogMode,
+    Stage,
+    TransferWay,
+)
+from bundle.protocol.job import ONE_A_CPU, Job, Launch
+from bundle.system import permissions
+
+from ..config.load import Config
+from ..config.sections import ClusterConfig, LaunchConfig, ranks_on_node, tracker_outputs
+from ..core.errors import ConfigError, StagerError
+from ..core.files import expanded
+from ..core.store import keep_out_of_projects
+from ..logs.job_files import DEFAULT_LOG_DIR
+
+# --- The options of a job, and the settings as they change them ----------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of a job; None leaves a value to the settings."""
+
+    nodes: tuple[int, int] | None = None
+    """Fewest and most nodes."""
+    min_nodes: int | None = None
+    """Nodes that must be able to run the job."""
+    nproc_per_node: int | str | None = None
+    """Ranks on each node: a number, ``auto``, ``gpu`` or ``cpu``."""
+    launcher: Launcher | None = None
+    """The program that starts the ranks."""
+    backend: Backend | None = None
+    """The backend of torch.distributed."""
+    interface: str | None = None
+    """``auto`` or a network interface's name."""
+    stage: Stage | None = None
+    """The rule by which the bundle is sent to the nodes."""
+    transfer: TransferWay | None = None
+    """The way in which it is sent."""
+    partition: str | None = None
+    """Slurm partition."""
+    account: str | None = None
+    """Slurm account."""
+    time: str | None = None
+    """Time limit, as Slurm writes it."""
+    exclude: str | None = None
+    """Nodes to avoid, besides those of the settings."""
+    nodelist: str | None = None
+    """Nodes that must be among them, as a Slurm node list."""
+    qos: str | None = None
+    """Quality of service."""
+    constraint: str | None = None
+    """Features that nodes must have, in Slurm's notation."""
+    reservation: str | None = None
+    """Slurm reservation."""
+    mem: str | None = None
+    """Memory on each node: megabytes, or a number with K, M, G or T."""
+    cpus_per_task: int | None = None
+    """CPUs on each node."""
+    gpus_per_node: str | None = None
+    """GPUs on each node, as Slurm writes it."""
+    salloc_args: tuple[str, ...] = ()
+    """Further options of Slurm, after those of the settings."""
+    avoid_bad: bool | None = None
+    """True to avoid nodes that failed lately as well; None leaves it to the settings."""
+    container_image: str | None = None
+    """Image that the ranks run in."""
+    container_mounts: tuple[str, ...] = ()
+    """Folders of the node in the container, besides those of the settings."""
+    pass_env: tuple[str, ...] = ()
+    """Names of secret variables for the ranks, besides those of the settings."""
+    log_dir: Path | None = None
+    """The directory for logs."""
+    command: tuple[str, ...] = ()
+    """The command of each rank."""
+    outputs: tuple[str, ...] = ()
+    """What is brought back, besides the outputs of the settings."""
+    allocation: str = "auto"
+    """The source of the nodes: ``auto``, ``slurm``, ``ssh`` or ``local``."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that are reached over ``ssh``, each as a list in Slurm's notation."""
+    host_file: Path | None = None
+    """A file that names them, a host in each line."""
+    bundle: Path | None = None
+    """The bundle's file; None for the project's newest."""
+    bundle_id: str = ""
+    """The id that the bundle must have, or 12 or more of its first digits; empty for any."""
+    batch: bool = False
+    """Submit the job with ``sbatch``."""
+    wait: bool = False
+    """Follow a submitted job to its end."""
+    dry_run: bool = False
+    """Stop after the plan."""
+    deep: bool = False
+    """Let ``verify`` read every file and try the network."""
+    on_failure: tuple[str, ...] = ()
+    """The command that the command line starts when the job has failed."""
+    show_all: bool = False
+    """Report the output of every node, and not of the first only."""
+
+
+def settle(config: Config, options: JobOptions) -> Config:
+    """Return the settings as the command line changes them.
+
+    Raises:
+        ConfigError: more nodes must do than there are.
+    """
+    own, own_launch = config.cluster, config.launch
+    if options.stage and not options.transfer:  # an option counts more than a setting
+        own = replace(own, transfer=TransferWay.AUTO)
+    if options.transfer and not options.stage:
+        own = replace(own, stage=Stage.AUTO)
+    cluster = _given(
+        nodes=options.nodes,
+        min_nodes=options.min_nodes,
+        partition=options.partition,
+        account=options.account,
+        time=options.time,
+        exclude=all_excluded(config.cluster.exclude, options.exclude),
+        nodelist=options.nodelist,
+        qos=options.qos,
+        constraint=options.constraint,
+        reservation=options.reservation,
+        mem=options.mem,
+        cpus_per_task=options.cpus_per_task,
+        gpus_per_node=options.gpus_per_node,
+        salloc_args=(*own.salloc_args, *options.salloc_args),
+        stage=options.stage,
+        transfer=options.transfer,
+        container_image=_image(options.container_image, Path.cwd())
+        or _image(own.container_image, config.root),
+        container_mounts=joined(config.cluster.container_mounts, options.container_mounts),
+    )
+    if options.avoid_bad is not None:  # false is a value, too
+        cluster["avoid_bad"] = options.avoid_bad
+    launch = _given(
+        launcher=options.launcher,
+        backend=options.backend,
+        interface=options.interface,
+        pass_env=joined(own_launch.pass_env, options.pass_env),
+        on_failure=options.on_failure,
+    )
+    if options.nproc_per_node is not None:
+        launch.update(_choose_ranks(options.nproc_per_node, options.backend, own_launch))
+    settled = replace(
+        config,
+        project=replace(
+            config.project,
+            outputs=joined(config.project.outputs, options.outputs),
+            **_given(command=options.command),
+        ),
+        cluster=replace(own, **cluster),
+        launch=replace(own_launch, **launch),
+    )
+    most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
+    if min_nodes is not None and min_nodes > most:
+        raise ConfigError(
+            f"min-nodes: {min_nodes} must work, and the job asks for {counted(most, 'node')}",
+            hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
+        )
+    return settled
+
+
+def _choose_ranks(nproc: int | str, backend: Backend | None, own: LaunchConfig) -> dict[str, Any]:
+    # The setting "cpu" has chosen a backend, which another number takes back.
+    is_chosen = own.nproc_per_node != ONE_A_CPU
+    return ranks_on_node(nproc, backend or (own.backend if is_chosen else Backend.AUTO))
+
+
+def _image(named: str | None, folder: Path) -> str | None:
+    """Make an image's path absolute; end a directory's in a slash, see ``Launch.in_apptainer``."""
+    if named is None or "://" in named:
+        return named
+    path = folder / expanded(Path(named))
+    if "/" in named and path.is_dir():
+        return f"{Path(*path.parts)}/"
+    return str(path) if named.endswith(".sif") else named
+
+
+def _given(**options: object) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value}
+
+
+def all_excluded(setting: str | None, option: str | None) -> str:
+    """Return the nodes to avoid, those of the settings and those of the command line."""
+    return ",".join(nodes for nodes in (setting, option) if nodes)
+
+
+def joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    """Return both, one after the other, each entry once."""
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+# --- A job's log directory, and the number of a job that is claimed in it ------------------------
+
+_RANDOM_DIGITS = 6
+"""Random digits at the end of the number of a job that Slurm has not numbered."""
+
+
+def make_log_dir(log_dir: Path, mode: LogMode) -> None:
+    """Make the log directory, which must not become part of a project's next bundle.
+
+    Raises:
+        StagerError: it cannot be written.
+        ConfigError: its group is to read the logs, and is none of the user's.
+    """
+    try:
+        permissions.make_folder(str(log_dir), mode)
+        keep_out_of_projects(log_dir, mode)
+        group = log_dir.stat().st_gid
+    except OSError as exc:
+        raise _unwritable(log_dir, exc) from exc
+    if mode is LogMode.GROUP and os.geteuid() and group not in (os.getegid(), *os.getgroups()):
+        raise ConfigError(
+            f"cluster.log-mode: you are not a member of the group of {log_dir} (number {group})",
+            hint="give the directory to a group of yours with chgrp, name another directory with"
+            ' --log-dir, or set log-mode = "private"',
+        )
+
+
+def numbered(job: Job) -> Job:
+    """Return the job with a number, where Slurm gives it none; nothing can be refused after that.
+
+    Raises:
+        StagerError: the log directory, in which the number is claimed, cannot be written.
+    """
+    return job if job.allocation is Allocation.SLURM else replace(job, id=_new_id(job))
+
+
+def _new_id(job: Job) -> str:
+    """Return a number for a job that Slurm has not numbered, claimed by creating its event log.
+
+    It begins with the time, so that numbers sort by it. Jobs with other log directories do not see
+    the claim, but use the same node root under their number: so the last digits are random.
+    """
+    log_dir = Path(job.log_dir)
+    while True:
+        milliseconds = time.time_ns() // 1_000_000 % 10**10
+        number = milliseconds * 10**_RANDOM_DIGITS + secrets.randbelow(10**_RANDOM_DIGITS)
+        claim = log_dir / log_names.events(str(number))
+        try:
+            open(claim, "xb", opener=permissions.opener(job.log_mode)).close()
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            raise _unwritable(log_dir, exc) from exc
+        return str(number)
+
+
+def _unwritable(log_dir: Path, exc: OSError) -> StagerError:
+    return StagerError(
+        f"the log directory {log_dir} cannot be written: {exc.strerror or exc}",
+        hint="name another one with --log-dir",
+    )
+
+
+# --- The job that the far side gets, made from settings, options and a bundle --------------------
+
+_SENDING = (TransferWay.RELAY, TransferWay.SBCAST)
+"""The ways that send the bundle from one machine to another."""
+
+
+def make_job(
+    config: Config, options: JobOptions, bundle: Path, manifest: Manifest, action: Action
+) -> Job:
+    """Return the job as the far side gets it.
+
+    Raises:
+        ConfigError: there is nothing to run, or a value that this allocation cannot do, or a
+            directory that its container could not have.
+        StagerError: the log directory cannot be written.
+    """
+    settled = settle(config, options)
+    allocation = Allocation(options.allocation)
+    least, most = settled.cluster.nodes
+    launch = _launch(settled, manifest, action, slurm=allocation is Allocation.SLURM)
+    cluster = _sending(settled.cluster, options, allocation)
+    log_dir = expanded(options.log_dir or DEFAULT_LOG_DIR).absolute()
+    if launch.in_apptainer:
+        _refuse_unbindable(Path.cwd(), bundle.absolute().parent, Path(cluster.node_root))
+    make_log_dir(log_dir, settled.cluster.log_mode)
+    tracked = _tracked(settled, manifest) if action is Action.RUN else ()
+    return Job(
+        id="",
+        name=config.name,
+        allocation=allocation,
+        nodes=_nodes(allocation, options.hosts, most),
+        bundle=str(bundle),
+        bundle_id=manifest.id,
+        requires=manifest.requires,
+        room=room_for(manifest.layers, manifest),
+        packages=manifest.packages,
+        imports=manifest.imports,
+        node_root=settled.cluster.node_root,
+        run_dir=str(Path.cwd()),
+        run_subdir=_run_subdir(config),
+        log_dir=str(log_dir),
+        log_mode=settled.cluster.log_mode,
+        action=action,
+        import_modules=action is Action.VERIFY,
+        python_hints=(getattr(sys, "_base_executable", sys.executable),),
+        launch=launch,
+        # Without a word about nodes on the command line, all of an allocation that stands is used.
+        wanted=options.nodes or (None if least == most else (least, most)),
+        min_nodes=settled.cluster.min_nodes,
+        stage=_stage(cluster),
+        transfer=cluster.transfer,
+        cpus_per_task=settled.cluster.cpus_per_task,
+        outputs=joined(settled.project.outputs, tracked),
+        tracked=tracked,
+        resume_limit=settled.project.resume_limit,
+        dry_run=options.dry_run,
+        deep=options.deep,
+        show_all=options.show_all,
+    )
+
+
+def _run_subdir(config: Config) -> str | None:
+    """Return this directory's path in the project, whose files nodes may have to put there."""
+    here, root = Path.cwd(), config.root.resolve()
+    if config.project.path not in (None, config.root) or not here.is_relative_to(root):
+        return None
+    inner = here.relative_to(root)
+    return "" if inner == Path() else inner.as_posix()
+
+
+def _tracked(config: Config, manifest: Manifest) -> tuple[str, ...]:
+    """Return the outputs of trackers in the bundle that the settings do not name."""
+    names = tracker_outputs(layer.name for layer in manifest.layers if layer.kind == "wheel")
+    own = {output.rstrip("/") for output in config.project.outputs}
+    return tuple(name for name in names if name not in own)
+
+
+def _nodes(allocation: Allocation, hosts: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """Return the nodes of a job; empty until Slurm allocates them."""
+    if allocation is Allocation.LOCAL:
+        return tuple(f"local{number}" for number in range(1, most + 1))
+    return hosts if allocation is Allocation.SSH else ()
+
+
+def _sending(cluster: ClusterConfig, options: JobOptions, allocation: Allocation) -> ClusterConfig:
+    """Return the settings without transfer ways that the allocation does not have."""
+    if allocation is Allocation.LOCAL:
+        return _sends_nothing(cluster, options)
+    if allocation is Allocation.SLURM:
+        return cluster
+    image = cluster.container_image
+    if image is not None and not image.endswith((".sif", "/")):
+        raise ConfigError(
+            f"container-image {image}: Slurm's pyxis plugin starts such containers, and these "
+            "hosts are reached over ssh",
+            hint="leave it out, or name a .sif file or a directory, which Apptainer starts",
+        )
+    if cluster.transfer is not TransferWay.SBCAST:
+        return cluster
+    if options.transfer is TransferWay.SBCAST:
+        raise ConfigError(
+            "--transfer sbcast: only Slurm has sbcast, and these hosts are reached over ssh",
+            hint="leave it out: the hosts pass the bundle on to each other",
+        )
+    return replace(cluster, transfer=TransferWay.AUTO)
+
+
+def _sends_nothing(cluster: ClusterConfig, options: JobOptions) -> ClusterConfig:
+    """Return the settings for one machine, where those about sending have no effect."""
+    image = cluster.container_image
+    if options.container_image and image and not image.endswith((".sif", "/")):
+        raise ConfigError(
+            f"--container-image {options.container_image}: Slurm's pyxis plugin starts such "
+            "containers, and this job runs on this machine, without Slurm",
+            hint="leave it out, or name a .sif file or a directory that is there, which Apptainer "
+            "starts",
+        )
+    if options.transfer in _SENDING or options.stage is Stage.ALWAYS:
+        option = "--transfer" if options.transfer in _SENDING else "--stage"
+        value = options.transfer if options.transfer in _SENDING else options.stage
+        raise ConfigError(
+            f"{option} {value}: nothing is sent in a local allocation, whose nodes are all this"
+            " machine",
+            hint=f"leave {option} out, or ask Slurm for nodes: --allocation slurm",
+        )
+    transfer = TransferWay.AUTO if cluster.transfer in _SENDING else cluster.transfer
+    stage = Stage.AUTO if cluster.stage is Stage.ALWAYS else cluster.stage
+    return replace(cluster, transfer=transfer, stage=stage)
+
+
+def _refuse_unbindable(*folders: Path) -> None:
+    """Refuse a path with a comma or colon: Apptainer would start without binding it."""
+    for folder in folders:
+        if not {",", ":"}.isdisjoint(str(folder)):
+            raise ConfigError(
+                f"container-image: Apptainer cannot bind {folder}, as its name has a comma or a "
+                "colon",
+                hint="rename it, or use another: containers have the directory of the command, "
+                "that of the bundle, and node-root",
+            )
+
+
+def _stage(cluster: ClusterConfig) -> Stage:
+    """Return the stage rule; naming a transfer way implies one."""
+    if cluster.transfer is TransferWay.AUTO:
+        return cluster.stage
+    implied = Stage.NEVER if cluster.transfer is TransferWay.SHARED else Stage.ALWAYS
+    if cluster.stage not in (Stage.AUTO, implied):
+        raise ConfigError(
+            f'transfer = "{cluster.transfer}" contradicts stage = "{cluster.stage}"',
+            hint="leave one of them out",
+        )
+    return implied
+
+
+def _launch(config: Config, manifest: Manifest, action: Action, *, slurm: bool) -> Launch:
+    settings, (least, most) = config.launch, config.cluster.nodes
+    elastic = None if least == most else (least, most)
+    if settings.launcher is not Launcher.TORCHRUN and (elastic or settings.max_restarts):
+        what = "launch.max-restarts" if settings.max_restarts else f"--nodes {least}:{most}"
+        raise ConfigError(
+            f"{what}: only torchrun starts ranks again, and launcher is {settings.launcher}",
+            hint='use launcher = "torchrun", or a fixed number of nodes and max-restarts = 0',
+        )
+    if action is Action.RUN:
+        if not config.project.command:
+            raise ConfigError(
+                "there is nothing to run: project.command is not set and no command was given",
+                hint="give one after two dashes, as in: -- train.py --epochs 3",
+            )
+        refuse_launcher(settings.launcher, manifest, slurm=slurm)
+    interface = settings.interface
+    return Launch(
+        command=config.project.command if action is Action.RUN else (),
+        nproc_per_node=settings.nproc_per_node,
+        launcher=settings.launcher,
+        backend=settings.backend,
+        interface=interface if isinstance(interface, str) else dict(interface),
+        omp_num_threads=settings.omp_num_threads,
+        max_restarts=settings.max_restarts,
+        elastic=elastic,
+        grace_seconds=settings.grace_seconds,
+        pass_env=settings.pass_env,
+        container_image=config.cluster.container_image,
+        container_mounts=config.cluster.container_mounts,
+    )
+
+
+def refuse_launcher(launcher: Launcher, manifest: Manifest, *, slurm: bool) -> None:
+    """Refuse a launcher that cannot start ranks.
+
+    Raises:
+        ConfigError: it does not exist in this allocation, or not in the bundle.
+    """
+    if launcher is Launcher.SRUN and not slurm:
+        raise ConfigError(
+            "launch.launcher: srun starts ranks through Slurm, which this allocation does not have",
+            hint='use launcher = "torchrun", or "processes" for ranks without torch',
+        )
+    if launcher is Launcher.TORCHRUN and "torch" not in {layer.name for layer in manifest.layers}:
+        raise ConfigError(
+            "torchrun is part of torch, and torch is not in the bundle",
+            hint="--launcher processes starts ranks without torch; or add torch to "
+            "environment.requirements and build again",
+        )
