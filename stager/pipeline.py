@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .jobs.job_description import JobOptions
     from .jobs.outcome import Outcome, SubmittedJob
     from .jobs.preparation import Prepared
-    from .tracing.result import TracedBuildResult
+    from .tracing import TracedBuildResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +91,10 @@ def build_traced(
 
     Raises:
         JobError: the smoke test failed.
-        StagerError: an expected failure; see :func:`build` and :func:`stager.tracing.trace.trace`.
+        StagerError: an expected failure; see :func:`build` and :func:`stager.tracing.trace`.
     """
     from .pack.bundle_file import ChosenBundle
-    from .tracing.result import TracedBuildResult
-    from .tracing.trace import trace
+    from .tracing import TracedBuildResult, trace
 
     result = build(config, options, listener)
     traced = trace(config, ChosenBundle(path=result.bundle, id=result.id), command, listener)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges
     from ..pack.members import InspectedSignature, Inspection
-    from ..tracing.result import TracedBuildResult
+    from ..tracing import TracedBuildResult
     from ..trust import SignResult
 
 _WAYS: Mapping[TransferWay, str] = {

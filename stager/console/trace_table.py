@@ -13,7 +13,7 @@ from ..core.toml import dumps
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..tracing.result import TraceResult, UnreadFiles
+    from ..tracing import TraceResult, UnreadFiles
 
 MOST_ROWS = 20
 """Rows of the table; what is left is summed in one more."""

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from stager.console.trace_table import MOST_ROWS, lines, proposal, summary, table
-from stager.tracing.result import TracedPackage, TraceResult, UnreadFiles
+from stager.tracing import TracedPackage, TraceResult, UnreadFiles
 
 if sys.version_info >= (3, 11):
     import tomllib

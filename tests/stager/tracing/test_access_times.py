@@ -13,7 +13,7 @@ import pytest
 
 from stager.core.errors import StagerError
 from stager.core.store import Store
-from stager.tracing.access_times import is_read, keeps_access_times, set_back, traced_place
+from stager.tracing import is_read, keeps_access_times, set_back, traced_place
 from tests.support.building import left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import lacks
@@ -97,7 +97,7 @@ import os
 from pathlib import Path
 from stager.core.errors import StagerError
 from stager.core.store import Store
-from stager.tracing.access_times import traced_place
+from stager.tracing import traced_place
 os.environ["TMPDIR"] = {tmpdir!r}
 try:
     with traced_place(Store(Path({root!r})), (1000, 10)) as folder:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stager import tracing as unread
 from stager.layers.prune import check, matching
-from stager.tracing.gpu_files import REASON, needs_gpu
-from stager.tracing.result import UnreadFiles
-from stager.tracing.unread import LEAST, PROGRAMS, SMALL, ReadFile, units, unread
+from stager.tracing import LEAST, PROGRAMS, REASON, SMALL, ReadFile, UnreadFiles, needs_gpu, units
 
 READ = {"p/__init__.py", "p/core.py", "p/lib/libp.so"}
 BIG, TINY = LEAST, 10

@@ -1,0 +1,616 @@
+"""The files of an environment that a smoke test reads, and what could be left out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bundle.format.manifest import Manifest, room_for
+from bundle.node.node_root import ROOT_VARIABLE, automatic_bases, choose_base, node_root_name
+from bundle.protocol.counts import sized
+from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TransferWay
+from bundle.protocol.events import Record
+from bundle.protocol.messages import PreflightAnswer
+from bundle.protocol.problem import NodeError
+from bundle.redaction.secrets import masked
+
+from .building.build import BuildResult
+from .building.current_bundle import offline_root
+from .config.load import Config
+from .core.errors import JobError, StagerError
+from .core.store import Store, remove
+from .jobs.driver import DriverStart, JobListener, run_driver
+from .jobs.job_description import JobOptions, numbered
+from .jobs.outcome import Outcome
+from .jobs.preparation import Prepared, prepare
+from .layers.ignore import anchored
+from .layers.layer_file import decompress_index
+from .layers.prune import is_metadata, is_top
+from .pack.bundle_file import ChosenBundle, manifest_of, node_program, opened
+from .pack.members import unpacked
+
+# --- The files of an environment that a smoke test reads, and what could be left out of it -------
+
+
+# --- The result of a trace: what a smoke test read of an environment, and what it did not --------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedPackage:
+    """The files of one package that were read."""
+
+    name: str
+    """Its name."""
+    version: str
+    """Its version."""
+    files: int
+    """Number of its files, bytecode included."""
+    bytes: int
+    """Their size."""
+    files_read: int
+    """Number of files that were read; a module counts with its bytecode."""
+    bytes_read: int
+    """Their whole size, however much of each was read."""
+    used: bool
+    """False if nothing of it was read but its metadata."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadFiles:
+    """Files of one package of which none was read."""
+
+    package: str
+    """The package."""
+    path: str
+    """Directory, ending in a slash, or file, relative to site-packages; empty for several."""
+    files: int
+    """Number of files, bytecode included."""
+    bytes: int
+    """Their size."""
+    pattern: str | None
+    """The pattern for ``environment.prune`` that leaves them out; null if none is proposed."""
+    reason: str
+    """Why none is proposed; else empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceResult:
+    """The files of an environment that a smoke test read."""
+
+    command: tuple[str, ...]
+    """The smoke test, without secrets."""
+    job_id: str
+    """Its job."""
+    log_dir: str
+    """The directory of the job's logs."""
+    gpus: int
+    """Number of NVIDIA GPUs that the test could see."""
+    files: int
+    """Number of files of all packages, bytecode included."""
+    bytes: int
+    """Their size."""
+    files_read: int
+    """Number of files that were read."""
+    bytes_read: int
+    """Their whole size."""
+    packages: tuple[TracedPackage, ...]
+    """Every package, the largest first."""
+    unread: tuple[UnreadFiles, ...]
+    """What was not read, the largest first."""
+    proposed: tuple[str, ...]
+    """The patterns that would leave it out, the largest first."""
+    proposed_files: int
+    """Number of files that they leave out, bytecode included."""
+    proposed_bytes: int
+    """Their size."""
+    prune: tuple[str, ...]
+    """``environment.prune`` as it is: the test has passed without what that leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedBuildResult(BuildResult):
+    """The result of ``stager build --trace``."""
+
+    trace: TraceResult
+    """What the smoke test read."""
+
+
+# --- Access times: a place where they are kept, and which files of a tree were read --------------
+
+# Every file gets an access time of long ago before a program runs. Linux renews it when the file is
+# read or mapped, even with the mount option ``relatime``, which is the default: that holds back
+# only times of less than a day (mount(8)). With ``noatime``, and on many network file systems,
+# nothing is renewed; so a file is read to find out, before a place is used.
+
+LONG_AGO = 946_684_800 * 10**9
+"""The first second of 2000, in nanoseconds: the access time of files that nobody has read."""
+
+
+@contextlib.contextmanager
+def traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
+    """Yield an empty directory on a file system that keeps access times; it is removed at the end.
+
+    The offline root is tried first, where the next build sweeps what a killed command leaves; then
+    the directories in which a node root may lie.
+
+    Args:
+        store: the offline root.
+        room: bytes and inodes that are needed.
+
+    Raises:
+        StagerError: no place will do; every one is listed with the reason.
+    """
+    refused: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for name, candidate in _candidates(store):
+            with contextlib.ExitStack() as tried:
+                try:
+                    folder = tried.enter_context(candidate)
+                    reason = _refusal(folder, room)
+                except (OSError, StagerError) as exc:
+                    reason = getattr(exc, "strerror", None) or str(exc)
+                if not reason:
+                    stack.push(tried.pop_all())
+                    break
+            refused.append(f"{name}: {reason}")
+        else:
+            raise StagerError(
+                "there is no place here where it shows which files a program reads",
+                hint="set $TMPDIR to a directory on a local file system that is not mounted with "
+                f"noatime and has room for {sized(room[0])}",
+                context=refused,
+            )
+        yield folder
+
+
+def _candidates(
+    store: Store,
+) -> Iterator[tuple[str, contextlib.AbstractContextManager[Path]]]:
+    yield str(store.root), store.scratch_without_lock("trace")
+    for _, base in automatic_bases(os.environ):
+        yield base, _temporary(base)
+
+
+@contextlib.contextmanager
+def _temporary(base: str) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="stager-trace-", dir=base))
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def _refusal(folder: Path, room: tuple[int, int]) -> str:
+    try:
+        choose_base(str(folder), {}, room)
+    except NodeError as exc:
+        return exc.problem.values["why"].replace(f"{folder}: ", "")
+    if keeps_access_times(folder):
+        return ""
+    if os.statvfs(folder).f_flag & os.ST_NOATIME:
+        return "it is mounted with noatime"
+    return "its file system does not renew the access time of a file that is read"
+
+
+def keeps_access_times(folder: Path) -> bool:
+    """Return whether reading a file in a directory renews the file's access time."""
+    file = folder / "read"
+    file.write_bytes(b"read")
+    try:
+        _set_back(str(file), file.stat())
+        file.read_bytes()
+        return is_read(str(file))
+    finally:
+        file.unlink()
+
+
+def set_back(tree: Path) -> None:
+    """Give every file of a tree an access time of long ago; other times stay as they are.
+
+    Raises:
+        StagerError: it cannot be done.
+    """
+    pending = [str(tree)]
+    try:
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        _set_back(entry.path, entry.stat(follow_symlinks=False))
+    except OSError as exc:
+        raise StagerError(
+            f"{exc.filename}: its access time cannot be set: {exc.strerror}",
+            hint="set $TMPDIR to a directory on a local file system",
+        ) from exc
+
+
+def _set_back(path: str, status: os.stat_result) -> None:
+    # The other time is compared with the environment's listing when a job uses it.
+    os.utime(path, ns=(LONG_AGO, status.st_mtime_ns), follow_symlinks=False)
+
+
+def is_read(path: str) -> bool:
+    """Return whether a file was read since its time was set back; one that is gone counts, too."""
+    try:
+        return os.lstat(path).st_atime_ns != LONG_AGO
+    except FileNotFoundError:
+        return True
+
+
+# --- Files that only a program with a GPU reads: they are no evidence where there was none -------
+
+REASON = "for a GPU, and the test ran without one"
+
+_PACKAGE = re.compile(
+    r"(nvidia|cuda|pytorch-triton|triton|cupy|rocm|nvshmem)(-.*)?|.*-cu\d{2,3}|jax-cuda.*"
+)
+_FOLDER = re.compile(r"(nvidia|triton)/.*")
+_LIBRARY = re.compile(
+    r".*(cuda|cudnn|cublas|cufft|curand|cusolver|cusparse|nccl|nvrtc|nvtx|nvjit|cupti|gpu"
+    r"|hip|rocm|rccl|miopen).*",
+    re.IGNORECASE,
+)
+_FOR_LINKERS = "_static.a"
+"""NVIDIA's name for what is a shared library as well: no program loads it, with or without a GPU.
+
+Other archives hold code for a GPU, which is linked when a program runs (libnvshmem_device.a)."""
+_SHARED = re.compile(r"\.(so|bc|cubin|fatbin|ptx|hsaco)(\.\d+)*$")
+
+
+def needs_gpu(package: str, path: str) -> bool:
+    """Return whether a file is one of CUDA, ROCm or Triton, and no copy for linkers alone."""
+    if path.endswith(_FOR_LINKERS):
+        return False
+    if _PACKAGE.fullmatch(package) or _FOLDER.fullmatch(path):
+        return True
+    name = path.rpartition("/")[2]
+    return bool(_SHARED.search(name) and _LIBRARY.fullmatch(name))
+
+
+# --- The unread part of a package, as few directories and files as possible, and their patterns
+
+LEAST = 500_000
+"""Bytes below which no pattern is proposed: a list that nobody reads helps nobody."""
+SMALL = "each is small"
+"""Why no pattern is proposed for what is below that."""
+PROGRAMS = "programs, which may only be looked for"
+"""Why none is proposed for a package's programs: torch does not import without one it may run."""
+_PROGRAM = re.compile(r".+/bin/(?!test_)[^/]+")
+_TEST = "test_"
+_CACHE = "__pycache__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadFile:
+    """One file of a package, after the smoke test."""
+
+    path: str
+    """Its path, relative to ``site-packages``."""
+    size: int
+    """Its length in bytes."""
+    read: bool
+    """Whether it was read."""
+
+
+@dataclass
+class Unit:
+    """Files that stay or go together: a module is left out with its bytecode."""
+
+    path: str
+    """The path of the file that a pattern can name."""
+    files: int = 0
+    """Number of files."""
+    size: int = 0
+    """Their lengths in bytes."""
+    read: bool = False
+    """Whether any of them was read: of a module with bytecode, the source is not."""
+
+
+def units(files: Iterable[ReadFile]) -> list[Unit]:
+    """Return the files of a package, each module with its bytecode."""
+    made: dict[str, Unit] = {}
+    for file in files:
+        path = _named_by(file.path)
+        unit = made.setdefault(path, Unit(path))
+        unit.files += 1
+        unit.size += file.size
+        unit.read |= file.read
+    return list(made.values())
+
+
+def _named_by(path: str) -> str:
+    folder, name = posixpath.split(path)
+    if posixpath.basename(folder) != _CACHE or not name.endswith(".pyc"):
+        return path
+    return posixpath.join(posixpath.dirname(folder), name.partition(".")[0] + ".py")
+
+
+def unread(package: str, made: Sequence[Unit], *, gpus: int) -> Iterator[UnreadFiles]:
+    """Yield unread topmost directories and files; without a GPU, set files for GPUs apart."""
+    apart = _set_apart(package, made, gpus=gpus)
+    small: list[Unit] = []
+    for path, members in _left_out(made, apart).items():
+        if sum(unit.size for unit in members) < LEAST or not path.isprintable():
+            small += members
+            continue
+        pattern = f"{package}:{_pattern(path)}"
+        yield _unread(package, members, path=path, pattern=pattern)
+    for reason, members in {SMALL: small, **apart}.items():
+        if members:
+            yield _unread(package, members, reason=reason)
+
+
+def _set_apart(package: str, made: Sequence[Unit], *, gpus: int) -> Mapping[str, list[Unit]]:
+    apart: dict[str, list[Unit]] = {PROGRAMS: [], REASON: []}
+    for unit in made:
+        if unit.read or is_metadata(unit.path):
+            continue
+        if not gpus and needs_gpu(package, unit.path):
+            apart[REASON].append(unit)
+        elif _PROGRAM.fullmatch(unit.path):
+            apart[PROGRAMS].append(unit)
+    return apart
+
+
+def _left_out(
+    made: Sequence[Unit], apart: Mapping[str, Sequence[Unit]]
+) -> Mapping[str, Sequence[Unit]]:
+    kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)}
+    kept.update(unit.path for units_apart in apart.values() for unit in units_apart)
+    left = [unit for unit in made if unit.path not in kept and not is_top(unit.path)]
+    return _groups(left, _holding(kept) | _tests_in(kept), {unit.path for unit in made})
+
+
+def _unread(
+    package: str,
+    members: Sequence[Unit],
+    *,
+    path: str = "",
+    pattern: str | None = None,
+    reason: str = "",
+) -> UnreadFiles:
+    return UnreadFiles(
+        package=package,
+        path=path,
+        files=sum(unit.files for unit in members),
+        bytes=sum(unit.size for unit in members),
+        pattern=pattern,
+        reason=reason,
+    )
+
+
+def _holding(paths: Iterable[str]) -> set[str]:
+    return {folder for path in paths for folder in _above(path)}
+
+
+def _tests_in(paths: Iterable[str]) -> set[str]:
+    found = set()
+    for path in paths:
+        for part in (*_above(path), path):
+            folder, _, name = part.rpartition("/")
+            if name.startswith(_TEST):
+                found.add(f"{folder}/{_TEST}*")
+    return found
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _groups(
+    left: Iterable[Unit], kept: set[str], everything: set[str]
+) -> Mapping[str, Sequence[Unit]]:
+    groups: dict[str, list[Unit]] = {}
+    for unit in left:
+        groups.setdefault(_group(unit.path, kept, everything), []).append(unit)
+    return groups
+
+
+def _group(path: str, kept: set[str], everything: set[str]) -> str:
+    """Return the topmost directory of which nothing was read, with a slash; else the file.
+
+    Files called ``test_...`` go together if no such file stays: compiled tests lie beside programs.
+    The top of a package stays, so that what imports it fails with the name of what is missing:
+    ``sympy/*/`` stands for all directories in it.
+    """
+    folders = _above(path)
+    for folder in folders:
+        if folder in kept:
+            continue
+        if "/" not in folder and f"{folder}/__init__.py" in everything:
+            return f"{folder}/*/" if len(folders) > 1 else path
+        return f"{folder}/"
+    folder, _, name = path.rpartition("/")
+    tests = f"{folder}/{_TEST}*"
+    return tests if folder and name.startswith(_TEST) and tests not in kept else path
+
+
+def _pattern(path: str) -> str:
+    for wildcard in ("/*/", f"/{_TEST}*"):
+        if path.endswith(wildcard):
+            return anchored(path.removesuffix(wildcard)) + wildcard
+    return anchored(path[:-1]) + "/" if path.endswith("/") else anchored(path)
+
+
+# --- Running a smoke test in an unpacked bundle, and looking at what it read of the packages -----
+
+# The bundle is unpacked into a directory of its own, the access times of its files are set back,
+# and the test runs as a local job in that environment: what stager itself reads to start a job
+# counts as read, since each job reads that.
+
+MOST_PROPOSED = 40
+"""Number of patterns that are proposed."""
+
+
+def trace(
+    config: Config, bundle: ChosenBundle, command: Sequence[str], listener: JobListener
+) -> TraceResult:
+    """Run a smoke test in a bundle's environment, and return what it read.
+
+    Raises:
+        JobError: the smoke test failed.
+        StagerError: access times are not kept anywhere here, or the bundle cannot be unpacked.
+    """
+    manifest = manifest_of(bundle.path, bundle.id)
+    store = Store(offline_root(config))
+    prepared = _prepared(config, bundle, manifest, command)
+    listener.begin("trace")
+    with traced_place(store, room_for(manifest.layers, manifest)) as folder:
+        (node,) = prepared.job.nodes
+        place = folder / node_root_name() / "nodes" / node  # where the job looks for it
+        place.mkdir(mode=0o700, parents=True)
+        program = node_program(bundle.path, store, bundle.id)
+        environment = unpacked(program, bundle, place, trusted=True)  # just built
+        set_back(environment)
+        smoke = _SmokeTest(listener)
+        outcome = smoke.run(prepared, folder)
+        packages = dict(_packages(bundle, manifest, environment))
+    return _trace(packages, outcome=outcome, gpus=smoke.gpus, config=config)
+
+
+def _prepared(
+    config: Config, bundle: ChosenBundle, manifest: Manifest, command: Sequence[str]
+) -> Prepared:
+    """Return the smoke test as a job of one rank on this machine, whatever the settings say."""
+    with_torchrun = config.launch.launcher is not Launcher.PROCESSES and any(
+        layer.name == "torch" for layer in manifest.layers
+    )
+    cluster = replace(
+        config.cluster,
+        nodes=(1, 1),
+        min_nodes=None,
+        stage=Stage.AUTO,
+        transfer=TransferWay.AUTO,
+        container_image=None,
+    )
+    launch = replace(
+        config.launch,
+        nproc_per_node=1,
+        launcher=Launcher.TORCHRUN if with_torchrun else Launcher.PROCESSES,
+        backend=Backend.AUTO,
+        interface="auto",
+        max_restarts=0,
+    )
+    config = replace(config, cluster=cluster, launch=launch)
+    options = JobOptions(allocation="local", command=tuple(command), bundle=bundle.path)
+    chosen = (bundle.path, manifest)
+    return prepare(config, options, chosen, action=Action.RUN, source="local")
+
+
+class _SmokeTest:
+    def __init__(self, listener: JobListener) -> None:
+        self.gpus = 0
+        self._listener = listener
+
+    def run(self, prepared: Prepared, folder: Path) -> Outcome:
+        """Run it, with its node root below a directory; KeyboardInterrupt if its user ended it."""
+        for note in prepared.notes:
+            self._listener.note(note)
+        job = numbered(prepared.job)
+        self._listener.job(job, prepared.bundle)
+        outcome = Outcome(job=job, bundle=prepared.bundle)
+        start = DriverStart(environment={**os.environ, ROOT_VARIABLE: str(folder)})
+        run_driver(outcome, prepared.config, start, self._hear, self._listener.talk)
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if not outcome.ok:
+            raise _failed(outcome, prepared.config.environment.prune)
+        return outcome
+
+    def _hear(self, record: Record) -> None:
+        if isinstance(record.event, PreflightAnswer) and record.event.gpus is not None:
+            self.gpus = len(record.event.gpus.gpus)
+        self._listener.event(record)
+
+
+def _failed(outcome: Outcome, prune: Sequence[str]) -> JobError:
+    failure, job = outcome.first_failure, outcome.job
+    hints = [f"`stager diagnose {job.id} --log-dir {job.log_dir}` has the details"]
+    if failure is not None and failure.hint:
+        hints.insert(0, failure.hint)
+    if prune:
+        hints.insert(0, "it may need what environment.prune leaves out: try without some of that")
+    cause = "" if failure is None else f": {failure.cause}"
+    return JobError(
+        f"the smoke test failed, so nothing is proposed{cause}",
+        hint="; ".join(hints),
+        context=() if failure is None else failure.lines,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Package:
+    version: str
+    """Its version."""
+    units: Sequence[Unit]
+    """Its files in ``site-packages``."""
+
+
+def _packages(
+    bundle: ChosenBundle, manifest: Manifest, environment: Path
+) -> Iterator[tuple[str, _Package]]:
+    site = f"lib/python{manifest.requires.python}/site-packages/"
+    with opened(bundle.path, bundle.id) as file:
+        for layer in manifest.layers:
+            if layer.kind == "wheel":
+                entries = file.index(layer, file.head(layer), decompress_index).files
+                files = [
+                    ReadFile(
+                        path=entry.path[len(site) :],
+                        size=entry.size,
+                        read=is_read(str(environment / entry.path)),
+                    )
+                    for entry in entries
+                    if entry.path.startswith(site)
+                ]
+                yield layer.name, _Package(version=layer.version, units=units(files))
+
+
+def _trace(
+    packages: Mapping[str, _Package], *, outcome: Outcome, gpus: int, config: Config
+) -> TraceResult:
+    rows = [_row(name, package) for name, package in packages.items()]
+    rows.sort(key=lambda row: -row.bytes)
+    parts: list[UnreadFiles] = []
+    for name, package in packages.items():
+        parts += unread(name, package.units, gpus=gpus)
+    parts.sort(key=lambda part: -part.bytes)
+    proposed = [part for part in parts if part.pattern is not None][:MOST_PROPOSED]
+    return TraceResult(
+        command=tuple(masked(outcome.job.launch.command)),
+        job_id=outcome.job.id,
+        log_dir=outcome.job.log_dir,
+        gpus=gpus,
+        files=sum(row.files for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        files_read=sum(row.files_read for row in rows),
+        bytes_read=sum(row.bytes_read for row in rows),
+        packages=tuple(rows),
+        unread=tuple(parts),
+        proposed=tuple(part.pattern for part in proposed if part.pattern is not None),
+        proposed_files=sum(part.files for part in proposed),
+        proposed_bytes=sum(part.bytes for part in proposed),
+        prune=config.environment.prune,
+    )
+
+
+def _row(name: str, package: _Package) -> TracedPackage:
+    read = [unit for unit in package.units if unit.read]
+    return TracedPackage(
+        name=name,
+        version=package.version,
+        files=sum(unit.files for unit in package.units),
+        bytes=sum(unit.size for unit in package.units),
+        files_read=sum(unit.files for unit in read),
+        bytes_read=sum(unit.size for unit in read),
+        used=not all(is_metadata(unit.path) for unit in read),
+    )

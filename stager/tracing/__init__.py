@@ -1,1 +1,0 @@
-"""The files of an environment that a smoke test reads, and what could be left out of it."""
