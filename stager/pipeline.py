@@ -155,7 +155,7 @@ def _run_job(
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver."""
     from .forecast import history
-    from .incidents import nodes_of_job
+    from .incidents import bad_nodes
     from .jobs.driver import run_driver
     from .jobs.outcome import Outcome
     from .jobs.preparation import bundle_of, driver_start, prepare, source_of
@@ -176,7 +176,7 @@ def _run_job(
             _refuse_impossible(prepared)
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
         run_driver(outcome, prepared.config, start, listen, listener.talk)
-        nodes_of_job.remember(store, outcome)
+        bad_nodes.remember(store, outcome)
         return outcome
 
 
@@ -184,7 +184,7 @@ def _with_failed_nodes(
     prepared: Prepared, store: Store, listener: JobListener
 ) -> tuple[Prepared, OnEvent]:
     """Return a job that avoids nodes that failed, and a listener that hears which ones it has."""
-    from .incidents.nodes_of_job import avoiding, failed_nodes, pointing_out
+    from .incidents.bad_nodes import avoiding, failed_nodes, pointing_out
 
     if prepared.source == "local":
         return prepared, listener.event
@@ -210,7 +210,7 @@ def _submit(
     prepared: Prepared, options: JobOptions, listener: JobListener, listen: OnEvent
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Submit a batch job, and follow it if that is asked for."""
-    from .incidents import nodes_of_job
+    from .incidents import bad_nodes
     from .jobs.batch import follow, script_of, submit
     from .jobs.outcome import Outcome, submitted_job
 
@@ -222,13 +222,13 @@ def _submit(
     outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
     accepted = submit(submission, listen, Path(prepared.job.log_dir))
     store = Store(offline_root(prepared.config))
-    nodes_of_job.expect(store, prepared, accepted.job_id)
+    bad_nodes.expect(store, prepared, accepted.job_id)
     submitted = submitted_job(prepared.job, accepted.job_id)
     listener.submitted(submitted)
     if not options.wait:
         return submitted
     follow(accepted, outcome, listen, listener.note, all_nodes=options.show_all)
-    nodes_of_job.remember(store, outcome)
+    bad_nodes.remember(store, outcome)
     return outcome
 
 
@@ -372,11 +372,11 @@ def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -
     """Clean the offline root, and return what was removed."""
     from .cleanup.clean import Rules, apply, plan
     from .cleanup.result import removed_in_store
-    from .incidents.pending_jobs import settle
+    from .incidents.incident_files import settle_notes
     from .pack.bundle_file import marked
 
     store = Store(offline_root(config))
-    settle(store, time.time())
+    settle_notes(store, time.time())
     rules = Rules(
         keep_newest=not options.everything, wheels=options.wheels, projects=(config.root,)
     )

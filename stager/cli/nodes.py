@@ -33,7 +33,7 @@ def nodes(
     from ..config.load import find, load
     from ..config.template import default
     from ..core.store import Store
-    from ..incidents import incident_files, pending_jobs
+    from ..incidents import incident_files
     from ..incidents.node_history import NodesResult, histories
 
     names = _node_names(forget)
@@ -42,7 +42,7 @@ def nodes(
         here = settings_place()
         store = Store(offline_root(default(here) if find(here) is None else load(here)))
         now = time()
-        pending_jobs.settle(store, now)
+        incident_files.settle_notes(store, now)
         forgotten = incident_files.forget(store, names) if names else None
         incidents = incident_files.read(store, days, now)
         result = NodesResult(days=days, nodes=histories(incidents), forgotten=forgotten)

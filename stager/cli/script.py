@@ -36,7 +36,7 @@ def script(
     """Print the sbatch script of a run, or of a torchrun command."""
     from ..building.current_bundle import offline_root
     from ..core.store import Store
-    from ..incidents.nodes_of_job import avoiding, failed_nodes
+    from ..incidents.bad_nodes import avoiding, failed_nodes
     from ..jobs.batch import script_of
     from ..jobs.outcome import ScriptResult
     from ..jobs.preparation import bundle_of, load_project, prepare

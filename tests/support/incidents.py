@@ -11,7 +11,7 @@ from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.events import DriverEvent, JobBegins, JobEnds, NodesLeftOut
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.diagnosis.failure import FirstFailure
-from stager.incidents.incident import EndedJob
+from stager.incidents.node_history import EndedJob
 
 ENDED = 1_800_000_000.0
 """When these jobs ended."""

@@ -7,8 +7,7 @@ import io
 from rich.console import Console
 
 from stager.console.failed_nodes import table
-from stager.incidents.faults import NodeFault
-from stager.incidents.node_history import FaultHistory, NodeHistory, NodesResult
+from stager.incidents.node_history import FaultHistory, NodeFault, NodeHistory, NodesResult
 
 
 def test_a_nodes_name_is_never_shortened() -> None:

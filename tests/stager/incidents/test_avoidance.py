@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from stager.incidents.avoidance import Avoidance, avoid, remarks
-from stager.incidents.incident import incidents_of
-from stager.incidents.node_history import NodeHistory, histories
+from stager.incidents.bad_nodes import Avoidance, avoid, remarks
+from stager.incidents.node_history import NodeHistory, histories, incidents_of
 from stager.slurm.request import PartitionNode, Request, read_nodes
 from tests.support.incidents import FULL, ended_job
 

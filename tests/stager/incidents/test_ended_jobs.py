@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bundle.protocol.enumerations import FailureClass
-from stager.incidents.ended_jobs import diagnosed, ended_job
-from stager.incidents.incident import incidents_of
+from stager.incidents.incident_files import diagnosed, ended_job
+from stager.incidents.node_history import incidents_of
 from tests.support.incidents import ENDED, FULL, event_log
 
 

@@ -5,8 +5,7 @@ import pytest
 from bundle.protocol.enumerations import Ending, FailureClass
 from bundle.protocol.problem import ProblemCode
 from bundle.protocol.problem_table import TABLE
-from stager.incidents.faults import PROBLEMS, RANKS, NodeFault
-from stager.incidents.incident import incidents_of
+from stager.incidents.node_history import PROBLEMS, RANKS, NodeFault, incidents_of
 from tests.support.incidents import FULL, LOST, UNREACHED, ended_job, problem, rank_failure
 
 

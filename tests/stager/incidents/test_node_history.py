@@ -3,8 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bundle.protocol.problem import Problem
-from stager.incidents.incident import Incident, incidents_of
-from stager.incidents.node_history import MAX_NAMED, histories, named, of_cluster
+from stager.incidents.node_history import (
+    MAX_NAMED,
+    Incident,
+    histories,
+    incidents_of,
+    named,
+    of_cluster,
+)
 from tests.support.incidents import ENDED, FULL, LOST, ended_job
 
 

@@ -9,7 +9,7 @@ import pytest
 from bundle.protocol.events import JobBegins, Record
 from stager.config.template import default
 from stager.core.store import Store
-from stager.incidents.nodes_of_job import avoiding, expect, failed_nodes, pointing_out, remember
+from stager.incidents.bad_nodes import avoiding, expect, failed_nodes, pointing_out, remember
 from stager.jobs.job_description import JobOptions, settle
 from stager.jobs.outcome import Outcome
 from stager.jobs.preparation import Prepared

@@ -9,9 +9,17 @@ import pytest
 
 from bundle.protocol.enumerations import Ending
 from stager.core.store import Store
-from stager.incidents import pending_jobs
-from stager.incidents.incident_files import DAY, MAX_BYTES, read
-from stager.incidents.pending_jobs import KEPT_DAYS, PendingJob, drop, note, settle
+from stager.incidents import incident_files
+from stager.incidents.incident_files import (
+    DAY,
+    MAX_BYTES,
+    NOTE_DAYS,
+    PendingJob,
+    drop_note,
+    note_job,
+    read,
+    settle_notes,
+)
 from stager.pack.bundle_file import mark, marked
 from tests.support.incidents import ENDED, FULL, event_log
 
@@ -39,22 +47,22 @@ def names(store: Store) -> list[str]:
 
 
 def test_a_job_that_is_over_is_read_once(store: Store, logs: Path) -> None:
-    assert note(store, pending(logs))
+    assert note_job(store, pending(logs))
     event_log(logs, {"n2": [FULL]}, left_out={"n3": [FULL]}, nodes=("n1", "n2", "n3", "n4"))
     for _ in range(2):
-        settle(store, ENDED)
+        settle_notes(store, ENDED)
         assert sorted(names(store)) == ["n2", "n3"]
         assert notes(store) == []
 
 
 def test_a_job_that_runs_is_read_later(store: Store, logs: Path) -> None:
-    note(store, pending(logs))
-    settle(store, ENDED)  # it waits in the queue
+    note_job(store, pending(logs))
+    settle_notes(store, ENDED)  # it waits in the queue
     event_log(logs, {}, ended=None)
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert (names(store), len(notes(store))) == ([], 1)
     event_log(logs, {"n2": [FULL]})
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert (names(store), notes(store)) == (["n2"], [])
 
 
@@ -63,26 +71,26 @@ def test_the_bundle_of_a_job_is_marked_until_its_end_is_seen(store: Store, logs:
     for bundle, job_id in zip(bundles, ("4711", "4712"), strict=True):
         bundle.touch()
         assert mark(store, bundle, job_id)
-        note(store, replace(pending(logs, job_id), bundle=str(bundle)))
-    settle(store, ENDED)  # both wait in the queue
+        note_job(store, replace(pending(logs, job_id), bundle=str(bundle)))
+    settle_notes(store, ENDED)  # both wait in the queue
     assert marked(store, time.time()) == bundles
     event_log(logs, {})
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert marked(store, time.time()) == bundles[1:]
-    drop(store, "4712")
+    drop_note(store, "4712")
     assert marked(store, time.time()) == []
 
 
 def test_what_could_not_be_kept_is_tried_again(
     store: Store, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note(store, pending(logs))
+    note_job(store, pending(logs))
     event_log(logs, {"n2": [FULL]})
     with monkeypatch.context() as patch:
-        patch.setattr(pending_jobs, "keep", lambda *_: False)
-        settle(store, ENDED)
+        patch.setattr(incident_files, "keep", lambda *_: False)
+        settle_notes(store, ENDED)
     assert len(notes(store)) == 1
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert (names(store), notes(store)) == (["n2"], [])
 
 
@@ -90,49 +98,49 @@ def test_notes_that_are_not_reached_in_time_stay_for_the_next_command(
     store: Store, logs: Path
 ) -> None:
     for number in range(3):
-        note(store, pending(logs, str(number)))
+        note_job(store, pending(logs, str(number)))
         event_log(logs, {"n2": [FULL]}, job_id=str(number))
     for left in (2, 1, 0):
-        settle(store, ENDED, seconds=0)
+        settle_notes(store, ENDED, seconds=0)
         assert len(notes(store)) == left
 
 
 def test_a_job_that_begins_again_keeps_its_note(store: Store, logs: Path) -> None:
-    note(store, pending(logs))
+    note_job(store, pending(logs))
     event_log(logs, {}, left_out={"n3": [FULL]}, ended_by=Ending.REQUEUED.value)
     for _ in range(2):
-        settle(store, ENDED)
+        settle_notes(store, ENDED)
     assert (names(store), len(notes(store))) == (["n3"], 1)
     event_log(logs, {"n2": [FULL]}, ended=ENDED + 60)
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert (sorted(names(store)), notes(store)) == (["n2", "n3"], [])
 
 
 def test_a_job_that_never_begins_is_given_up_after_a_while(store: Store, logs: Path) -> None:
-    note(store, pending(logs))
-    settle(store, ENDED + (KEPT_DAYS - 1) * DAY)
+    note_job(store, pending(logs))
+    settle_notes(store, ENDED + (NOTE_DAYS - 1) * DAY)
     assert len(notes(store)) == 1
-    settle(store, ENDED + (KEPT_DAYS + 1) * DAY)
+    settle_notes(store, ENDED + (NOTE_DAYS + 1) * DAY)
     assert notes(store) == []
 
 
 def test_a_job_that_still_writes_is_not_given_up(store: Store, logs: Path) -> None:
-    note(store, pending(logs))
+    note_job(store, pending(logs))
     events = event_log(logs, {}, ended=None)
-    late = ENDED + 2 * KEPT_DAYS * DAY
+    late = ENDED + 2 * NOTE_DAYS * DAY
     os.utime(events, (late, late))
-    settle(store, late)
+    settle_notes(store, late)
     assert len(notes(store)) == 1
 
 
 def test_a_result_behind_more_events_than_are_examined(store: Store, logs: Path) -> None:
-    note(store, pending(logs))
+    note_job(store, pending(logs))
     with event_log(logs, {}, ended=None).open("a") as file:
         file.write('{"v": 1, "event": "note", "text": "%s"}\n' % ("x" * (3 << 20)))
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert len(notes(store)) == 1
     event_log(logs, {"n2": [FULL]}, logs_fault="x" * (3 << 20))
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert (names(store), notes(store)) == (["n2"], [])
 
 
@@ -140,10 +148,10 @@ def test_notes_that_are_damaged_or_too_large_are_removed(store: Store, logs: Pat
     folder = store.pending_jobs
     (folder / "1800000000000-1.json").write_text("{")
     (folder / "1800000000000-2.json").write_bytes(b"\0" * (MAX_BYTES + 1))
-    note(store, pending(logs, "3"))
+    note_job(store, pending(logs, "3"))
     (theirs,) = folder.glob("*-3.json")
     theirs.rename(folder / "1800000000000-33.json")  # a note of another job
-    settle(store, ENDED, seconds=600)
+    settle_notes(store, ENDED, seconds=600)
     assert notes(store) == []
 
 
@@ -153,40 +161,40 @@ def test_what_is_no_note_of_this_user_is_left_alone(store: Store, logs: Path) ->
     (folder / "1800000000000-1.json").symlink_to("/dev/zero")
     (folder / "1800000000000-2.json").mkdir()
     before = notes(store)
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert notes(store) == before
 
 
 def test_a_note_of_another_user_is_not_read(
     store: Store, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note(store, pending(logs))
+    note_job(store, pending(logs))
     event_log(logs, {"n2": [FULL]})
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    settle(store, ENDED)
+    settle_notes(store, ENDED)
     assert (names(store), len(notes(store))) == ([], 1)
 
 
 def test_of_too_many_notes_the_oldest_go(
     store: Store, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_jobs, "MAX_NOTES", 2)
+    monkeypatch.setattr(incident_files, "MAX_NOTES", 2)
     for number in range(4):
-        note(store, pending(logs, str(number)))
-    settle(store, ENDED, seconds=600)
+        note_job(store, pending(logs, str(number)))
+    settle_notes(store, ENDED, seconds=600)
     assert [path.name.rpartition("-")[2] for path in notes(store)] == ["2.json", "3.json"]
 
 
 def test_a_job_that_was_followed_needs_no_note(store: Store, logs: Path) -> None:
     for job_id in ("1", "11"):
-        note(store, pending(logs, job_id))
-    drop(store, "1")
+        note_job(store, pending(logs, job_id))
+    drop_note(store, "1")
     assert [path.name.rpartition("-")[2] for path in notes(store)] == ["11.json"]
 
 
 def test_a_store_that_cannot_be_written_is_no_failure(tmp_path: Path, logs: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file")
-    assert not note(store, pending(logs))
-    settle(store, ENDED)
+    assert not note_job(store, pending(logs))
+    settle_notes(store, ENDED)

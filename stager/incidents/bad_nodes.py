@@ -1,14 +1,15 @@
-"""The nodes that failed before, in one job: avoided, pointed out, and remembered for the next."""
+"""Nodes that failed before: excluded from a request, reported, remembered."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Protocol
 
+from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Allocation
 from bundle.protocol.events import JobBegins, Record
 from bundle.system.hostlist import fold
@@ -25,12 +26,92 @@ from ..slurm.request import (
     is_overridden,
     listed_nodes,
     request,
+    usable_nodes,
 )
-from . import incident_files, pending_jobs
-from .avoidance import avoid, remarks
-from .ended_jobs import ended_job
+from . import incident_files
+from .incident_files import PendingJob, ended_job
 from .node_history import DAYS, NodeHistory, histories, named, of_cluster
-from .pending_jobs import PendingJob
+
+# --- The nodes that a request to Slurm avoids because they failed. Pure functions ----------------
+
+_NAMING = ("-w", "--nodel", "-F", "--nodef")
+"""Beginnings of options that name the nodes of a request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Avoidance:
+    """The decision which nodes a request avoids."""
+
+    avoided: tuple[NodeHistory, ...] = ()
+    """Nodes that are excluded."""
+    kept: tuple[NodeHistory, ...] = ()
+    """Nodes that are not, as too few would be left."""
+    unknown: tuple[str, ...] = ()
+    """Nodes that are not, as Slurm does not know them."""
+    remark: str = ""
+    """What else there is to say; empty for nothing."""
+
+
+def avoid(
+    nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode] | None
+) -> Avoidance:
+    """Return which nodes to avoid: the worst first, as long as enough others are left."""
+    if any(arg.startswith(_NAMING) for arg in asked.args):
+        return Avoidance(remark="the request names its nodes, so none of them is avoided")
+    if not listing:
+        # One that Slurm does not know would have the whole request refused.
+        why = "sinfo is missing here" if listing is None else "sinfo does not list any nodes"
+        return Avoidance(remark=f"{why}, so no node that failed is avoided" if nodes else "")
+    known = {node.name for node in listing}
+    avoided, kept = _divided(nodes, _usable(asked, listing), asked.nodes[0])
+    return Avoidance(
+        avoided=tuple(avoided),
+        kept=tuple(kept),
+        unknown=tuple(node.node for node in nodes if node.node not in known),
+    )
+
+
+def _divided(
+    nodes: Sequence[NodeHistory], usable: Mapping[str, PartitionNode], needed: int
+) -> tuple[list[NodeHistory], list[NodeHistory]]:
+    """Divide nodes that failed into those to avoid, and those without which too few are up."""
+    left = sum(node.is_up for node in usable.values())
+    avoided, kept = [], []
+    for node in nodes:
+        if node.node not in usable:
+            continue
+        is_up = usable[node.node].is_up
+        if is_up and left <= needed:
+            kept.append(node)
+        else:
+            avoided.append(node)
+            left -= is_up
+    return avoided, kept
+
+
+def _usable(asked: Request, listing: Sequence[PartitionNode]) -> Mapping[str, PartitionNode]:
+    cpus = asked.cpus_per_task or 1
+    nodes = usable_nodes(asked, listing)
+    return {node.name: node for node in nodes if node.cpus >= cpus}
+
+
+def remarks(avoidance: Avoidance, asked: Request, days: int) -> tuple[list[str], list[str]]:
+    """Return a decision in words: what is avoided and why, and what its user must know."""
+    notes = named([f"avoiding {node.summary(days)}" for node in avoidance.avoided])
+    warnings = [avoidance.remark] if avoidance.remark else []
+    if avoidance.kept:
+        names = fold([node.node for node in avoidance.kept])
+        need = counted(asked.nodes[0], "node")
+        warnings.append(
+            f"not avoiding {names}, which failed lately: the job needs {need}, and too few others "
+            "are up"
+        )
+    if avoidance.unknown:
+        notes.append(f"not avoiding {fold(avoidance.unknown)}: Slurm has no such node")
+    return notes, warnings
+
+
+# --- The nodes that failed before, in one job: avoided, pointed out, and remembered for the next
 
 
 class RemarkListener(Protocol):
@@ -46,7 +127,7 @@ class RemarkListener(Protocol):
 def failed_nodes(store: Store) -> tuple[NodeHistory, ...]:
     """Return the nodes that failed lately, the worst first; batch jobs that are over count, too."""
     now = time()
-    pending_jobs.settle(store, now)
+    incident_files.settle_notes(store, now)
     return histories(incident_files.read(store, DAYS, now))
 
 
@@ -128,14 +209,14 @@ def remember(store: Store, outcome: Outcome) -> None:
         # The result may know better than the driver's last event why the job ended.
         first = outcome.first_failure if result.exit_codes else None
         incident_files.keep(store, replace(ended, result=result, first=first), time())
-    pending_jobs.drop(store, job.id)
+    incident_files.drop_note(store, job.id)
 
 
 def expect(store: Store, prepared: Prepared, job_id: str) -> None:
     """Leave a note of a batch job, so that a later command reads what became of it."""
     job, bundle = prepared.job, prepared.bundle
     mark(store, bundle, job_id)
-    pending_jobs.note(
+    incident_files.note_job(
         store,
         PendingJob(
             job_id=job_id,
