@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.format.archive import BundleFile
-from stager.forecast.history import Seen
+from stager.forecast import Seen
 
 from . import broadcasts, building, forecasts, ours, peers
 from .place import GIB, available_memory, read_once, settle

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bundle.transfer.forecast import Nodes, staging
-from stager.forecast import history
-from stager.forecast.history import JobTimer, Seen
+from stager import forecast
+from stager.forecast import JobTimer, Seen
 from stager.logs.job_record import records
 
 from .rounds import Samples, Value
@@ -38,7 +38,7 @@ def compare(
     known = jobs.get(FITTED, ())
     if not known:
         return
-    rates = history.basis(known, one_machine=True).rates
+    rates = forecast.basis(known, one_machine=True).rates
     for count, found in sorted(jobs.items()):
         for one in found:
             nodes = Nodes(one.nodes, cpus=one.cpus, sharing=one.nodes)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .cleanup.result import CleanedItem, CleanResult
     from .core.errors import JobError, StagerError
     from .diagnosis.failure import FirstFailure
-    from .forecast.results import PlannedJob
+    from .forecast import PlannedJob
     from .jobs.driver import JobListener, SilentListener
     from .jobs.job_description import JobOptions
     from .jobs.outcome import NodeCheck, RunResult, SubmittedJob, VerifyResult
@@ -62,7 +62,7 @@ _MODULES = {
     "JobOptions": "stager.jobs.job_description",
     "Launcher": "bundle.protocol.enumerations",
     "NodeCheck": "stager.jobs.outcome",
-    "PlannedJob": "stager.forecast.results",
+    "PlannedJob": "stager.forecast",
     "Project": "stager.api",
     "RunResult": "stager.jobs.outcome",
     "SilentListener": "stager.jobs.driver",

@@ -16,7 +16,7 @@ from .cleanup.result import CleanResult
 from .config.load import Config
 from .config.load import load as load_config
 from .core.errors import ConfigError
-from .forecast.results import PlannedJob
+from .forecast import PlannedJob
 from .jobs.driver import JobListener, SilentListener
 from .jobs.job_description import JobOptions
 from .jobs.outcome import Outcome, RunResult, SubmittedJob, VerifyResult, run_result, verify_result

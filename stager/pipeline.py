@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from .building.build import BuildOptions, BuildResult
     from .building.project_lock import LockResult
     from .cleanup.result import CleanedItem, CleanResult
-    from .forecast.history import Basis
-    from .forecast.results import PlannedJob
+    from .forecast import Basis, PlannedJob
     from .jobs.driver import JobListener, OnEvent
     from .jobs.job_description import JobOptions
     from .jobs.outcome import Outcome, SubmittedJob
@@ -154,7 +153,7 @@ def _run_job(
     config: Config, options: JobOptions, action: Action, listener: JobListener
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Take a job from its options to its end: bundle, preparation, nodes, driver."""
-    from .forecast import history
+    from . import forecast
     from .incidents import bad_nodes
     from .jobs.driver import run_driver
     from .jobs.outcome import Outcome
@@ -165,8 +164,8 @@ def _run_job(
     prepared = prepare(config, options, bundle, action=action, source=source)
     store = Store(offline_root(config))
     prepared, on_event = _with_failed_nodes(prepared, store, listener)
-    prepared = _announced(prepared, history.known(store), listener)
-    with history.kept(store, on_event) as listen:
+    prepared = _announced(prepared, forecast.find_known_rates(store), listener)
+    with forecast.keep_times(store, on_event) as listen:
         if source == "sbatch":
             return _submit(prepared, options, listener, listen)
         start = driver_start(prepared, os.environ)
@@ -234,7 +233,7 @@ def _submit(
 
 def _planned(prepared: Prepared, argv: tuple[str, ...]) -> PlannedJob:
     """Return what Slurm would be asked for, and how long the job would take."""
-    from .forecast.estimate import planned
+    from .forecast import planned
 
     return planned(prepared, argv)
 

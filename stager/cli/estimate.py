@@ -29,11 +29,11 @@ def estimate(
     talk: Talk,
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
+    from .. import forecast
     from ..building.current_bundle import offline_root
     from ..core.store import Store
-    from ..forecast import history
-    from ..forecast.estimate import MOST_NODES, setting_of
-    from ..forecast.estimate import estimate as make_estimate
+    from ..forecast import MOST_NODES, setting_of
+    from ..forecast import estimate as make_estimate
     from ..jobs.job_description import JobOptions, settle
     from ..jobs.preparation import load_project, named_bundle
 
@@ -43,7 +43,7 @@ def estimate(
         options = JobOptions(nproc_per_node=ranks(nproc_per_node))
         config = settle(load_project(chosen.bundle, asked, settings_place()), options)
         path, manifest = named_bundle(config, chosen.bundle, asked)
-        basis = history.known(Store(offline_root(config)))
+        basis = forecast.find_known_rates(Store(offline_root(config)))
         setting = setting_of(config, path, manifest, basis)
         result = make_estimate(setting, counts or (config.cluster.nodes[1],))
         if talk.json:

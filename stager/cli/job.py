@@ -15,7 +15,7 @@ from .settings_place import settings_place
 if TYPE_CHECKING:
     from ..config.load import Config
     from ..console.job_result import Console
-    from ..forecast.results import PlannedJob
+    from ..forecast import PlannedJob
     from ..jobs.job_description import JobOptions
     from ..jobs.outcome import Outcome, SubmittedJob
 
@@ -88,7 +88,7 @@ def _start_hook(console: Console, config: Config, options: JobOptions, result: o
 def _show_planned(
     console: Console, config: Config, options: JobOptions, ended: SubmittedJob | PlannedJob
 ) -> None:
-    from ..forecast.results import PlannedJob
+    from ..forecast import PlannedJob
 
     if console.as_json:
         console.emit(ended)

@@ -11,7 +11,7 @@ from ..core.errors import visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..forecast.results import Estimate
+    from ..forecast import Estimate
 
 PHASES = ("preflight", "send", "unpack", "stage", "probe", "launch", "total")
 """Sending and unpacking overlap: both are in ``stage``."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..carrying.mirror import MirrorResult
     from ..cleanup.result import CleanNodeResult, CleanResult
     from ..config.load import ConfigResult
-    from ..forecast.results import Estimate, PlannedJob
+    from ..forecast import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
     from ..inventory.inventory import LicenceList, SbomResult
     from ..jobs.outcome import SubmittedJob

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from stager.forecast.history import FILE, record
+from stager.forecast import FILE, record_times
 from tests.support.building import Project
 from tests.support.past_jobs import as_expected
 
@@ -73,7 +73,7 @@ def test_the_settings_say_how_many_nodes(built: Project) -> None:
 
 def test_what_earlier_jobs_showed_is_used(built: Project) -> None:
     assumed = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
-    record(built.store, as_expected(factor=10.0))
+    record_times(built.store, as_expected(factor=10.0))
     measured = json.loads(built.stager("estimate", "--nodes", "8", "--json").stdout)
     assert measured["rates"]["basis"] == "measured on 1 job of up to 3 nodes"
     before, now = (report["forecasts"][0]["cold"]["send"] for report in (assumed, measured))

@@ -15,7 +15,7 @@ from benchmarks.errors import BenchError
 from benchmarks.rounds import Samples
 from bundle.protocol.events import StagingWork
 from bundle.transfer.forecast import Nodes, staging
-from stager.forecast.history import Seen
+from stager.forecast import Seen
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bundle.protocol.events import StagingWork
 from bundle.transfer.forecast import Nodes, a_step, staging
-from stager.forecast.history import Seen
+from stager.forecast import Seen
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)
 SEEN = Seen(nodes=3, cpus=4, work=WORK, step=0.5, stage=6.0, send=2.5, unpack=4.0)

@@ -26,7 +26,7 @@ from stager.config.template import InitResult
 from stager.console.job_result import Console
 from stager.console.node_table import node_table
 from stager.core.errors import StagerError
-from stager.forecast.results import JobForecast, PhaseSeconds, PlannedJob
+from stager.forecast import JobForecast, PhaseSeconds, PlannedJob
 from stager.jobs.outcome import Outcome, run_result, verify_result
 from tests.support.events import job_ends, record
 from tests.support.outcomes import job, outcome, slurm_job, slurm_outcome

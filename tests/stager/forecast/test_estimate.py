@@ -15,19 +15,21 @@ from bundle.protocol.job import ASSUMED, Requires
 from bundle.transfer.forecast import Nodes, forecast, staging, staging_work
 from bundle.transfer.plan import excerpt_size
 from stager.config.load import load
-from stager.forecast.estimate import (
+from stager.forecast import (
+    LUSTRE,
+    NFS,
+    Basis,
     Setting,
     cold,
     estimate,
     from_files,
+    from_shared,
     one_changed,
     pays_from,
     planned,
     setting_of,
     unchanged,
 )
-from stager.forecast.history import Basis
-from stager.forecast.shared_files import LUSTRE, NFS, from_shared
 from stager.jobs.job_description import JobOptions
 from stager.jobs.preparation import prepare
 from tests.support.building import Project

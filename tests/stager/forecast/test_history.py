@@ -12,33 +12,43 @@ import pytest
 from bundle.protocol.events import Record, StagingWork
 from bundle.protocol.job import ASSUMED
 from bundle.transfer.forecast import Nodes, a_step, staging
+from stager import forecast
 from stager.core.store import Store
-from stager.forecast import history
-from stager.forecast.history import FILE, KEPT, Basis, JobTimer, Seen, basis, known, read, record
+from stager.forecast import (
+    FILE,
+    KEPT,
+    Basis,
+    JobTimer,
+    Seen,
+    basis,
+    find_known_rates,
+    read_history,
+    record_times,
+)
 from tests.support.events import record as event_record
 from tests.support.past_jobs import SEEN, WORK, as_expected
 
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     store = Store(tmp_path / "root")
-    assert read(store) == ()
+    assert read_history(store) == ()
     assert not store.root.exists()
-    assert record(store, SEEN)
+    assert record_times(store, SEEN)
     other = replace(SEEN, send=None, unpack=None, nodes=6)
-    assert record(store, other)
-    assert read(store) == (SEEN, other)
-    assert json.loads((store.root / FILE).read_text())["version"] == history.VERSION
+    assert record_times(store, other)
+    assert read_history(store) == (SEEN, other)
+    assert json.loads((store.root / FILE).read_text())["version"] == forecast.VERSION
 
 
 def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for number in range(1, KEPT + 4):
-        record(store, replace(SEEN, nodes=number))
-    assert [one.nodes for one in read(store)] == list(range(4, KEPT + 4))
+        record_times(store, replace(SEEN, nodes=number))
+    assert [one.nodes for one in read_history(store)] == list(range(4, KEPT + 4))
 
 
 def raw(**changed: Any) -> dict[str, Any]:
-    return {"version": history.VERSION, "jobs": [{**asdict(SEEN), **changed}]}
+    return {"version": forecast.VERSION, "jobs": [{**asdict(SEEN), **changed}]}
 
 
 @pytest.mark.parametrize(
@@ -51,8 +61,8 @@ def raw(**changed: Any) -> dict[str, Any]:
         "[" * 100_000,
         json.dumps({"version": 99, "jobs": []}),
         json.dumps({"jobs": []}),
-        json.dumps({"version": history.VERSION, "jobs": 7}),
-        json.dumps({"version": history.VERSION, "jobs": [7]}),
+        json.dumps({"version": forecast.VERSION, "jobs": 7}),
+        json.dumps({"version": forecast.VERSION, "jobs": [7]}),
         json.dumps(raw(colour="red")),
         json.dumps(raw(nodes=0)),
         json.dumps(raw(nodes="3")),
@@ -67,15 +77,15 @@ def raw(**changed: Any) -> dict[str, Any]:
 def test_a_damaged_file_counts_as_none_and_is_begun_anew(tmp_path: Path, content: str) -> None:
     store = Store(tmp_path)
     (tmp_path / FILE).write_text(content)
-    assert read(store) == ()
-    assert known(store) == Basis()
-    assert record(store, SEEN)
-    assert read(store) == (SEEN,)
+    assert read_history(store) == ()
+    assert find_known_rates(store) == Basis()
+    assert record_times(store, SEEN)
+    assert read_history(store) == (SEEN,)
 
 
 def test_a_root_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert record(Store(tmp_path / "file" / "root"), SEEN) is False
+    assert record_times(Store(tmp_path / "file" / "root"), SEEN) is False
 
 
 # --- rates ---------------------------------------------------------------------------------------
@@ -193,20 +203,20 @@ def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
 def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
     store, told = Store(tmp_path), list[Record]()
     events = [event_record(**event) for event in (plan("sbcast"), *ends())]
-    with history.kept(store, told.append) as listen:
+    with forecast.keep_times(store, told.append) as listen:
         for event in events:
             listen(event)
     assert told == events
-    assert [one.stage for one in read(store)] == [6.0]
+    assert [one.stage for one in read_history(store)] == [6.0]
 
 
 def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with history.kept(Store(tmp_path), lambda event: None) as listen:
+        with forecast.keep_times(Store(tmp_path), lambda event: None) as listen:
             for event in [plan("sbcast"), *ends()]:
                 listen(event_record(**event))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert read(Store(tmp_path)) == ()
+    assert read_history(Store(tmp_path)) == ()

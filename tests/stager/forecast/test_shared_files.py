@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bundle.transfer.forecast import Nodes
-from stager.forecast.shared_files import LUSTRE, NFS, REFERENCE, SharedFiles, from_shared
+from stager.forecast import LUSTRE, NFS, REFERENCE, SharedFiles, from_shared
 
 FILES, SIZE = int(REFERENCE["files"]), int(REFERENCE["bytes"])
 IMPORT = 5.5

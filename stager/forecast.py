@@ -1,0 +1,621 @@
+"""The time that staging takes: the history of earlier jobs, and the estimate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from bundle.format.manifest import Layer, Manifest
+from bundle.protocol.codec import decode, encode
+from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
+from bundle.protocol.events import (
+    FileSent,
+    PhaseEnds,
+    PlannedGroup,
+    Record,
+    StagingWork,
+    TransferPlan,
+)
+from bundle.protocol.job import ASSUMED, Rates
+from bundle.protocol.messages import UnpackAnswer
+from bundle.redaction.secrets import masked
+from bundle.transfer.forecast import (
+    BLOCK,
+    WIDEST,
+    Forecast,
+    Nodes,
+    a_step,
+    best_width,
+    forecast,
+    levels,
+    staging,
+    staging_by_reading,
+    staging_work,
+)
+from bundle.transfer.plan import SENT, SHARED, excerpt_size
+
+from .building.current_bundle import offline_root
+from .config.load import Config
+from .core.errors import StagerError
+from .core.files import text_of
+from .core.store import Store
+from .jobs.preparation import Prepared
+from .pack.bundle_file import manifest_of
+
+# --- The time that staging takes: the history of earlier jobs, and the estimate ------------------
+
+
+# --- The results of ``stager estimate`` and of a dry run, as scripts and Python programs get them
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseSeconds:
+    """Seconds by phase until the ranks run, as results have them."""
+
+    preflight: float
+    """The check of the nodes before the transfer."""
+    send: float
+    """Sending, a part of ``stage``."""
+    unpack: float
+    """Unpacking, a part of ``stage``."""
+    stage: float
+    """The environment on every node: sent and unpacked at the same time."""
+    probe: float
+    """The check of the environment on every node."""
+    launch: float
+    """The start of the ranks."""
+    total: float
+    """All phases."""
+
+    @classmethod
+    def of(cls, forecast: Forecast) -> PhaseSeconds:
+        """Return the seconds of a forecast, rounded."""
+        return cls(**forecast.to_json())
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobForecast:
+    """A forecast for a job that is only planned."""
+
+    nodes: int
+    """The number of nodes; they have nothing yet."""
+    basis: str
+    """The basis of the rates, in words."""
+    measured: bool
+    """True if the rates were measured on earlier jobs."""
+    seconds: PhaseSeconds
+    """Seconds by phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """A job that Slurm was not asked for: the result of ``--dry-run`` outside an allocation."""
+
+    ok: bool = True
+    """True: a job that cannot be planned is an error."""
+    dry_run: bool = True
+    """True."""
+    argv: tuple[str, ...]
+    """The command that would ask Slurm, without secrets."""
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    transfer: TransferWay
+    """The way in which the nodes would get the bundle."""
+    bytes_at_most: int
+    """The most bytes that would be sent to a node."""
+    nodes: tuple[int, int]
+    """Fewest and most nodes."""
+    log_dir: Path
+    """The directory of the logs."""
+    forecast: JobForecast
+    """The time it would take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRates(Rates):
+    """The rates that an estimate uses."""
+
+    basis: str
+    """Their basis, in words."""
+    jobs: int
+    """Number of jobs that they were measured on."""
+
+    def __post_init__(self) -> None:
+        """Check nothing: these rates were checked when they were made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountForecast:
+    """Forecasts for one number of nodes."""
+
+    nodes: int
+    """The number of nodes."""
+    world_size: int
+    """The number of ranks."""
+    width: int
+    """Nodes that one node sends to: 2 in a relay."""
+    levels: int
+    """The depth of the tree along which the bundle is sent."""
+    cold: PhaseSeconds
+    """Nodes that have nothing yet."""
+    unchanged: PhaseSeconds
+    """Nodes that have the environment."""
+    one_changed: PhaseSeconds | None
+    """Nodes that lack one package; None for a bundle without packages."""
+    shared: dict[str, float]
+    """Seconds until ranks that import from a shared file system run, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The result of ``stager estimate``; all times are seconds."""
+
+    bundle: Path
+    """The bundle."""
+    id: str
+    """Its id."""
+    bundle_bytes: int
+    """Its size in bytes."""
+    unpacked_bytes: int
+    """The size of its files in bytes."""
+    files: int
+    """Number of its files."""
+    nproc_per_node: int
+    """Ranks on each node."""
+    cpus: int
+    """CPUs that a job gets on each node."""
+    launcher: str
+    """``torchrun`` or ``srun``."""
+    changed: str | None
+    """The package that stands for any that changes; None for a bundle without packages."""
+    rates: EstimateRates
+    """The rates of the cluster."""
+    forecasts: tuple[CountForecast, ...]
+    """A forecast for each number of nodes."""
+    pays_from: dict[str, int | None]
+    """The fewest nodes from which staging pays, by shared file system; None for never."""
+    verdict: str
+    """The same in words."""
+
+
+# --- The times of earlier jobs: kept in the offline root, as rates for the next forecast ---------
+
+# ``history.json`` has a version and the last few jobs that sent a bundle to nodes. One that is
+# damaged, or of another version, counts as none, and the next job begins it anew.
+
+OnEvent = Callable[[Record], None]
+
+FILE = "history.json"
+VERSION = 1
+KEPT = 9
+"""Jobs that are kept. Forecasts take the median of them, so one that was disturbed does not count.
+"""
+_ENOUGH_BYTES = 8 * BLOCK
+_ENOUGH_FILES = 1_000
+"""Less than this says more about the start of a transfer, or of a process, than about its rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The times of one job."""
+
+    nodes: int
+    """Nodes that were sent something."""
+    cpus: int
+    """CPUs of each."""
+    work: StagingWork
+    """The work of each."""
+    step: float
+    """Seconds of the preflight."""
+    stage: float
+    """Seconds of the unpacking, the sending included."""
+    send: float | None = None
+    """Seconds of the sending alone, where that is known."""
+    unpack: float | None = None
+    """Seconds that the slowest node unpacked for, where that is known."""
+    relayed: bool = False
+    """True if the nodes passed the bundle on to each other; False if ``sbcast`` sent it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """The basis of a forecast."""
+
+    rates: Rates = ASSUMED
+    """The assumed or measured speed of the cluster."""
+    jobs: int = 0
+    """The number of jobs that measured it; 0: it is assumed."""
+    nodes: int = 0
+    """The most nodes that any of these had."""
+
+    @property
+    def text(self) -> str:
+        """The same for a person."""
+        if not self.jobs:
+            return "assumed; a job that sends its bundle measures them"
+        return f"measured on {counted(self.jobs, 'job')} of up to {counted(self.nodes, 'node')}"
+
+
+class JobTimer:
+    """The times of a job, as its events come."""
+
+    def __init__(self) -> None:
+        self._plan = TransferPlan()
+        self._seconds: dict[PhaseName, float] = {}
+        self._sent: list[float] = []
+        self._unpacked: list[float] = []
+        self._disturbed = self._relayed = False
+
+    def take(self, record: Record) -> None:
+        """Learn from one event."""
+        event = record.event
+        if isinstance(event, TransferPlan):
+            self._plan = event
+        elif isinstance(event, PhaseEnds):
+            self._seconds[event.phase] = event.seconds
+        elif isinstance(event, FileSent):
+            self._sent.append(event.seconds)
+            self._relayed = event.relayed
+        elif isinstance(event, UnpackAnswer):
+            self._take_unpack(event)
+
+    def _take_unpack(self, answer: UnpackAnswer) -> None:
+        if not answer.ok:
+            self._disturbed = True
+        if answer.unpack_seconds is not None:
+            self._unpacked.append(answer.unpack_seconds)
+
+    def seen(self) -> Seen | None:
+        """Return the times to keep; None where nothing was sent, or not without trouble."""
+        group = self._only_group()
+        if group is None or group.work is None or self._disturbed or len(self._sent) > 1:
+            return None
+        if not {PhaseName.PREFLIGHT, PhaseName.UNPACK} <= self._seconds.keys():
+            return None
+        return Seen(
+            nodes=len(group.nodes),
+            cpus=self._plan.cpus,
+            work=group.work,
+            step=self._seconds[PhaseName.PREFLIGHT],
+            stage=self._seconds[PhaseName.UNPACK],
+            send=self._sent[0] if self._sent else None,
+            unpack=max(self._unpacked, default=None),
+            relayed=self._relayed,
+        )
+
+    def _only_group(self) -> PlannedGroup | None:
+        """Return the only group that was sent layers; None if there are more, or one is shared."""
+        groups = self._plan.groups
+        if any(group.how == SHARED for group in groups):
+            return None
+        sent = [group for group in groups if group.how in SENT and group.work is not None]
+        return sent[0] if len(sent) == 1 else None
+
+
+@contextmanager
+def keep_times(store: Store, on_event: OnEvent) -> Iterator[OnEvent]:
+    """Pass a job's events on, and keep its times once the block has ended well."""
+    watch = JobTimer()
+
+    def listen(record: Record) -> None:
+        watch.take(record)
+        on_event(record)
+
+    yield listen
+    seen = watch.seen()
+    if seen is not None:
+        record_times(store, seen)
+
+
+def record_times(store: Store, seen: Seen) -> bool:
+    """Keep the times of a job beside those of the last few, and return whether that was possible.
+
+    Of two jobs that end at the same moment one may be lost. A root that cannot be written is no
+    failure of the job.
+    """
+    jobs = [*read_history(store), seen][-KEPT:]
+    content = {"version": VERSION, "jobs": [encode(job) for job in jobs]}
+    try:
+        with store.publishing(store.root / FILE) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except StagerError:
+        return False
+    return True
+
+
+def read_history(store: Store) -> tuple[Seen, ...]:
+    """Return the jobs that are kept, the newest last; none where they cannot be read."""
+    try:
+        raw = json.loads(text_of(store.root / FILE))
+        if raw["version"] != VERSION:
+            return ()
+        return tuple(_seen(job) for job in raw["jobs"][-KEPT:])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def basis(jobs: Sequence[Seen], *, one_machine: bool = False) -> Basis:
+    """Return the jobs' median rates, or assumed ones; ``one_machine``: all nodes share its CPUs."""
+    if not jobs:
+        return Basis()
+    send, unpack, step = [], [], []
+    for job in jobs:
+        nodes = Nodes(job.nodes, cpus=job.cpus, sharing=job.nodes if one_machine else 1)
+        expected = staging(job.work, nodes, relayed=job.relayed)
+        step.append(job.step / a_step(nodes))
+        together = max(job.stage - job.step, 0.0) / expected.seconds
+        if job.work.sent >= _ENOUGH_BYTES:
+            send.append(together if job.send is None else job.send / expected.send)
+        if job.work.files >= _ENOUGH_FILES:
+            unpack.append(together if job.unpack is None else job.unpack / expected.unpack)
+    factors = {"send": _middle(send), "unpack": _middle(unpack), "step": _middle(step)}
+    most = max(job.nodes for job in jobs)
+    return Basis(rates=ASSUMED.scaled(**factors), jobs=len(jobs), nodes=most)
+
+
+def find_known_rates(store: Store) -> Basis:
+    """Return what is known about this cluster from earlier jobs."""
+    return basis(read_history(store))
+
+
+def _middle(factors: Sequence[float]) -> float:
+    """Return the median, within what is believable: a clock may have jumped."""
+    return min(max(median(factors), 0.01), 100.0) if factors else 1.0
+
+
+def _seen(raw: object) -> Seen:
+    """Return the times of a job; ValueError if a field or a value is invalid."""
+    job = decode(Seen, raw)
+    if not (job.nodes > 0 and job.cpus > 0 and job.work.sent):
+        raise ValueError("nothing was sent")
+    for time in (job.step, job.stage, job.send, job.unpack):
+        if time is not None and time < 0:
+            raise ValueError(f"{time!r} is not a valid time")
+    return job
+
+
+# --- The alternative to staging: ranks that import from a shared file system. Pure functions -----
+
+# It goes by the calls that name a path, of which an import makes two for each file of the
+# environment, and only then by bytes.
+
+REFERENCE = {"files": 34_255, "bytes": 1.38e9, "calls": 71_270, "opens": 4_514, "read": 781e6}
+"""An environment of 47 packages (torch, transformers, datasets), and what its import does: calls
+with a path, files opened, bytes read. Counted with strace; others are taken in proportion."""
+
+
+@dataclass(frozen=True)
+class SharedFiles:
+    """A shared file system that ranks would import from instead. Cold: no node has read it yet."""
+
+    name: str
+    """Its name."""
+    call: float
+    """Seconds that a call with a path takes on a node that uses it alone."""
+    calls: float
+    """Such calls that it answers in a second, for all nodes together."""
+    node: float
+    """Bytes a second that one node reads."""
+    all: float
+    """Bytes a second that all nodes read together."""
+
+
+LUSTRE = SharedFiles("Lustre", call=0.7e-3, calls=560e3, node=1e9, all=50e9)
+"""Fits two published figures: 57 s for an environment on 8 nodes (Frontier), and 120 s for an
+import of torch, 17,800 calls, on 2,048 nodes with 12 ranks each (Aurora, without Copper)."""
+NFS = SharedFiles("NFS", call=0.7e-3, calls=3_500, node=0.3e9, all=1e9)
+"""Fits 244 s for the same environment on 8 nodes (Frontier's NFS), each with 8 ranks."""
+
+
+def from_shared(files: int, size: int, nodes: Nodes, shared: SharedFiles) -> float:
+    """Return the seconds that ranks wait for files when they import from a shared file system.
+
+    A node's ranks share what its kernel keeps of paths and files, except that every rank has each
+    file that it opens checked again.
+    """
+    more_files, more_bytes = files / REFERENCE["files"], size / REFERENCE["bytes"]
+    calls = more_files * REFERENCE["calls"]
+    calls_of_node = calls + (nodes.ranks - 1) * more_files * REFERENCE["opens"]
+    read = more_bytes * REFERENCE["read"]
+    waiting = max(calls * shared.call, nodes.count * calls_of_node / shared.calls)
+    return waiting + max(read / shared.node, nodes.count * read / shared.all)
+
+
+# --- The time that staging takes, and whether it pays --------------------------------------------
+
+MOST_NODES = 100_000
+"""The model holds for no more nodes than these."""
+SHARED_FILE_SYSTEMS = (LUSTRE, NFS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A bundle, and the way it is used."""
+
+    bundle: Path
+    """The bundle's file."""
+    manifest: Manifest
+    """Its manifest."""
+    size: int
+    """Its length in bytes."""
+    ranks: int
+    """Ranks on each node."""
+    cpus: int
+    """CPUs that a job gets on each node."""
+    launcher: str
+    """``torchrun`` or ``srun``."""
+    relayed: bool
+    """True if the nodes pass the bundle on to each other; False if ``sbcast`` sends it."""
+    read: bool = False
+    """True if nothing is sent: each node reads the bundle where it lies."""
+    basis: Basis
+    """The rates of the cluster."""
+
+    def nodes(self, count: int) -> Nodes:
+        """Return so many nodes."""
+        return Nodes(count, cpus=self.cpus, ranks=self.ranks)
+
+    @property
+    def changed(self) -> Layer | None:
+        """The package that stands for any that changes: the median by size."""
+        wheels = [layer for layer in self.manifest.layers if layer.kind == "wheel"]
+        ordered = sorted(wheels, key=lambda layer: (layer.size, layer.name))
+        return ordered[len(ordered) // 2] if ordered else None
+
+
+def setting_of(config: Config, bundle: Path, manifest: Manifest, basis: Basis) -> Setting:
+    """Return how settings, with the command line's options in them, use a bundle."""
+    ranks = config.launch.nproc_per_node or 1
+    return Setting(
+        bundle=bundle,
+        manifest=manifest,
+        size=manifest.size,
+        ranks=ranks,
+        # As slurm.request asks for them.
+        cpus=config.cluster.cpus_per_task or ranks,
+        launcher=config.launch.launcher,
+        relayed=config.cluster.transfer is not TransferWay.SBCAST,
+        read=config.cluster.transfer is TransferWay.SHARED or config.cluster.stage is Stage.NEVER,
+        basis=basis,
+    )
+
+
+def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
+    """Return what Slurm would be asked for, and a forecast for nodes that have nothing yet.
+
+    Nothing is asked or sent.
+
+    Raises:
+        BundleError: the bundle cannot be read.
+    """
+    config, bundle = prepared.config, prepared.bundle
+    manifest = manifest_of(bundle, prepared.job.bundle_id)
+    basis = find_known_rates(Store(offline_root(config)))
+    most = config.cluster.nodes[1]
+    setting = setting_of(config, bundle, manifest, basis)
+    seconds = PhaseSeconds.of(cold(setting, most))
+    return PlannedJob(
+        argv=tuple(masked(argv)),
+        bundle=bundle,
+        id=prepared.job.bundle_id,
+        transfer=TransferWay.SHARED if setting.read else config.cluster.transfer,
+        bytes_at_most=0 if setting.read else setting.size,
+        nodes=config.cluster.nodes,
+        log_dir=Path(prepared.job.log_dir),
+        forecast=JobForecast(
+            nodes=most, basis=basis.text, measured=basis.jobs > 0, seconds=seconds
+        ),
+    )
+
+
+def cold(setting: Setting, count: int) -> Forecast:
+    """Return seconds by phase on nodes that have nothing yet."""
+    layers = setting.manifest.layers
+    return _staged(setting, count, staging_work(layers, layers, setting.size))
+
+
+def unchanged(setting: Setting, count: int) -> Forecast:
+    """Return seconds by phase on nodes that have the environment."""
+    return _staged(setting, count, None)
+
+
+def one_changed(setting: Setting, count: int) -> Forecast | None:
+    """Return seconds by phase on nodes that lack one package; None for a bundle without any."""
+    layer = setting.changed
+    if layer is None:
+        return None
+    sent = excerpt_size(layer.members)
+    return _staged(setting, count, staging_work([layer], setting.manifest.layers, sent))
+
+
+def from_files(setting: Setting, count: int, shared: SharedFiles) -> float:
+    """Return seconds until ranks that import from a shared file system have all their files."""
+    manifest, nodes = setting.manifest, setting.nodes(count)
+    starting = unchanged(setting, count).launch
+    return starting + from_shared(manifest.files, manifest.unpacked_size, nodes, shared)
+
+
+def pays_from(setting: Setting, shared: SharedFiles, most: int = 10_000) -> int | None:
+    """Return the fewest nodes from which staging is quicker, though they have nothing yet."""
+
+    def pays(count: int) -> bool:
+        return cold(setting, count).total < from_files(setting, count, shared)
+
+    tried = [1]
+    while tried[-1] < most:
+        tried.append(min(tried[-1] * 2, most))
+    first = next((number for number, count in enumerate(tried) if pays(count)), None)
+    if first is None:
+        return None
+    low, high = (tried[first - 1] if first else 0), tried[first]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def estimate(setting: Setting, counts: Sequence[int]) -> Estimate:
+    """Return the result of ``stager estimate``."""
+    manifest, basis, changed = setting.manifest, setting.basis, setting.changed
+    payable = {shared.name: pays_from(setting, shared) for shared in SHARED_FILE_SYSTEMS}
+    return Estimate(
+        bundle=setting.bundle,
+        id=manifest.id,
+        bundle_bytes=setting.size,
+        unpacked_bytes=manifest.unpacked_size,
+        files=manifest.files,
+        nproc_per_node=setting.ranks,
+        cpus=setting.cpus,
+        launcher=setting.launcher,
+        changed=None if changed is None else changed.name,
+        rates=EstimateRates(basis=basis.text, jobs=basis.jobs, **asdict(basis.rates)),
+        forecasts=tuple(_at(setting, count) for count in counts),
+        pays_from={name.lower(): count for name, count in payable.items()},
+        verdict=_verdict(payable),
+    )
+
+
+def _at(setting: Setting, count: int) -> CountForecast:
+    width = min(2, count) if setting.relayed else best_width(count, WIDEST, setting.basis.rates)
+    changed = one_changed(setting, count)
+    return CountForecast(
+        nodes=count,
+        world_size=count * setting.ranks,
+        width=width,
+        levels=levels(count, width),
+        cold=PhaseSeconds.of(cold(setting, count)),
+        unchanged=PhaseSeconds.of(unchanged(setting, count)),
+        one_changed=None if changed is None else PhaseSeconds.of(changed),
+        shared={
+            shared.name.lower(): round(from_files(setting, count, shared), 3)
+            for shared in SHARED_FILE_SYSTEMS
+        },
+    )
+
+
+def _staged(setting: Setting, count: int, work: StagingWork | None) -> Forecast:
+    nodes, rates = setting.nodes(count), setting.basis.rates
+    if work is None:
+        staged = []
+    elif setting.read:
+        # Not measured before the job: as a server that all nodes share.
+        staged = [staging_by_reading(work, nodes, min(NFS.node, NFS.all / count), rates)]
+    else:
+        staged = [staging(work, nodes, rates, relayed=setting.relayed)]
+    return forecast(staged, nodes, rates, launcher=setting.launcher)
+
+
+def _verdict(payable: dict[str, int | None]) -> str:
+    parts = [f"against {name} {_from(count)}" for name, count in payable.items()]
+    return f"staging pays: {', '.join(parts)}"
+
+
+def _from(count: int | None) -> str:
+    return "never" if count is None else f"from {counted(count, 'node')} on"
