@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .api import Project, load
     from .building.build import BuildOptions, BuildResult
-    from .cleanup.result import CleanedItem, CleanResult
+    from .cleanup import CleanedItem, CleanResult
     from .core.errors import JobError, StagerError
     from .diagnosis.failure import FirstFailure
     from .forecast import PlannedJob
@@ -54,8 +54,8 @@ _MODULES = {
     "BuildOptions": "stager.building.build",
     "BuildResult": "stager.building.build",
     "CleanOptions": "stager.pipeline",
-    "CleanResult": "stager.cleanup.result",
-    "CleanedItem": "stager.cleanup.result",
+    "CleanResult": "stager.cleanup",
+    "CleanedItem": "stager.cleanup",
     "FirstFailure": "stager.diagnosis.failure",
     "JobError": "stager.core.errors",
     "JobListener": "stager.jobs.driver",

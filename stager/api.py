@@ -12,7 +12,7 @@ from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum, Tra
 from . import pipeline
 from .building.build import BuildOptions, BuildResult
 from .building.current_bundle import Listener
-from .cleanup.result import CleanResult
+from .cleanup import CleanResult
 from .config.load import Config
 from .config.load import load as load_config
 from .core.errors import ConfigError

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .building.build import BuildOptions, BuildResult
     from .building.project_lock import LockResult
-    from .cleanup.result import CleanedItem, CleanResult
+    from .cleanup import CleanedItem, CleanResult
     from .forecast import Basis, PlannedJob
     from .jobs.driver import JobListener, OnEvent
     from .jobs.job_description import JobOptions
@@ -253,7 +253,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     Raises:
         StagerError: an expected failure; what was removed before it is gone.
     """
-    from .cleanup.result import CleanResult
+    from .cleanup import CleanResult
     from .jobs.job_description import JobOptions
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
@@ -319,9 +319,7 @@ def _clean_nodes(
     """
     from bundle.protocol.reports import CleanAnswer
 
-    from .cleanup.clean import nodes_keep
-    from .cleanup.result import keeps, removed_on_node
-    from .cleanup.used_nodes import choose_nodes, used_nodes
+    from .cleanup import choose_nodes, keeps, nodes_keep, removed_on_node, used_nodes
     from .jobs.driver import run_driver
     from .jobs.job_description import numbered
     from .jobs.outcome import Outcome
@@ -369,8 +367,7 @@ def _clean_nodes(
 
 def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -> list[CleanedItem]:
     """Clean the offline root, and return what was removed."""
-    from .cleanup.clean import Rules, apply, plan
-    from .cleanup.result import removed_in_store
+    from .cleanup import Rules, apply, plan, removed_in_store
     from .incidents.incident_files import settle_notes
     from .pack.bundle_file import marked
 

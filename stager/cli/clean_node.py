@@ -50,7 +50,7 @@ def clean_node(
     from bundle.environment.clean import Retention
     from bundle.environment.clean import clean_node as clean_here
 
-    from ..cleanup.result import CleanNodeResult
+    from ..cleanup import CleanNodeResult
 
     console = talk.reports()
     with boundary(console):

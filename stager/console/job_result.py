@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bundle.protocol.problem import Problem
     from bundle.protocol.problem_table import ShownProblem
 
-    from ..cleanup.result import CleanResult
+    from ..cleanup import CleanResult
     from ..diagnosis.failure import FirstFailure
     from ..jobs.outcome import Outcome
 

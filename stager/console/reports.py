@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..carrying.image import ImageResult
     from ..carrying.imports import ImportResult
     from ..carrying.mirror import MirrorResult
-    from ..cleanup.result import CleanNodeResult, CleanResult
+    from ..cleanup import CleanNodeResult, CleanResult
     from ..config.load import ConfigResult
     from ..forecast import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult

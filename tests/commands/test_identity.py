@@ -19,7 +19,7 @@ from bundle.protocol.digest import Digest, canonical_json
 from bundle.protocol.problem import NodeError
 from bundle.system.files import facts_of
 from stager.building.current_bundle import newest_bundle
-from stager.cleanup.clean import Rules, plan
+from stager.cleanup import Rules, plan
 from stager.cli import main
 from stager.config.load import load
 from stager.core.errors import BundleError

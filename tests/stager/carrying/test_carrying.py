@@ -21,7 +21,7 @@ from stager.building.build import Built
 from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
 from stager.carrying.exports import Base, CarriedPart, ExportResult, Label, export, read_label
 from stager.carrying.imports import import_file
-from stager.cleanup.clean import Rules, plan
+from stager.cleanup import Rules, plan
 from stager.config.load import load
 from stager.core.errors import BundleError
 from stager.core.files import BUNDLE_SUFFIX

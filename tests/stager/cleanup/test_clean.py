@@ -16,8 +16,15 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import FORMAT, MANIFEST_NAME, member_header, padding
 from bundle.protocol.codec import encode
 from bundle.protocol.digest import Digest, canonical_json
-from stager.cleanup.clean import Rules, StoreCleanup, UnusedItem, apply, nodes_keep, plan
-from stager.cleanup.result import removed_in_store
+from stager.cleanup import (
+    Rules,
+    StoreCleanup,
+    UnusedItem,
+    apply,
+    nodes_keep,
+    plan,
+    removed_in_store,
+)
 from stager.core.errors import StagerError
 from stager.core.store import Store
 from stager.pack import bundle_file

@@ -1,38 +1,198 @@
-"""Removal from the offline root of what no project needs any more, and never of what is in use.
-
-A project counts as long as its folder is there. Its newest bundle stays, and one that a batch
-script names, in any case that of a job that waits or runs. In a store that several users share, a
-bundle is removed by its owner, by the owner of the store, or by root. The layers and the node
-program of every bundle that stays do so too, and the layers and wheels that its locks name, found
-by their digests. Whatever was read or written within a day stays: it may belong to a lock or a
-bundle that is still being made. Bundles and layers that this version cannot use, as their format is
-an older one, are needed by nobody. What is removed can be made again: layers from wheels, at the
-cost of time; wheels only with a network, so they are removed on request alone. Files of a hub that
-were fetched and are in no bundle yet stay as long as a lock names their commit.
-"""
+"""Removal from the offline root of what no project needs, and never of what is in use."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
+from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerError, origin_of
 from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
+from bundle.protocol.counts import counted
 from bundle.protocol.digest import Digest
+from bundle.protocol.messages import UnpackAnswer
+from bundle.protocol.reports import CleanAnswer, NodeCleanup
+from bundle.system.hostlist import fold
 
-from ..core.errors import StagerError
-from ..core.files import BUNDLE_SUFFIX, bytes_of, text_of
-from ..core.store import DigestCache, Store, size_of
-from ..pack import bundle_file
-from ..pack.bundle_file import is_marked, marks_in
-from ..pack.decompressor import PINNED
-from ..trust import SUFFIX
-from . import hub_files
-from .files import content_of, files_in, folders_in, is_outdated, nobody_has_open
+from .core.errors import StagerError
+from .core.files import BUNDLE_SUFFIX, bytes_of, opened, text_of
+from .core.store import DigestCache, Store, remove, size_of
+from .hub.client import is_the_users
+from .jobs.job_description import JobOptions
+from .jobs.outcome import Outcome
+from .layers.layer_file import compression
+from .logs.job_record import parse_event
+from .pack import bundle_file
+from .pack.bundle_file import format_of, is_marked, marks_in
+from .pack.decompressor import PINNED
+from .slurm.request import PartitionNode
+from .trust import SUFFIX
+
+# --- Removal of what nothing uses any more from the offline root ---------------------------------
+
+
+# --- The files of the offline root as ``clean`` sees them: their kind, their content, their users
+
+
+def content_of(layer: Path, key: str) -> str | None:
+    """Return the digest of the wheel or tree that a layer was made from.
+
+    None where no build would use it again: its format or compression is another version's, or it
+    is not what its name says. Empty for a wheel's layer that leaves something out: it is needed by
+    the bundles that name it, and not by a lock.
+    """
+    with opened(layer, unnoticed=True) as handle:  # to look at it is not to use it
+        try:
+            origin = origin_of(handle.read(HEAD_PREFIX + ORIGIN_LIMIT))
+        except LayerError:
+            return None
+    options = origin.options
+    current = (INDEX_FORMAT, compression())
+    if origin.id != key or (options.get("format"), options.get("compression")) != current:
+        return None
+    return "" if "prune" in options else origin.content
+
+
+def is_outdated(bundle: Path) -> bool:
+    """Return whether a bundle has a format that only older versions of stager can read."""
+    return format_of(bundle) < FORMAT
+
+
+def nobody_has_open(path: Path) -> bool:
+    """Return whether no job or command has a file of the store open, or a lock of it taken.
+
+    Of what cannot be opened, a directory in its place for one, that cannot be known.
+    """
+    # A build takes this lock for itself; a shared one asked for here cannot keep it waiting.
+    operation = fcntl.LOCK_SH if path.name == ".lock" else fcntl.LOCK_EX
+    try:
+        file = opened(path)
+    except OSError:
+        return False
+    with file as handle:
+        try:
+            fcntl.flock(handle, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system without locks
+    return True
+
+
+def files_in(folder: Path, *endings: str) -> list[Path]:
+    """Return the regular files in a directory of the store; links are the user's and stay."""
+    named = [path for path in _content(folder) if path.name.endswith(endings)]
+    return [path for path in named if stat.S_ISREG(path.lstat().st_mode)]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the directories in a directory of the store, but no links to any."""
+    return [path for path in _content(folder) if path.is_dir() and not path.is_symlink()]
+
+
+def _content(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+# --- Files of a hub that were fetched into the offline root and are waiting for a build ----------
+
+# They lie in the layout of ``huggingface_hub``: a folder for each repository, in it ``blobs`` and,
+# for each commit, a folder of links to them. A build removes all of them once it has their layers,
+# so what is here was fetched for a lock only, or for a build that failed.
+
+_REPOSITORIES = ("models--", "datasets--", "spaces--")
+_OWN = "own-"
+"""Small files that a build writes for its layers."""
+_SNAPSHOTS, _BLOBS, _LOCKS = "snapshots", "blobs", ".locks"
+
+
+def list_unused_hub_files(
+    hub: Path, commits: Collection[str], limit: float
+) -> Iterator[tuple[Path, int, str]]:
+    """Yield path, bytes and reason of unused files; none if ``hub`` is the user's own cache."""
+    if hub.is_symlink() or is_the_users(hub, os.environ):
+        return
+    for path in files_in(hub, ""):
+        if path.name.startswith(_OWN) and _last_use(path) <= limit:
+            yield path, size_of(path), "a build left it"
+    for repository in folders_in(hub):
+        if repository.name.startswith(_REPOSITORIES):
+            yield from _unused_in(repository, commits, limit)
+
+
+def _unused_in(
+    repository: Path, commits: Collection[str], limit: float
+) -> Iterator[tuple[Path, int, str]]:
+    """Yield a repository as a whole, or those of its commits that no lock names."""
+    snapshots = folders_in(repository / _SNAPSHOTS)
+    unnamed = [snapshot for snapshot in snapshots if snapshot.name not in commits]
+    if len(unnamed) == len(snapshots):
+        if _last_use(repository) <= limit:
+            yield repository, size_of(repository), "no lock names it"
+        return
+    for snapshot in unnamed:
+        parts = [snapshot, *_only_in(snapshot)]
+        if max(map(_last_use, parts)) <= limit:
+            yield snapshot, sum(map(size_of, parts)), "no lock names this commit"
+
+
+def remove_unused_hub_file(path: Path) -> bool:
+    """Remove what :func:`unused` named; return whether it is gone."""
+    if path.parent.name == _SNAPSHOTS:
+        for blob in _only_in(path):
+            remove(blob)
+    elif not path.is_file():
+        remove(path.parent / _LOCKS / path.name)
+    return remove(path)
+
+
+def _only_in(snapshot: Path) -> list[Path]:
+    """Return the blobs that no other commit of the repository has."""
+    others: set[Path] = set()
+    for other in folders_in(snapshot.parent):
+        if other != snapshot:
+            others |= _blobs(other)
+    return sorted(_blobs(snapshot) - others)
+
+
+def _blobs(snapshot: Path) -> set[Path]:
+    folder = snapshot.parents[1] / _BLOBS
+    found = set()
+    for path in snapshot.rglob("*"):
+        blob = folder / path.readlink().name if path.is_symlink() else folder
+        if blob.is_file():
+            found.add(blob)
+    return found
+
+
+def _last_use(path: Path) -> float:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return max(status.st_mtime, status.st_atime)
+    return max((status.st_mtime, *map(_last_use, path.iterdir())))
+
+
+# --- Removal from the offline root of what no project needs any more, and never of what is in use
+
+# A project counts as long as its folder is there. Its newest bundle stays, and one that a batch
+# script names, in any case that of a job that waits or runs. In a store that several users share, a
+# bundle is removed by its owner, by the owner of the store, or by root. The layers and the node
+# program of every bundle that stays do so too, and the layers and wheels that its locks name, found
+# by their digests. Whatever was read or written within a day stays: it may belong to a lock or a
+# bundle that is still being made. Bundles and layers that this version cannot use, as their format
+# is an older one, are needed by nobody. What is removed can be made again: layers from wheels, at
+# the cost of time; wheels only with a network, so they are removed on request alone. Files of a hub
+# that were fetched and are in no bundle yet stay as long as a lock names their commit.
 
 UNUSED_SECONDS = 86400.0
 """Files read or written more recently than this stay."""
@@ -202,7 +362,9 @@ class _Plan:
         if self.rules.wheels:
             yield from self._wheels(locked)
         if not self.unread_locks:
-            for path, size, why in hub_files.unused(self.store.root / "hub", locked, self.limit):
+            for path, size, why in list_unused_hub_files(
+                self.store.root / "hub", locked, self.limit
+            ):
                 yield UnusedItem(kind="hub", path=path, size=size, why=why)
         yield from _partial(self.store.root)
 
@@ -378,7 +540,7 @@ def _remove(item: UnusedItem) -> str:
     if item.kind == "bundle":
         return "" if bundle_file.clear_away(item.path) else "it is in use, or cannot be removed"
     if item.kind == "hub":
-        return "" if hub_files.remove_unused(item.path) else "not all of it can be removed"
+        return "" if remove_unused_hub_file(item.path) else "not all of it can be removed"
     try:
         _unlink(item)
     except OSError as exc:
@@ -391,3 +553,130 @@ def _unlink(item: UnusedItem) -> None:
     if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
         item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
         item.path.parent.rmdir()
+
+
+# --- The result of ``stager clean`` --------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanedItem:
+    """Something that was removed, or would be."""
+
+    place: str
+    """The node, or ``offline root``."""
+    path: Path
+    """Its path there."""
+    bytes: int
+    """Bytes that it took up."""
+    kind: str
+    """``environment``; in the offline root see :class:`stager.cleanup.UnusedItem`."""
+    why: str
+    """The reason why nobody needs it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanResult:
+    """The result of ``stager clean``."""
+
+    ok: bool
+    """True unless a node could not be cleaned."""
+    dry_run: bool
+    """True if nothing was removed."""
+    nodes_skipped: str | None
+    """The reason why the nodes cannot be cleaned from here; None where they can be."""
+    items: tuple[CleanedItem, ...]
+    """What was removed, or would be."""
+    bytes: int
+    """Bytes that became free, or would."""
+    outcome: Outcome | None = field(default=None, metadata={"json": None})
+    """The job that cleaned the nodes; None where there was none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanNodeResult:
+    """The result of ``stager clean-node``."""
+
+    ok: bool
+    """True unless something could not be removed."""
+    dry_run: bool
+    """True if nothing was removed."""
+    roots: tuple[NodeCleanup, ...]
+    """The node roots that were found."""
+    bytes: int
+    """Bytes that became free, or would."""
+
+
+def removed_on_node(answer: CleanAnswer) -> Iterator[CleanedItem]:
+    """Yield what a node removed, or would remove."""
+    for root in answer.roots:
+        environments = [(f"envs/{name}", size) for name, size in root.removed]
+        for name, size in [*environments, *root.left_overs]:
+            yield CleanedItem(
+                place=answer.node,
+                path=Path(root.root) / name,
+                bytes=size,
+                kind="environment",
+                why="not in use",
+            )
+
+
+def keeps(answer: CleanAnswer, bundle_id: str) -> bool:
+    """Return whether a node still has the environment of a bundle."""
+    return any(name.endswith(bundle_id) for root in answer.roots for name, _ in root.kept)
+
+
+def removed_in_store(item: UnusedItem) -> CleanedItem:
+    """Return an item of the offline root that was removed, or would be."""
+    return CleanedItem(
+        place="offline root", path=item.path, bytes=item.size, kind=item.kind, why=item.why
+    )
+
+
+# --- The nodes on which a user's jobs have left environments, as the logs of the jobs say --------
+
+_TELLING = (b'"unpack"', b'"clean"')
+"""What a line has that tells of an environment on a node."""
+
+
+def used_nodes(log_dir: Path) -> list[str]:
+    """Return the nodes with environments, in the order of the jobs that made or used them last."""
+    used: dict[str, None] = {}
+    logs = []
+    for path in log_dir.glob("events.*.jsonl"):
+        with suppress(OSError):
+            logs.append((path.lstat().st_mtime, path))
+    for _, path in sorted(logs):
+        with suppress(OSError), opened(path) as handle:
+            for line in handle:
+                record = parse_event(line) if any(map(line.__contains__, _TELLING)) else None
+                event = record.event if record else None
+                if isinstance(event, UnpackAnswer) and event.ok:
+                    used.pop(event.node, None)
+                    used[event.node] = None
+                elif isinstance(event, CleanAnswer) and not any(root.kept for root in event.roots):
+                    used.pop(event.node, None)
+    return list(used)
+
+
+def choose_nodes(
+    options: JobOptions, used: Sequence[str], listing: Collection[PartitionNode]
+) -> tuple[JobOptions, list[str]]:
+    """Return the options that ask Slurm for the nodes with environments, and what to say of it."""
+    up = {node.name for node in listing if node.is_up}
+    known = {node.name for node in listing}
+    chosen = [node for node in used if node in up]
+    away = [node for node in used if node in known - up]
+    notes = []
+    if away:
+        notes.append(f"not cleaned: {fold(away)}, which Slurm has down or reserved at the moment")
+    if options.nodes or options.nodelist or not chosen:
+        if options.nodes and not options.nodelist and len(chosen) > options.nodes[0]:
+            count, names = counted(len(chosen), "node"), fold(chosen)
+            notes.append(f"the logs tell of environments on {count}: --nodelist {names}")
+        return options, notes
+    notes.append(
+        f"asking for {fold(chosen)}, where your jobs have left environments, as their logs say; "
+        "--nodelist names other nodes"
+    )
+    number = len(chosen)
+    return replace(options, nodes=(number, number), nodelist=fold(chosen)), notes

@@ -1,1 +1,0 @@
-"""Removal of what nothing uses any more from the offline root."""
