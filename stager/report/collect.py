@@ -24,7 +24,7 @@ from ..diagnosis.failure import Diagnosis
 from ..logs.job_files import JobFiles
 from ..logs.job_record import read_text, summarize
 from ..pack.bundle_file import manifest_of
-from ..redaction.redact import Redactor
+from ..redaction.redactor import Redactor
 from ..slurm import messages
 from ..support.metadata import cleaned
 from .attempt import Attempt, last_attempt

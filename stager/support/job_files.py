@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..core.errors import StagerError
-from ..redaction.redact import HELD, Kept, Redactor
+from ..redaction.redactor import HELD, Kept, Redactor
 
 _CHUNK = 1 << 20
 _ALIGN = 1 << 16

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from bundle.redaction.secrets import is_secret
 
-from ..redaction.known_values import spellings, worth_looking_for
-from ..redaction.redact import Redactor
+from ..redaction.redactor import Redactor
+from ..redaction.secret_values import spellings, worth_looking_for
 
 _PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
 _MIN_BYTES = 6

@@ -16,7 +16,7 @@ from ..core.processes import Runner, run
 from ..diagnosis.failure import Diagnosis
 from ..logs import job_record
 from ..logs.job_files import JobFiles
-from ..redaction.redact import Redactor
+from ..redaction.redactor import Redactor
 
 _SLURM_SECONDS = 10.0
 """Time that Slurm may take to tell its version."""

@@ -18,9 +18,8 @@ from ..core.files import expanded
 from ..diagnosis.diagnosis import diagnose
 from ..diagnosis.failure import Diagnosis, diagnosis_result
 from ..logs.job_files import JobFiles, output_place
-from ..redaction.known_values import KnownValues
-from ..redaction.pseudonyms import Pseudonyms
-from ..redaction.redact import Redactor
+from ..redaction.redactor import Pseudonyms, Redactor
+from ..redaction.secret_values import KnownValues
 from . import LOG_BYTES
 from .archive import ArchiveWriter
 from .contents import SMALL, ArchiveContents, ArchiveItem, contents

@@ -25,7 +25,7 @@ from stager.catalogue.catalogue import match
 from stager.diagnosis.diagnosis import comparable
 from bundle.protocol.events import read_record
 from stager.logs.job_record import job_result
-from stager.redaction.redact import Redactor
+from stager.redaction.redactor import Redactor
 from stager.core.errors import visible
 
 def failure(text):

@@ -13,11 +13,9 @@ from functools import partial
 import pytest
 
 from bundle.redaction.secrets import meaning
-from stager.redaction import redact
-from stager.redaction.known_values import KnownValues, worth_looking_for
-from stager.redaction.pseudonyms import Pseudonyms
-from stager.redaction.redact import BLOCK, HELD, LONGEST, Kept, Redactor
-from stager.redaction.views import views
+from stager.redaction import redactor
+from stager.redaction.redactor import BLOCK, HELD, LONGEST, Kept, Pseudonyms, Redactor, views
+from stager.redaction.secret_values import KnownValues, worth_looking_for
 from tests.support.counting import calls
 
 SHORT, LONG = "hunter2x", "aB3dE5fG7hI9jK1lM2nO"
@@ -522,8 +520,8 @@ def test_pieces_do_not_matter(at_once: tuple[bytes, list[bytes], bytes], size: i
 
 def test_a_name_and_its_value_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """However blocks end: nothing but the line above tells that these words are secrets."""
-    monkeypatch.setattr(redact, "BLOCK", 997)
-    monkeypatch.setattr(redact, "HELD", 200)
+    monkeypatch.setattr(redactor, "BLOCK", 997)
+    monkeypatch.setattr(redactor, "HELD", 200)
     text = b"\npassword:\n  hunter2x\n" * 5000
     shown = Redactor().text(text)
     assert b"hunter" not in shown
