@@ -20,7 +20,7 @@ from .program import app, boundary
 if TYPE_CHECKING:
     from ..console.job_result import Console
     from ..diagnosis.failure import Diagnosis
-    from ..support.support import Supported, SupportListing, SupportOptions
+    from ..support.archive import Supported, SupportListing, SupportOptions
 
 _QUIET_SECONDS = 2.0
 """Seconds after which progress is shown."""
@@ -43,8 +43,8 @@ class PackFlags:
     ] = False
 
     def options(self) -> SupportOptions:
-        """Return them as :func:`stager.support.support.support` takes them."""
-        from ..support.support import SupportOptions
+        """Return them as :func:`stager.support.archive.support` takes them."""
+        from ..support.archive import SupportOptions
 
         return SupportOptions(
             output=self.output, log_bytes=self.max_log_bytes, hide_names=self.hide_names
@@ -64,8 +64,8 @@ def support(
     talk: Talk,
 ) -> None:
     """Pack a job's logs and diagnosis for support, without secrets."""
-    from ..support.support import listed
-    from ..support.support import support as make_archive
+    from ..support.archive import listed
+    from ..support.archive import support as make_archive
 
     console = talk.console()
     with boundary(console):

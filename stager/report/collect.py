@@ -26,7 +26,7 @@ from ..logs.job_record import read_text, summarize
 from ..pack.bundle_file import manifest_of
 from ..redaction.redactor import Redactor
 from ..slurm import messages
-from ..support.metadata import cleaned
+from ..support.evidence import cleaned
 from .attempt import Attempt, last_attempt
 from .curves import Training, training
 from .nodes import Node, nodes

@@ -1,20 +1,85 @@
-"""The archive: members in order, no owners, no times, written beside its place and renamed."""
+"""An archive of the evidence of a job, to be carried out of a site without a network."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import os
+import re
+import socket
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import LogMode
+from bundle.redaction.secrets import is_secret
 from bundle.system import permissions
 
-from ..core.files import output_file
+from ..config.load import load
+from ..core.errors import StagerError
+from ..core.files import expanded, output_file
+from ..diagnosis.diagnosis import diagnose
+from ..diagnosis.failure import Diagnosis, diagnosis_result
+from ..logs.job_files import JobFiles, output_place
+from ..redaction.redactor import Pseudonyms, Redactor
+from ..redaction.secret_values import KnownValues, spellings, worth_looking_for
+from . import LOG_BYTES
+from .evidence import (
+    SMALL,
+    ArchiveContents,
+    ArchiveItem,
+    Describe,
+    Listed,
+    UnfitError,
+    as_json,
+    cleaned,
+    contents,
+    opened,
+    readme,
+    redacted,
+    size_of,
+    versions,
+    whole,
+)
+
+# --- The secrets that are known here: those of the environment, and those that settings spell out
+
+_PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
+_MIN_BYTES = 6
+"""The shortest value of settings that is looked for elsewhere, too."""
+_BRACKETS = (b"[", b"{", b"(")
+
+
+def of_environment(environment: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
+    """Yield values of variables that are secret by name or in ``passed``, and secrets in others."""
+    for name, value in sorted(environment.items()):
+        raw = value.encode(errors="surrogateescape")
+        if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
+            yield from spellings(raw)
+        yield from _within(raw)
+
+
+def of_settings(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the values that settings and commands give to names that mean a secret."""
+    for text in texts:
+        for value in _within(text):
+            if len(value) >= _MIN_BYTES:
+                yield value
+
+
+def _within(text: bytes) -> Iterator[bytes]:
+    for span in Redactor().find(text):
+        value = span.learned or text[span.start : span.end]
+        if worth_looking_for(value) and not value.startswith(_BRACKETS):
+            yield value
+
+
+# --- The archive: members in order, no owners, no times, written beside its place and renamed ----
 
 _LEVEL = 6
 
@@ -70,3 +135,275 @@ class ArchiveWriter:
                     archive.addfile(member, self._file)
             out.flush()
             return out.tell()
+
+
+# --- An archive of the evidence of a job, to be carried out of a site without a network ----------
+
+Step = Callable[[str, int, int], None]
+"""Called with the name of what is read, how many are done, and of how many."""
+_NAME = "stager-support-"
+_UNFIT = re.compile(r"[^\w.,@+=~ -]|[^\x20-\x7e]")
+_MARK = re.compile(r"\[redacted: ([\w-]+)\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportOptions:
+    """The options of the archive."""
+
+    output: Path | None = None
+    """Its file, or the directory for it; None for this directory."""
+    log_bytes: int = LOG_BYTES
+    """Bytes of a log that go in at most."""
+    hide_names: bool = False
+    """Replace users, machines and addresses by pseudonyms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supported:
+    """An archive that was made."""
+
+    ok: bool = True
+    """True: an archive that cannot be made is an error."""
+    archive: Path
+    """Its file."""
+    size: int = field(metadata={"json": "bytes"})
+    """Its bytes."""
+    files: int
+    """The number of files in it."""
+    redacted: dict[str, int]
+    """The number of secrets that were taken out, by kind."""
+    left_out: tuple[str, ...] = field(metadata={"json": None})
+    """A line for each file that was not found or left out, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedFile:
+    """A file that would go into the archive."""
+
+    name: str
+    """Its name there."""
+    bytes: int
+    """Its bytes before anything is taken out."""
+    cut: bool
+    """True if its middle would be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportListing:
+    """The result of ``stager support --list``."""
+
+    ok: bool = True
+    """True."""
+    files: tuple[ListedFile, ...]
+    """The files that would go in, by name."""
+    left_out: tuple[str, ...]
+    """A line for each file that was not found or would be left out, with the reason."""
+
+
+def support(
+    files: JobFiles,
+    options: SupportOptions,
+    describe: Describe,
+    environment: Mapping[str, str] = os.environ,
+    step: Step = lambda name, done, total: None,
+) -> Supported:
+    """Make the archive.
+
+    Raises:
+        StagerError: the archive cannot be written.
+    """
+    gathering = _Gathering(found=contents(files, Path.cwd()), options=options, step=step)
+    gathering.prepare(environment)
+    with ArchiveWriter() as archive:
+        try:
+            left_out = gathering.fill(archive, describe)
+            if gathering.learned:  # what was added before may contain what was learned after
+                left_out = gathering.fill(archive, describe)
+        except OSError as exc:
+            raise StagerError(
+                f"cannot gather the files: {exc.strerror or exc}",
+                hint="they are kept in $TMPDIR until the archive is written: make sure that it "
+                "has room",
+            ) from exc
+        target = _target(options.output, gathering.top)
+        place = output_place(target, files, "the archive")
+        return Supported(
+            archive=target,
+            size=archive.write(place, gathering.top),
+            files=len(archive.members),
+            redacted=dict(sorted(gathering.redactor.counts.items())),
+            left_out=left_out,
+        )
+
+
+def listed(files: JobFiles, log_bytes: int) -> SupportListing:
+    """Return what would go in; nothing is written, and no log is read."""
+    found = contents(files, Path.cwd())
+    items = sorted(found.items, key=lambda item: item.name)
+    return SupportListing(
+        files=tuple(
+            ListedFile(
+                name=item.name, bytes=item.size, cut=item.may_be_cut and item.size > log_bytes
+            )
+            for item in items
+        ),
+        left_out=found.left_out,
+    )
+
+
+def _target(output: Path | None, top: str) -> Path:
+    output = expanded(output or Path())
+    return (output / f"{top}.tar.gz" if output.is_dir() else output).absolute()
+
+
+@dataclass(kw_only=True)
+class _Gathering:
+    found: ArchiveContents
+    """Everything that goes in."""
+    options: SupportOptions
+    """The options of the archive."""
+    step: Step
+    """Called before each file is read."""
+    redactor: Redactor = field(default_factory=Redactor)
+    """Takes the secrets out."""
+    known: list[bytes] = field(default_factory=list)
+    """Secrets that are known before anything is read."""
+    users: list[str] = field(default_factory=list)
+    """Names of users, if names are hidden."""
+    top: str = ""
+    """The folder in the archive."""
+    _pseudonyms: Pseudonyms | None = None
+    """Replaces names by pseudonyms, if they are hidden."""
+
+    def prepare(self, environment: Mapping[str, str]) -> None:
+        found = self.found
+        settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
+        jobs = [item for item in found.items if item.path == found.files.job]
+        passed = {*found.job.launch.pass_env, *_passed(settings)}
+        self.known = list(of_environment(environment, passed))
+        self.known += of_settings(_content(item) for item in (*settings, *jobs))
+        if self.options.hide_names:
+            self.users = _users(environment)
+
+    @property
+    def learned(self) -> bool:
+        return bool(self.redactor.learned or (self._pseudonyms and self._pseudonyms.learned))
+
+    def fill(self, archive: ArchiveWriter, describe: Describe) -> tuple[str, ...]:
+        """Add all members, and return what was left out."""
+        archive.clear()
+        self.redactor = self._fresh()
+        self.top = self._top_folder()
+        left_out, members = list(self.found.left_out), list[Listed]()
+        for number, item in enumerate(self.found.items):
+            try:
+                name = self._name(item.name, archive)
+                self.step(name, number, len(self.found.items))
+                size = archive.add(name, self._pieces(item))
+            except UnfitError as exc:  # it has changed since it was looked at
+                left_out.append(exc.message)
+                continue
+            cut = item.may_be_cut and item.size > self.options.log_bytes
+            members.append(Listed(name=name, size=size, original=item.size, cut=cut))
+        for name, data in self._metadata(describe, left_out):
+            size = archive.add(name, [data])
+            members.append(Listed(name=name, size=size, original=size, cut=False))
+        members.sort(key=lambda member: member.name)
+        reasons = tuple(self.redactor.words(line) for line in left_out)
+        what = f"job {self.found.files.job_id}" if self.found.files.job_id else "a job"
+        archive.add("README.txt", [readme(what, members, reasons, self.redactor.counts)])
+        return reasons
+
+    def _fresh(self) -> Redactor:
+        """Return a redactor that has counted nothing, and knows what the last one has learned."""
+        self.known += [value for value in self.redactor.known.values if value not in self.known]
+        if self.options.hide_names:
+            if self._pseudonyms is not None:
+                self.users = [*dict.fromkeys([*self.users, *self._pseudonyms.met()])]
+            self._pseudonyms = Pseudonyms(self.users, [*self.found.nodes, socket.gethostname()])
+        return Redactor(KnownValues(self.known), self._pseudonyms)
+
+    def _top_folder(self) -> str:
+        files = self.found.files
+        return _NAME + (files.job_id or self._safe(files.folder.resolve().name) or "logs")
+
+    def _name(self, name: str, archive: ArchiveWriter) -> str:
+        """Return a member's name without secrets, but with the parts that ``stager`` reads."""
+        mark = f".{self.found.files.job_id}."
+        if mark != ".." and mark in name:
+            before, _, after = name.partition(mark)
+            safe = self._safe(before) + mark + self._safe(after)
+        else:
+            safe = "/".join(self._safe(part) for part in name.split("/"))
+        number, unique = 1, safe
+        while unique in archive.members:
+            number += 1
+            unique = f"{safe}-{number}"
+        return unique
+
+    def _safe(self, part: str) -> str:
+        shown = _MARK.sub(r"redacted-\1", self.redactor.words(part))
+        return _UNFIT.sub("_", shown)
+
+    def _pieces(self, item: ArchiveItem) -> Iterator[bytes]:
+        if item.path is None or item.folder is None:
+            yield from self.redactor.stream([item.text])
+            return
+        limit = self.options.log_bytes if item.may_be_cut else SMALL
+        with opened(item.path, item.folder) as handle:
+            size = os.fstat(handle.fileno()).st_size
+            yield from redacted(handle, size, limit, self.redactor)
+
+    def _metadata(self, describe: Describe, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
+        readable = _readable(self.found.files)
+        diagnosis = self._diagnosis(left_out) if readable else None
+        if diagnosis is not None:
+            clean = cleaned(diagnosis, self.redactor)
+            report = as_json({"schema": 1, **encode(diagnosis_result(clean))})
+            yield "diagnosis.json", self.redactor.text(report)
+            yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
+        report = as_json(versions(self.found.files if readable else None))
+        yield "versions.json", self.redactor.text(report)
+
+    def _diagnosis(self, left_out: list[str]) -> Diagnosis | None:
+        try:
+            return diagnose(self.found.files)
+        except StagerError as exc:
+            left_out.append(f"diagnosis: {exc.message}")
+            return None
+
+
+def _passed(settings: Iterable[ArchiveItem]) -> set[str]:
+    """Return the variables that settings declare secret."""
+    names: set[str] = set()
+    for item in settings:
+        with suppress(StagerError, OSError):
+            if item.path is not None:
+                names |= set(load(item.path).launch.pass_env)
+    return names
+
+
+def _users(environment: Mapping[str, str]) -> list[str]:
+    names = [environment.get("USER", ""), environment.get("LOGNAME", "")]
+    names.append(Path(environment.get("HOME", "")).name)
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def _content(item: ArchiveItem) -> bytes:
+    try:
+        return whole(item.path, item.folder, SMALL) if item.path and item.folder else item.text
+    except UnfitError:
+        return b""
+
+
+def _readable(files: JobFiles) -> bool:
+    """Return whether the driver's files can be opened: none is a pipe or leads elsewhere."""
+    if not files.job_id:
+        return True
+    for path in (files.events, files.order, files.preflight, files.job):
+        if path.exists() or path.is_symlink():
+            try:
+                size_of(path, files.folder)
+            except UnfitError:
+                return False
+    return True

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from stager.logs.job_files import find, of_job
-from stager.support.support import SupportOptions, support
+from stager.support.archive import SupportOptions, support
 from tests.support.building import STAGER, Project
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel

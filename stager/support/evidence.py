@@ -1,0 +1,407 @@
+"""The evidence in a support archive: files of a job, and the pages about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from bundle.protocol.messages import ProbeAnswer
+
+from .. import __version__
+from ..building.current_bundle import LOCK_NAME
+from ..config.load import FILE_NAME, find
+from ..core.errors import StagerError
+from ..core.processes import Runner, run
+from ..diagnosis.failure import Diagnosis
+from ..logs import job_record
+from ..logs.job_files import JobFiles
+from ..logs.job_record import KeptJob, kept_job
+from ..pack.bundle_file import manifest_of
+from ..redaction.redactor import HELD, Kept, Redactor
+
+# --- The files of a job: only regular ones, inside their directory, and of long ones both ends
+
+_CHUNK = 1 << 20
+_ALIGN = 1 << 16
+"""Bytes within which the end of a line is looked for, where a file is cut."""
+
+
+class UnfitError(StagerError):
+    """A file that cannot go into the archive; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """The part that is left out of the middle of a file."""
+
+    start: int
+    """The first byte that is left out."""
+    end: int
+    """The first byte after them."""
+    first: int
+    """The number of the first line of which something is left out."""
+    last: int
+    """The number of the last such line."""
+
+    def notice(self) -> str:
+        """Return the line that stands in its place."""
+        lines = f"lines {self.first} to {self.last}"
+        if self.first == self.last:
+            lines = f"line {self.first}"
+        return f"[stager support: {self.end - self.start} bytes left out here, {lines}]"
+
+
+def opened(path: Path, folder: Path) -> BinaryIO:
+    """Open a regular file below a directory; a link is followed if it does not lead out of it.
+
+    Raises:
+        UnfitError: it is not a regular file, leads out of the directory, or cannot be read.
+    """
+    try:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(folder.resolve()):
+            raise UnfitError(f"{path.name}: a link that points outside {folder}")
+        # A pipe would block, a device may do anything: neither is opened to be read.
+        handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        raise UnfitError(f"{path.name}: {exc.strerror or exc}") from exc
+    except RuntimeError as exc:  # links in a circle, before Python 3.13
+        raise UnfitError(f"{path.name}: a broken link") from exc
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UnfitError(f"{path.name}: not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def whole(path: Path, folder: Path, limit: int) -> bytes:
+    """Return the content of a small file.
+
+    Raises:
+        UnfitError: see :func:`opened`, or it is larger than ``limit`` bytes.
+    """
+    with opened(path, folder) as handle:
+        data = handle.read(limit + 1)
+    if len(data) > limit:
+        raise UnfitError(f"{path.name}: it has more than {limit} bytes")
+    return data
+
+
+def size_of(path: Path, folder: Path) -> int:
+    """Return the size of a file in bytes.
+
+    Raises:
+        UnfitError: see :func:`opened`.
+    """
+    with opened(path, folder) as handle:
+        return os.fstat(handle.fileno()).st_size
+
+
+def cut(handle: BinaryIO, size: int, limit: int) -> Cut | None:
+    """Return the middle of a file to leave out; None for one that is short enough.
+
+    The file is cut between lines, unless lines are very long.
+    """
+    if size <= limit:
+        return None
+    start, end = limit // 2, size - (limit - limit // 2)
+    handle.seek(max(0, start - _ALIGN))
+    above = handle.read(start - handle.tell())
+    newline = above.rfind(b"\n")
+    if newline >= 0:
+        start -= len(above) - newline - 1
+    handle.seek(end)
+    newline = handle.read(min(_ALIGN, size - end)).find(b"\n")
+    if newline >= 0:
+        end += newline + 1
+    before = sum(piece.count(b"\n") for piece in between(handle, 0, start))
+    within, last = 0, b""
+    for piece in between(handle, start, end):
+        within += piece.count(b"\n")
+        last = piece[-1:]
+    return Cut(start=start, end=end, first=before + 1, last=before + within + (last != b"\n"))
+
+
+def redacted(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
+    """Yield a file without secrets, and without its middle if it is long.
+
+    The text around the cut is read, too, so that a secret which the cut divides is recognised.
+    """
+    gap = cut(handle, size, limit)
+    if gap is None:
+        yield from redactor.stream(between(handle, 0, size))
+        return
+    head = between(handle, 0, min(size, gap.start + HELD))
+    last = b"\n"
+    for piece in redactor.stream(head, Kept(end=gap.start)):
+        yield piece
+        last = piece[-1:] or last
+    yield (b"" if last == b"\n" else b"\n") + gap.notice().encode() + b"\n"
+    begin = max(0, gap.end - HELD)
+    yield from redactor.stream(between(handle, begin, size), Kept(start=gap.end - begin))
+
+
+def between(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    """Yield a part of a file in pieces; it ends early where the file does."""
+    at = start
+    while at < end:
+        handle.seek(at)
+        piece = handle.read(min(_CHUNK, end - at))
+        if not piece:
+            return
+        yield piece
+        at += len(piece)
+
+
+# --- The contents of the archive: the files, their names there, and what is left out -------------
+
+SMALL = 64 << 20
+"""Bytes of a file that is read as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveItem:
+    """One file of the archive."""
+
+    name: str
+    """Its name there, below the top folder."""
+    path: Path | None = None
+    """The file; None for a text."""
+    folder: Path | None = None
+    """The directory that it must not lead out of."""
+    text: bytes = b""
+    """Its content, where it is no file."""
+    size: int = 0
+    """Its bytes before anything is taken out."""
+    may_be_cut: bool = False
+    """True where its middle may be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveContents:
+    """Everything that goes into the archive."""
+
+    items: tuple[ArchiveItem, ...]
+    """The files, settings first: they name secrets that others only use."""
+    files: JobFiles
+    """The job's files, without those that were left out."""
+    left_out: tuple[str, ...]
+    """A line for each file that was left out or not found, with the reason."""
+    job: KeptJob
+    """The job as the driver got it."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The job's nodes, in order, and those that only logs name."""
+        of_logs = [log.node for log in self.files.logs if log.node]
+        return tuple(dict.fromkeys([*self.job.nodes, *of_logs]))
+
+
+def contents(files: JobFiles, here: Path) -> ArchiveContents:
+    """Return a job's files; look for its project from ``here`` if its run directory is gone."""
+    left_out: list[str] = []
+    items = list(_of_driver(files, left_out))
+    job = _job(files)
+    logs = []
+    for log in files.logs:
+        name = log.path.name
+        if not files.job_id:
+            name = f"logs/{log.path.relative_to(files.folder).as_posix()}"
+        item = _item(name, log.path, files.folder, left_out, may_be_cut=True)
+        if item is not None:
+            logs.append(log)
+            items.append(item)
+    settings = [*_project(job, here, left_out), *_manifest(job, left_out)]
+    return ArchiveContents(
+        items=(*settings, *items),
+        files=JobFiles(folder=files.folder, job_id=files.job_id, logs=tuple(logs)),
+        left_out=tuple(left_out),
+        job=job,
+    )
+
+
+def _of_driver(files: JobFiles, left_out: list[str]) -> Iterator[ArchiveItem]:
+    if not files.job_id:
+        return
+    for path in (files.job, files.wrapper, files.preflight, files.events, files.order):
+        may_be_cut = path in (files.preflight, files.events, files.order)
+        if not path.is_symlink() and not path.exists():
+            left_out.append(f"{path.name}: not there")
+        elif item := _item(path.name, path, files.folder, left_out, may_be_cut=may_be_cut):
+            yield item
+
+
+def _item(
+    name: str, path: Path, folder: Path, left_out: list[str], *, may_be_cut: bool
+) -> ArchiveItem | None:
+    """Return a file as an item; None, and a line in ``left_out``, if it cannot be added."""
+    try:
+        size = size_of(path, folder)
+    except UnfitError as exc:
+        left_out.append(exc.message)
+        return None
+    return ArchiveItem(name=name, path=path, folder=folder, size=size, may_be_cut=may_be_cut)
+
+
+def _job(files: JobFiles) -> KeptJob:
+    if not files.job_id:
+        return KeptJob()
+    try:
+        return kept_job(whole(files.job, files.folder, SMALL))
+    except UnfitError:
+        return KeptJob()
+
+
+def _project(job: KeptJob, here: Path, left_out: list[str]) -> Iterator[ArchiveItem]:
+    start = Path(job.run_dir) if job.run_dir and Path(job.run_dir).is_dir() else here
+    try:
+        settings = find(start)
+    except (StagerError, OSError):
+        settings = None
+    if settings is None:
+        left_out.append(f"{FILE_NAME}: not found from {start} upwards")
+        return
+    for path in (settings, settings.parent / LOCK_NAME):
+        if not path.exists():
+            left_out.append(f"{path.name}: not there")
+        elif item := _item(path.name, path, path.parent, left_out, may_be_cut=False):
+            yield item
+
+
+def _manifest(job: KeptJob, left_out: list[str]) -> Iterator[ArchiveItem]:
+    if not job.bundle:
+        return
+    try:
+        data = manifest_of(Path(job.bundle)).to_bytes()
+    except (StagerError, OSError) as exc:
+        left_out.append(f"manifest.json: {exc}")
+        return
+    yield ArchiveItem(name="manifest.json", text=data, size=len(data))
+
+
+# --- The pages about the archive in it: versions, the diagnosis, and a list of its members -------
+
+_SLURM_SECONDS = 10.0
+"""Time that Slurm may take to tell its version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A member of the archive, for the list in it."""
+
+    name: str
+    """Its name."""
+    size: int
+    """Its bytes, as they are in the archive."""
+    original: int
+    """The bytes of the file that it was made from."""
+    cut: bool
+    """True where its middle was left out."""
+
+
+def versions(files: JobFiles | None, runner: Runner = run) -> dict[str, object]:
+    """Return the versions of software here and, unless ``files`` is None, on the job's nodes."""
+    nodes = _packages_of_nodes(files) if files is not None and files.job_id else {}
+    torch = sorted({str(packages["torch"]) for packages in nodes.values() if packages.get("torch")})
+    return {
+        "schema": 1,
+        "stager": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "slurm": _slurm_version(runner) or None,
+        "torch": torch[0] if len(torch) == 1 else torch or None,
+        "nodes": nodes,
+    }
+
+
+def _slurm_version(runner: Runner) -> str:
+    if not shutil.which("sinfo"):
+        return ""
+    try:
+        return runner(["sinfo", "--version"], timeout=_SLURM_SECONDS, check=False).stdout.strip()
+    except StagerError:
+        return ""
+
+
+def _packages_of_nodes(files: JobFiles) -> dict[str, dict[str, object]]:
+    answers = (record.event for record in job_record.records(files.events))
+    return {
+        answer.node: {"python": answer.python, **answer.packages}
+        for answer in answers
+        if isinstance(answer, ProbeAnswer)
+    }
+
+
+def cleaned(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
+    """Return a diagnosis without secrets, while its lines are whole: a cut might divide one."""
+
+    def many(lines: Sequence[str]) -> tuple[str, ...]:
+        # As one text: a key has several lines.
+        return tuple(redactor.words("\n".join(lines)).split("\n")) if lines else ()
+
+    lines = [line.text.replace("\n", " ") for line in diagnosis.evidence]
+    evidence = tuple(
+        replace(line, text=text) for line, text in zip(diagnosis.evidence, many(lines), strict=True)
+    )
+    first = diagnosis.first
+    if first is not None:
+        first = replace(
+            first,
+            cause=redactor.words(first.cause),
+            hint=redactor.words(first.hint),
+            meaning=redactor.words(first.meaning),
+            lines=many(first.lines),
+        )
+    return replace(diagnosis, first=first, evidence=evidence)
+
+
+def as_json(value: Mapping[str, object]) -> bytes:
+    """Return an object as the content of a file."""
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+def readme(
+    what: str, listed: Sequence[Listed], left_out: Sequence[str], counts: Mapping[str, int]
+) -> bytes:
+    """Return the page that lists what is in the archive and what is not."""
+    total = sum(counts.values())
+    lines = [
+        f"The evidence of {what}, gathered by stager {__version__}",
+        "",
+        "LOOK THROUGH IT BEFORE YOU SEND IT. What has the name or the looks of a secret was taken",
+        "out, but a secret without either cannot be told from any other word.",
+        "",
+        "What is in it:",
+        *(f"  {member.size:>12,} bytes  {member.name}{_note(member)}" for member in listed),
+        "",
+        f"What was taken out: {total or 'nothing'}",
+        *(f"  {count:>12,} x {kind}" for kind, count in sorted(counts.items())),
+    ]
+    if total:
+        lines += [
+            "",
+            "In place of each stands [redacted: KIND], or a stand-in for a name. Lines keep their",
+            "numbers, but in files of which the middle was left out; it says there how many went.",
+        ]
+    if left_out:
+        lines += ["", "What was not found, or left out:", *(f"  {reason}" for reason in left_out)]
+    lines += [
+        "",
+        "Unpacked, `stager diagnose FOLDER` and `stager logs FOLDER` read it as they read a job's",
+        "own directory.",
+    ]
+    return "\n".join(lines).encode(errors="surrogateescape") + b"\n"
+
+
+def _note(member: Listed) -> str:
+    return f" (of {member.original:,}; the middle was left out)" if member.cut else ""
+
+
+Describe = Callable[[Diagnosis], str]
+"""Returns a diagnosis in words."""
