@@ -21,7 +21,7 @@ def report(
     talk: Talk,
 ) -> None:
     """Write one HTML page about a job: its failure, times and nodes."""
-    from ..report.report import report as write_report
+    from ..report.page import report as write_report
 
     console = talk.console()
     with boundary(console):

@@ -27,10 +27,8 @@ from ..pack.bundle_file import manifest_of
 from ..redaction.redactor import Redactor
 from ..slurm import messages
 from ..support.evidence import cleaned
-from .attempt import Attempt, last_attempt
-from .curves import Training, training
-from .nodes import Node, nodes
-from .phases import JobPhases, job_phases
+from .attempt import Attempt, JobPhases, Node, job_phases, last_attempt, nodes
+from .charts import Training, training
 
 
 class Verdict(Enum):

@@ -55,7 +55,7 @@ class Now:
 
 class Finder(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "stager.report.report":
+        if name == "stager.report.page":
             class Node:
                 field = Now()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stager.report.attempt import last_attempt
-from stager.report.curves import Epoch, Training, read, training
+from stager.report.charts import Epoch, Training, read, training
 from tests.support.stories import T0, Told, went_well
 
 

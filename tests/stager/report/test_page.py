@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.report.phases import NodePhases, PhaseSpan
-from stager.report.report import report
-from stager.report.timeline import chosen, shortened
+from stager.report.attempt import NodePhases, PhaseSpan
+from stager.report.page import chosen, report, shortened
 from tests.support.browser import Browser, Page, browsing
 from tests.support.building import Project
 from tests.support.stories import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stager.report.attempt import last_attempt
-from stager.report.phases import JobPhases, job_phases
+from stager.report.attempt import JobPhases, job_phases, last_attempt
 from tests.support.stories import T0, Told, went_well
 
 NODES = ["a", "b"]

@@ -15,7 +15,7 @@ from bundle.system.processes import CompletedCommand
 from stager.core.errors import StagerError
 from stager.core.processes import run
 from stager.logs.job_files import find
-from stager.report.report import report
+from stager.report.page import report
 from stager.slurm import messages
 from tests.support.building import Project
 from tests.support.stories import T0, Parsed, Told, ran, reported, running, trainable, went_well
