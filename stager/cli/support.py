@@ -119,7 +119,7 @@ class _Progress:
 
 
 def _in_words(diagnosis: Diagnosis) -> str:
-    from ..console.recorder import Recorder
+    from ..console.job_result import Recorder
 
     recorder = Recorder(quiet=True)
     recorder.diagnosed(diagnosis)

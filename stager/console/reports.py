@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,7 @@ from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import TransferWay
 from bundle.protocol.problem_table import shown
 
-from ..core.errors import visible
-from .build_table import build_rows
-from .licences import licence_lines
+from ..core.errors import in_one_line, visible
 from .output import Output
 
 if TYPE_CHECKING:
@@ -27,13 +26,106 @@ if TYPE_CHECKING:
     from ..config.load import ConfigResult
     from ..forecast import Estimate, PlannedJob
     from ..incidents.node_history import NodesResult
-    from ..inventory.inventory import LicenceList, SbomResult
+    from ..inventory.inventory import LicenceList, LicensedComponent, SbomResult
     from ..jobs.outcome import SubmittedJob
     from ..layers.prune import Pruned
     from ..lock.pylock import PackageChanges
     from ..pack.members import InspectedSignature, Inspection
     from ..tracing import TracedBuildResult
     from ..trust import SignResult
+
+
+# --- The rows of the table that says what a build did --------------------------------------------
+
+_MOST_NAMES = 8
+"""Names in one row; more are counted."""
+
+
+def build_rows(result: BuildResult) -> list[tuple[str, str, str, str]]:
+    """Return the rows: the step, what it did, bytes, and time; empty texts where it has none."""
+    took = {phase: f"{seconds:.1f} s" for phase, seconds in result.seconds.items()}
+    made = f"{result.layers_built} made, {result.layers_reused} reused"
+    proved = "nothing is missing offline" if result.proved else "not proved"
+    rows = [
+        ("packages", _changed(result.changes), "", took.get("lock", "")),
+        ("wheels", counted(result.packages, "package"), "", took.get("wheels", "")),
+        ("layers", made, f"{sized(result.changes.bytes)} new to nodes", took.get("layers", "")),
+        ("bundle", counted(result.files, "file"), sized(result.bundle_bytes), took["bundle"]),
+        ("proof", proved, "", took.get("proof", "")),
+        ("total", "", "", f"{sum(result.seconds.values()):.1f} s"),
+    ]
+    if result.output is not None:
+        rows.insert(-1, ("copy", str(result.output), sized(result.bundle_bytes), ""))
+    return rows
+
+
+def _changed(changes: PackageChanges) -> str:
+    updated = [f"{one.name} {one.old} -> {one.new}" for one in changes.changed]
+    added = [f"{one.name} {one.new}" for one in changes.added]
+    removed = [one.name for one in changes.removed]
+    parts = [
+        f"{word} {_names(names)}"
+        for word, names in (
+            ("added", added),
+            ("removed", removed),
+            ("changed", updated),
+        )
+        if names
+    ]
+    return "; ".join(parts) or "none changed"
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+
+
+# --- The licences in a bundle, as lines of at most 80 columns ------------------------------------
+
+_COLUMNS = 80
+_NAME, _VERSION = 30, 16
+"""The widest that a column gets for the sake of one long entry."""
+_LABELS = {"decompressor": "decompressor ", "model": "model ", "dataset": "data set "}
+_COMMIT = 12
+"""Digits of a commit that are shown."""
+
+
+def licence_lines(result: LicenceList) -> Iterator[str]:
+    """Yield a line for each component; then how many name no licence, and which."""
+    rows = [(_named(one), _version(one), one.licence) for one in result.components]
+    names = min(_NAME, max((len(name) for name, _, _ in rows), default=0))
+    versions = min(_VERSION, max((len(version) for _, version, _ in rows), default=0))
+    licensed = len(rows) - result.without_licence
+    for name, version, licence in rows[:licensed]:
+        yield from _row(f"{name:{names}}  {version:{versions}}", licence, names + versions + 4)
+    if result.without_licence:
+        yield f"{counted(result.without_licence, 'component')} without a licence:"
+    for name, version, _ in rows[licensed:]:
+        yield from _row(f"{name:{names}}", version, names + 2)
+
+
+def _named(one: LicensedComponent) -> str:
+    return in_one_line(_LABELS.get(one.kind, "") + one.name)
+
+
+def _version(one: LicensedComponent) -> str:
+    is_commit = one.kind in ("model", "dataset")
+    return in_one_line(one.version[:_COMMIT] if is_commit else one.version)
+
+
+def _row(start: str, text: str, column: int) -> Iterator[str]:
+    """Yield a row whose last text begins at a column, on lines of its own where it has no room."""
+    lines = textwrap.wrap(in_one_line(text), _COLUMNS - column) or [""]
+    if len(start) + 2 <= column:
+        yield f"{start:{column}}{lines.pop(0)}".rstrip()
+    else:
+        yield from textwrap.wrap(start.rstrip(), _COLUMNS)
+    for line in lines:
+        yield " " * column + line
+
+
+# --- Results of the commands without a job: a build, a bundle, a plan, an estimate, a removal ----
 
 _WAYS: Mapping[TransferWay, str] = {
     TransferWay.AUTO: "at most {bytes} would be sent",
@@ -68,16 +160,16 @@ class Reports(Output):
 
     def traced(self, result: TracedBuildResult) -> None:
         """Show the result of ``stager build --trace``: the build, and what was not read."""
-        from .trace_table import lines, proposal, summary, table
+        from .tables import format_trace, make_trace_table, propose_pruning, summarize_trace
 
         if result.trace.unread and self._on_terminal:
-            self._print_table(table(result.trace))
+            self._print_table(make_trace_table(result.trace))
         else:
-            for line in lines(result.trace):
+            for line in format_trace(result.trace):
                 self.data(line)
-        for line in summary(result.trace):
+        for line in summarize_trace(result.trace):
             self.say(line)
-        for line in proposal(result.trace):
+        for line in propose_pruning(result.trace):
             self.data(line)
         self.built(result)
 
@@ -256,20 +348,20 @@ class Reports(Output):
         self, seconds: Mapping[str, float], *, measured: bool, nodes: int | None = None
     ) -> None:
         """Show the seconds until a job's ranks run; ``nodes`` if they have none of the bundle."""
-        from .forecasts import phases
+        from .tables import format_phases
 
         where = "" if nodes is None else f" on {counted(nodes, 'node')} that have nothing of it yet"
-        self.say(f"  expected{where}: {phases(seconds)}")
+        self.say(f"  expected{where}: {format_phases(seconds)}")
         self.say(f"  (rates {'measured on earlier jobs' if measured else 'assumed'})")
 
     def estimated(self, estimate: Estimate) -> None:
         """Show the result of ``stager estimate``."""
-        from .forecasts import forecast_table, lines
+        from .tables import forecast_table, format_forecast
 
         if self._on_terminal:
             self._print_table(forecast_table(estimate))
         else:
-            for line in lines(estimate):
+            for line in format_forecast(estimate):
                 self.data(line)
         self.data(estimate.verdict)
         ranks, cpus = counted(estimate.nproc_per_node, "rank"), counted(estimate.cpus, "CPU")
@@ -280,7 +372,7 @@ class Reports(Output):
 
     def failed_nodes(self, result: NodesResult) -> None:
         """Show the result of ``stager nodes``."""
-        from .failed_nodes import lines, table
+        from .tables import format_failed_nodes, make_failed_node_table
 
         if result.forgotten is not None:
             self.say(f"forgotten: {counted(result.forgotten, 'failure')}", "good")
@@ -294,9 +386,9 @@ class Reports(Output):
             )
             return
         if self._on_terminal:
-            self._print_table(table(result))
+            self._print_table(make_failed_node_table(result))
         else:
-            for line in lines(result):
+            for line in format_failed_nodes(result):
                 self.data(line)
         self.say("leave them out: --avoid-bad; after a repair: stager nodes --forget NODE", "dim")
 

@@ -18,7 +18,7 @@ LIMIT = 600.0
 PROGRAM = """
 import sys
 from bundle.redaction.secrets import masked
-from stager.console.logs import _short
+from stager.console.job_result import _short
 from stager.diagnosis import process_exits as exit_reports, verdict as driver_verdict
 from stager.logs.prefixes import show_block_as_terminal
 from stager.catalogue.catalogue import match

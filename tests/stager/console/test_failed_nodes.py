@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from stager.console.failed_nodes import table
+from stager.console.tables import make_failed_node_table
 from stager.incidents.node_history import FaultHistory, NodeFault, NodeHistory, NodesResult
 
 
@@ -29,7 +29,7 @@ def test_a_nodes_name_is_never_shortened() -> None:
     )
     shown = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     with shown.capture() as captured:
-        shown.print(table(NodesResult(days=7, nodes=nodes, forgotten=None)))
+        shown.print(make_failed_node_table(NodesResult(days=7, nodes=nodes, forgotten=None)))
     text = captured.get()
     assert "…" not in text
     names = "".join(line[:24].strip() for line in text.splitlines())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stager.console.licences import licence_lines
+from stager.console.reports import licence_lines
 from stager.inventory.inventory import LicenceList, LicensedComponent
 
 

@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.enumerations import Action
 from bundle.protocol.events import AllReduceMeasured
-from stager.console import network
+from stager.console import tables
 from stager.console.job_result import Console
 from stager.jobs.outcome import Outcome, verify_result
 from tests.support.events import job_ends, record
@@ -62,15 +62,15 @@ def test_nothing_was_measured(
 
 
 def test_one_node_has_no_pairs() -> None:
-    assert network.lines(measured()) == []
-    assert len(network.summary(measured())) == 1
+    assert tables.format_pairs(measured()) == []
+    assert len(tables.summarize_network(measured())) == 1
 
 
 def test_of_many_pairs_the_slowest_are_shown() -> None:
     many = measured(*(1 + number / 10 for number in range(30, 0, -1)))
-    assert network.lines(many)[0] == "PAIR n1 n31 -> 1.10 GB/s 50 us"
-    assert len(network.lines(many)) == network.SHOWN
-    assert network.summary(many)[1] == (
+    assert tables.format_pairs(many)[0] == "PAIR n1 n31 -> 1.10 GB/s 50 us"
+    assert len(tables.format_pairs(many)) == tables.SHOWN
+    assert tables.summarize_network(many)[1] == (
         "30 pairs of nodes, shown are 20; slowest: n1 and n31, 1.10 GB/s"
     )
 
@@ -78,7 +78,7 @@ def test_of_many_pairs_the_slowest_are_shown() -> None:
 def test_the_table_marks_the_slowest() -> None:
     file = io.StringIO()
     shown = RichConsole(file=file, force_terminal=True, width=80, color_system="standard")
-    shown.print(network.pair_table(measured(1.5, 0.5, 2.5)))
+    shown.print(tables.pair_table(measured(1.5, 0.5, 2.5)))
     lines = file.getvalue().splitlines()
     assert "GB/s" in lines[0]
     assert "latency/us" in lines[0]

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.console import pulse
-from stager.console.output import Output
-from stager.console.pulse import Pulse
+from stager.console import output
+from stager.console.output import Output, Pulse
 
 
 class Listener:
@@ -59,8 +58,8 @@ def test_seconds_and_bytes_are_told_while_nothing_else_is(tmp_path: Path) -> Non
 def test_ranks_are_waited_for_until_the_first_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pulse, "RANKS_SECONDS", 0.1)
-    monkeypatch.setattr(pulse, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(output, "RANKS_SECONDS", 0.1)
+    monkeypatch.setattr(output, "SILENT_SECONDS", 0.1)
     talk, said = Output(), ""
     talk.begin("launch")
     while "no output yet" not in said:
