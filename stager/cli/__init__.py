@@ -10,9 +10,8 @@ from itertools import takewhile
 
 from typer.models import CommandInfo
 
-from . import program
-from .help import HelpfulCommand
-from .program import app
+from . import application
+from .application import HelpfulCommand, app
 
 COMMANDS = (
     *("init", "config", "lock", "build", "sign", "inspect", "export", "import", "mirror"),
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _restart_in_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
     load_commands(words)
-    return program.main(words)
+    return application.main(words)
 
 
 def _restart_in_utf8() -> None:

@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .grouped import grouped
-from .options.lock import ResolveFlags, settings_for
-from .options.output import Talk, file_option
-from .options.values import path_option
-from .program import app, boundary
-from .settings_place import settings_place
+from .application import app, boundary, grouped, path_option, settings_place
+from .options import ResolveFlags, Talk, file_option, settings_for
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .grouped import grouped
-from .options.bundle import BundleFlags
-from .program import app, boundary, make_reports
-from .settings_place import settings_place
+from .application import app, boundary, grouped, make_reports, settings_place
+from .options import BundleFlags
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})

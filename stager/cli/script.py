@@ -9,16 +9,18 @@ import typer
 
 from bundle.protocol.enumerations import Action
 
-from .command_words import warn_of_options_behind
-from .grouped import grouped
-from .options.batch import ScriptFlags
-from .options.bundle import BundleFlags, PlaceFlags
-from .options.job import job_options
-from .options.launch import Command, LaunchFlags
-from .options.output import Talk
-from .options.request import RequestFlags
-from .program import app, boundary
-from .settings_place import settings_place
+from .application import app, boundary, grouped, settings_place
+from .job_commands import warn_of_options_behind
+from .options import (
+    BundleFlags,
+    Command,
+    LaunchFlags,
+    PlaceFlags,
+    RequestFlags,
+    ScriptFlags,
+    Talk,
+    job_options,
+)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

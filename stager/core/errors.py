@@ -1,7 +1,7 @@
 """The errors that the tool raises on purpose, a single family.
 
 An expected failure says what went wrong, where, and what to do about it. Only the command line
-boundary (``stager.cli.program``) turns one into an exit code; nothing else in the tool exits.
+boundary (``stager.cli.application``) turns one into an exit code; nothing else in the tool exits.
 """
 
 from __future__ import annotations

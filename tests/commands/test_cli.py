@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from stager import __version__
-from stager.cli.program import boundary
+from stager.cli.application import boundary
 from stager.console.output import Output
 from tests.support.building import HOST, Project
 from tests.support.golden import check_golden

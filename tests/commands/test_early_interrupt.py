@@ -107,7 +107,7 @@ def test_ctrl_c_while_the_node_program_reads_its_arguments() -> None:
 
 IN_A_DESTRUCTOR = """
 import signal, sys, time
-from stager.cli import program
+from stager.cli import application as program
 
 class Held:
     def __del__(self):

@@ -13,7 +13,7 @@ from time import time
 
 import pytest
 
-from stager.cli.nodes import MOST_DAYS
+from stager.cli.node_commands import MOST_DAYS
 from stager.incidents.incident_files import DAY, KEPT_DAYS, keep
 from tests.support.building import Project
 from tests.support.incidents import FULL, LOST, ended_job

@@ -21,7 +21,7 @@ from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import ending_problem
 from bundle.protocol.reports import Started
 from stager.cleanup import CleanedItem, CleanResult
-from stager.cli.program import boundary
+from stager.cli.application import boundary
 from stager.config.template import InitResult
 from stager.console.job_result import Console
 from stager.console.node_table import node_table

@@ -1,4 +1,4 @@
-"""``stager export``: write the bundle to a file that is carried, or to an image to mount."""
+"""``export``, ``import`` and ``mirror``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .grouped import grouped
-from .options.bundle import BundleFlags, bundle_id
-from .options.lock import Script, settings_for
-from .options.output import Talk, file_option
-from .program import app, boundary
-from .settings_place import settings_place
+from .application import app, boundary, each, grouped, path_option, settings_place
+from .options import (
+    BundleFlags,
+    BundleId,
+    Offline,
+    Script,
+    Talk,
+    bundle_id,
+    file_option,
+    settings_for,
+)
 
 if TYPE_CHECKING:
     from ..carrying.carry import ExportOptions
+    from ..carrying.mirror import MirrorTargets
     from ..config.load import Config
     from ..pack.bundle_file import ChosenBundle
+
+
+# --- ``stager export``: write the bundle to a file that is carried, or to an image to mount ------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,3 +136,126 @@ def export(*, script: Script = None, chosen: BundleFlags, what: ExportFlags, tal
         if talk.json:
             console.emit(result)
         console.exported(result)
+
+
+# --- ``stager import``: take a bundle out of a carried file --------------------------------------
+
+
+@app.command("import")
+@grouped
+def import_file(
+    *,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", parser=path_option, help="What `stager export` wrote."),
+    ],
+    id: BundleId = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            "--project",
+            metavar="DIR",
+            parser=path_option,
+            help="Write the project's code to a new directory, to edit it and build it there.",
+        ),
+    ] = None,
+    for_builds: Annotated[
+        bool,
+        typer.Option(
+            "--for-builds",
+            help="Let builds here take its packages, as --project does; needs trust in its maker.",
+        ),
+    ] = False,
+    talk: Talk,
+) -> None:
+    """Add the bundle in a carried file to the offline root."""
+    from ..carrying.carry import ImportOptions, import_bundle
+    from ..jobs import preparation
+
+    console = talk.reports()
+    with boundary(console):
+        config = preparation.load_project(file, "", settings_place())
+        options = ImportOptions(asked=bundle_id(id, "--id"), project=project, for_builds=for_builds)
+        result = import_bundle(config, file, options, console)
+        console.stop()
+        if talk.json:
+            console.emit(result)
+        console.imported(result)
+
+
+# --- ``stager mirror``: a folder of wheels with an index, for pip and uv inside an air gap -------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFlags:
+    """The Pythons and platforms that there are to be wheels for."""
+
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--python", metavar="VERSION", help="Wheels for this Python, as in 3.12; repeatable."
+        ),
+    ] = None
+    platform: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--platform",
+            metavar="TAG",
+            help="Wheels for this platform, as in manylinux_2_28_aarch64; repeatable.",
+        ),
+    ] = None
+
+    def targets(self) -> MirrorTargets:
+        """Return the targets; a value that cannot be used is a usage error."""
+        from ..carrying.mirror import MirrorTargets
+        from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
+
+        return MirrorTargets(
+            pythons=each(VERSION, self.python, "--python", VERSIONS),
+            platforms=each(PLATFORM, self.platform, "--platform", PLATFORMS),
+        )
+
+
+@app.command()
+@grouped
+def mirror(
+    *,
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", parser=path_option, help="The folder; made if need be."),
+    ],
+    requirements: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REQUIREMENT ...]",
+            help="What to add, with all that it needs: packages or requirement files; "
+            "default: the project's lock.",
+        ),
+    ] = None,
+    targets: TargetFlags,
+    offline: Offline = False,
+    talk: Talk,
+) -> None:
+    """Keep a folder of wheels with an index for pip and uv."""
+    from ..carrying.mirror import MirrorRequest, mirror_wheels
+    from ..core.files import expanded
+
+    wanted = MirrorRequest(
+        requirements=tuple(requirements or ()), targets=targets.targets(), offline=offline
+    )
+    console = talk.reports()
+    with boundary(console):
+        config = _settings(alone=bool(requirements))
+        result = mirror_wheels(config, expanded(folder).absolute(), wanted, console)
+        console.stop()
+        if talk.json:
+            console.emit(result)
+        console.mirrored(result)
+
+
+def _settings(*, alone: bool) -> Config:
+    from ..config.load import find, load
+    from ..config.template import default
+
+    place = settings_place()
+    return default(place) if alone and find(place) is None else load(place)

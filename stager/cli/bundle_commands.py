@@ -1,7 +1,8 @@
-"""``stager inspect``: show what is in a bundle."""
+"""``init``, ``config``, ``lock``, ``sign`` and ``inspect``."""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,17 +10,158 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .grouped import grouped
-from .options.bundle import BundleId, bundle_id
-from .options.output import Json, file_option
-from .program import app, boundary, make_reports
-from .settings_place import settings_place
+from .application import app, boundary, grouped, make_reports, path_option, settings_place
+from .options import (
+    BundleId,
+    Json,
+    Quiet,
+    ResolveFlags,
+    Script,
+    Talk,
+    bundle_id,
+    file_option,
+    settings_for,
+)
 
 if TYPE_CHECKING:
     from ..config.load import Config
     from ..console.reports import Reports
     from ..inventory.inventory import Inventory
     from ..pack.bundle_file import ChosenBundle
+
+
+# --- ``stager init``: write a commented ``stager.toml`` ------------------------------------------
+
+
+@app.command()
+def init(
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="PATH", help="A requirements file to start from, or its folder."
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Write a commented stager.toml here."""
+    from ..config.template import GUESSES, create
+
+    console = make_reports(quiet=quiet, as_json=json)
+    with boundary(console):
+        place = settings_place()
+        made = create(place if place.is_dir() else Path.cwd(), source)
+        if json:
+            console.emit(made)
+        if made.requirements:
+            named = ", ".join(made.requirements)
+            console.say(f"wrote {made.path.name} for {named}; look at it, then: stager build")
+        else:
+            console.say(
+                f"wrote {made.path.name} without requirements: there is no {', '.join(GUESSES)} "
+                "here. Fill in environment.requirements, then: stager build"
+            )
+
+
+# --- ``stager config``: show every setting, its value, and where that came from ------------------
+
+
+@app.command()
+@grouped
+def config(*, talk: Talk) -> None:
+    """Show every setting, its value, and where that came from."""
+    from ..building.current_bundle import offline_root
+    from ..config.load import find, listed, load
+    from ..config.template import default
+
+    console = talk.reports()
+    with boundary(console):
+        place = settings_place()
+        found = find(place)
+        config = load(place) if found else default(place)
+        result = listed(config, os.environ, offline_root(config))
+        if talk.json:
+            console.emit(result)
+            return
+        if found is None:
+            console.note("there is no stager.toml here: these are the values without one")
+        console.configured(result)
+
+
+# --- ``stager lock``: pin the requirements in ``pylock.toml`` ------------------------------------
+
+
+@app.command()
+@grouped
+def lock(
+    *,
+    script: Script = None,
+    resolving: ResolveFlags,
+    talk: Talk,
+) -> None:
+    """Pin the requirements: pylock.toml, exact files and digests."""
+    from .. import pipeline
+    from ..building.build import BuildOptions
+
+    console = talk.reports()
+    with boundary(console):
+        options = resolving.options(BuildOptions())
+        written = pipeline.lock(settings_for(script), options, console)
+        console.stop()
+        if talk.json:
+            console.emit(written)
+        console.locked(written)
+
+
+# --- ``stager sign``: sign a bundle with an SSH key ----------------------------------------------
+
+
+@app.command()
+@grouped
+def sign(
+    *,
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[BUNDLE]",
+            parser=path_option,
+            help="Default: the project's newest, made again if need be.",
+        ),
+    ] = None,
+    id: BundleId = None,
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            parser=path_option,
+            help="The SSH key: a private one, the .pub of one in your ssh-agent, or a -cert.pub.",
+        ),
+    ],
+    talk: Talk,
+) -> None:
+    """Sign a bundle with an SSH key."""
+    from ..building.current_bundle import current_bundle
+    from ..jobs.preparation import chosen_bundle, load_project
+    from ..pack.bundle_file import ChosenBundle
+    from ..trust import sign as make_signature
+
+    asked = bundle_id(id, "--id")
+    console = talk.reports()
+    with boundary(console):
+        if bundle is not None:
+            chosen = ChosenBundle(path=bundle, id=asked)
+        elif asked:
+            chosen = chosen_bundle(load_project(None, asked, settings_place()), None, asked)
+        else:  # made again if the project has changed: it is what the next job takes
+            chosen = current_bundle(load_project(None, start=settings_place()), console)
+        result = make_signature(chosen, key, console.note)
+        if talk.json:
+            console.emit(result)
+        console.signed(result)
+
+
+# --- ``stager inspect``: show what is in a bundle ------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,37 @@
-"""The application, and the boundary where every ending becomes an exit code."""
+"""The application: options, help, and the boundary that makes an exit code of every ending."""
 
 from __future__ import annotations
 
 import errno
+import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Protocol,
+    TextIO,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import typer
+import typer.core
+import typer.models
+
+from bundle.protocol.enumerations import TextEnum
 
 from .. import __version__
 from ..core import damaged_bytecode
@@ -23,17 +41,216 @@ from ..core.errors import (
     EXIT_OK,
     EXIT_USAGE,
     UNWRITABLE,
+    ConfigError,
     StagerError,
     visible,
 )
-from .help import HelpfulGroup
-from .options.values import path_option
-from .settings_place import choose_place
 
 if TYPE_CHECKING:
     from ..console.job_result import Console
     from ..console.output import Output
     from ..console.reports import Reports
+
+
+# --- The place of the settings, as the options before the command name it ------------------------
+
+_place: ContextVar[Path | None] = ContextVar("place", default=None)
+
+
+def settings_place() -> Path:
+    """Return a settings file, or the folder from which to look upwards for one.
+
+    Raises:
+        ConfigError: this directory has been removed.
+    """
+    place = _place.get()
+    if place is not None:
+        return place
+    try:
+        return Path.cwd()
+    except OSError as exc:
+        raise ConfigError(
+            f"the current directory cannot be used: {exc.strerror}",
+            hint="it was removed or moved: go to the project's folder again with `cd`",
+        ) from exc
+
+
+def choose_place(place: Path | None) -> None:
+    """Take the settings from a file or a folder, in place of this directory; None changes nothing.
+
+    Only for as long as the process runs one command.
+    """
+    _place.set(None if place is None else place.absolute())
+
+
+# --- Help pages: options under a heading for each group, and summaries that are never cut --------
+
+# Rich is not used for it: importing it takes longer than all else that ``--help`` does.
+
+_ARGUMENTS, _OPTIONS, _COMMANDS = "Arguments", "Options", "Commands"
+
+
+class _Writer(Protocol):
+    """The formatter of a help page, as far as it is used here."""
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Open a section."""
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Write a list of terms and their explanations."""
+
+
+class HelpfulCommand(typer.core.TyperCommand):
+    """A command whose options stand under the heading of their group."""
+
+    def format_options(self, ctx: object, formatter: _Writer) -> None:
+        """Write arguments first, then the options by group, those without one last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(cast("typer.Context", ctx)):
+            row = param.get_help_record(cast("typer.Context", ctx))
+            if row is None:
+                continue
+            panel = getattr(param, "rich_help_panel", None)
+            default = _ARGUMENTS if param.param_type_name == "argument" else _OPTIONS
+            groups.setdefault(panel or default, []).append(row)
+        last = groups.pop(_OPTIONS, [])
+        for name, rows in (*groups.items(), (_OPTIONS, last)):
+            if rows:
+                with formatter.section(name):
+                    formatter.write_dl(rows)
+
+
+class HelpfulGroup(typer.core.TyperGroup):
+    """The list of commands, with the whole summary of each."""
+
+    def format_commands(self, ctx: object, formatter: _Writer) -> None:
+        """Write a row for each command."""
+        rows = []
+        for name in self.list_commands(cast("typer.Context", ctx)):
+            command = self.get_command(cast("typer.Context", ctx), name)
+            if command is not None and not command.hidden:
+                rows.append((name, (command.help or "").split("\n\n")[0].strip()))
+        with formatter.section(_COMMANDS):
+            formatter.write_dl(rows)
+
+
+# --- Options that several commands share, written once: a dataclass field is an option -----------
+
+# typer reads a command's options from its signature. A command marked :func:`grouped` may take a
+# dataclass; typer is shown a signature in which that parameter is replaced by the class's fields.
+# A class's ``panel`` is their heading on the help page.
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take options as dataclasses, whose fields are annotated as typer needs it."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {}
+    shown: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not is_dataclass(kind) or not isinstance(kind, type):
+            shown.append(_keyword(name, parameter.default, kind))
+            continue
+        groups[name] = kind
+        inner = get_type_hints(kind, include_extras=True)
+        panel = getattr(kind, "panel", None)
+        shown += [
+            _keyword(one.name, one.default, _under(panel, inner[one.name])) for one in fields(kind)
+        ]
+
+    @wraps(command)
+    def called(**given: object) -> None:
+        made = {
+            name: kind(**{one.name: given.pop(one.name) for one in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**made, **given)
+
+    called.__dict__["__signature__"] = inspect.Signature(shown)
+    called.__annotations__ = {one.name: one.annotation for one in shown}
+    return called
+
+
+def _under(panel: str | None, annotation: type[Any]) -> object:
+    if panel is None:
+        return annotation
+    kind, option = get_args(annotation)[:2]
+    option = copy(option)
+    option.rich_help_panel = panel
+    return Annotated[kind, option]
+
+
+def _keyword(name: str, default: object, annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+# --- Checks of options' values: a value that cannot be used is a usage error ---------------------
+
+T = TypeVar("T")
+EnumT = TypeVar("EnumT", bound=TextEnum)
+
+
+def path_option(text: str) -> Path:
+    """Return an option's value as a path; an empty one is a usage error, not this folder."""
+    if not text:
+        raise typer.BadParameter("it is empty: is a shell variable unset?")
+    expanded = os.path.expanduser(text)  # noqa: PTH111 - Path's own raises
+    if text.startswith("~") and expanded == text and not os.path.lexists(text):
+        raise typer.BadParameter(f"{text}: there is no home directory that it could start at")
+    return Path(text)
+
+
+def choice(words: Iterable[str], help_text: str, *names: str) -> typer.models.OptionInfo:
+    """Return an option whose help page and shell completion list the words that it takes."""
+    allowed = tuple(map(str, words))
+
+    def completed(incomplete: str) -> list[str]:
+        return [word for word in allowed if word.startswith(incomplete)]
+
+    shown: typer.models.OptionInfo = typer.Option(
+        *names, metavar="|".join(allowed), help=help_text, autocompletion=completed
+    )
+    return shown
+
+
+def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | None:
+    """Return an option's value; one that is not allowed is a usage error."""
+    if text is None or text in allowed:
+        return text
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}", param_hint=option)
+
+
+def member_of(kind: type[EnumT], text: str | None, option: str) -> EnumT | None:
+    """Return an option's value as a word of an enumeration; another one is a usage error."""
+    chosen = one_of(tuple(str(word) for word in kind), text, option)
+    return None if chosen is None else kind(chosen)
+
+
+def checked(
+    check: Callable[[object], T], value: str | int | None, option: str, allowed: str
+) -> T | None:
+    """Return an option's value, read as the same key of the settings is."""
+    if value is None:
+        return None
+    try:
+        return check(value)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{value!r} cannot be used, allowed: {allowed}", param_hint=option
+        ) from None
+
+
+def each(
+    check: Callable[[object], str], texts: list[str] | None, option: str, allowed: str
+) -> tuple[str, ...]:
+    """Return the values of an option that may be given several times, each checked."""
+    values = (checked(check, text, option, allowed) for text in texts or ())
+    return tuple(value for value in values if value is not None)
+
+
+# --- The application, and the boundary where every ending becomes an exit code -------------------
 
 _AGAIN_SECONDS = 0.01
 
@@ -228,10 +445,10 @@ def top(
             raise typer.BadParameter(
                 f"{directory}: {exc.strerror}", param_hint="--directory"
             ) from None
-    choose_place(_place(project, config))
+    choose_place(_check_place(project, config))
 
 
-def _place(project: Path | None, config: Path | None) -> Path | None:
+def _check_place(project: Path | None, config: Path | None) -> Path | None:
     if project is not None and config is not None:
         raise typer.BadParameter("cannot be used with --config", param_hint="--project")
     # Not the methods of Path, which raise where it is too long, or may not be looked at.

@@ -1,0 +1,198 @@
+"""``verify`` and ``run``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from bundle.protocol.enumerations import Action
+
+from ..core.errors import EXIT_JOB, CommandFailure, JobError
+from .application import app, boundary, grouped, settings_place
+from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, RequestFlags, Talk, job_options
+
+if TYPE_CHECKING:
+    from ..config.load import Config
+    from ..console.job_result import Console
+    from ..console.output import Output
+    from ..forecast import PlannedJob
+    from ..jobs.job_description import JobOptions
+    from ..jobs.outcome import Outcome, SubmittedJob
+
+
+# --- The words behind a script: they go to the program, also where they look like ours -----------
+
+_TALK = frozenset({"--quiet", "--verbose", "--json", "--help"})
+"""Options that many programs have, too, and that change nothing of a job."""
+
+
+def warn_of_options_behind(context: typer.Context, command: Sequence[str], console: Output) -> None:
+    """Warn of options of ``stager`` behind a script, where no ``--`` says that they are its own."""
+    words = misplaced(command, [word for param in context.command.params for word in param.opts])
+    marked = sys.argv[-len(command) - 1 :][:1] == ["--"]
+    if words and not marked:
+        console.warn(
+            f"{command[0]} gets {', '.join(words)}, and stager does not: words behind the script "
+            f"are the program's. Options of stager stand before it; `-- {command[0]} ...` passes "
+            "the same words on without this warning"
+        )
+
+
+def misplaced(command: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return the words behind a script that are options of ``stager``, in their order."""
+    if not command or not command[0].endswith(".py"):
+        return []
+    named = [word.partition("=")[0] for word in command[1:] if word.startswith("--")]
+    return [word for word in dict.fromkeys(named) if word in options and word not in _TALK]
+
+
+# --- The part that ``verify`` and ``run`` share: a job from its options to its exit code ---------
+
+
+def carry_out(
+    console: Console,
+    action: Action,
+    options: JobOptions,
+    *,
+    result_of: Callable[[Outcome], object],
+    render: Callable[[Outcome], int],
+) -> NoReturn:
+    """Do a job, show what became of it, start the command that hears of a failure, and exit.
+
+    ``diagnose`` hears of a command that fails before its job begins.
+    """
+    from ..config.load import project_file
+    from ..jobs.outcome import Outcome
+    from ..jobs.preparation import load_project
+    from ..logs.job_files import default_folder
+    from ..logs.job_record import remember_refused
+
+    config: Config | None = None
+    try:
+        with remember_refused(
+            default_folder(options.log_dir), action.value, project_file(settings_place())
+        ):
+            config = load_project(
+                options.bundle, options.bundle_id, settings_place(), options.command
+            )
+            ended = _verb(action)(config, options, console)
+    except JobError as exc:
+        if config is None or not _hook(config, options):
+            raise
+        console.error(exc)
+        _start_hook(console, config, options, CommandFailure.of(exc))
+        raise typer.Exit(exc.exit_code) from None
+    if not isinstance(ended, Outcome):
+        _show_planned(console, config, options, ended)
+        raise typer.Exit
+    if console.as_json:
+        console.emit(result_of(ended))
+    code = render(ended)
+    if code == EXIT_JOB and not options.dry_run:
+        _start_hook(console, config, options, result_of(ended))
+    raise typer.Exit(code)
+
+
+def _verb(
+    action: Action,
+) -> Callable[[Config, JobOptions, Console], Outcome | SubmittedJob | PlannedJob]:
+    from .. import pipeline
+
+    return pipeline.run if action is Action.RUN else pipeline.verify
+
+
+def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:
+    return options.on_failure or config.launch.on_failure
+
+
+def _start_hook(console: Console, config: Config, options: JobOptions, result: object) -> None:
+    from ..jobs.driver import run_hook
+
+    hook = _hook(config, options)
+    if hook:
+        console.stop()
+        run_hook(hook, result, console.warn)
+
+
+def _show_planned(
+    console: Console, config: Config, options: JobOptions, ended: SubmittedJob | PlannedJob
+) -> None:
+    from ..forecast import PlannedJob
+
+    if console.as_json:
+        console.emit(ended)
+    elif isinstance(ended, PlannedJob):
+        console.planned(ended)
+    else:
+        console.data(ended.job_id)
+    if not isinstance(ended, PlannedJob) and _hook(config, options):
+        console.warn(
+            "the on-failure command is not started for this job: nobody waits for it; --wait does"
+        )
+
+
+# --- ``stager verify``: put the bundle on every node and check it there --------------------------
+
+
+@app.command()
+@grouped
+def verify(
+    *,
+    place: PlaceFlags,
+    slurm: RequestFlags,
+    launch: LaunchFlags,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every file, try the network between all nodes.")
+    ] = False,
+    batch: BatchFlags,
+    talk: Talk,
+) -> None:
+    """Put the bundle on every node and check it; launch nothing."""
+    from ..jobs.outcome import verify_result
+
+    options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
+    console = talk.console()
+    with boundary(console):
+        carry_out(
+            console,
+            Action.VERIFY,
+            replace(options, deep=deep),
+            result_of=verify_result,
+            render=console.verified,
+        )
+
+
+# --- ``stager run``: verify, then launch the command once for each rank --------------------------
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@grouped
+def run(
+    *,
+    context: typer.Context,
+    command: Command = None,
+    place: PlaceFlags,
+    slurm: RequestFlags,
+    launch: LaunchFlags,
+    batch: BatchFlags,
+    talk: Talk,
+) -> None:
+    """Verify, then launch COMMAND (default: project.command)."""
+    from ..jobs.outcome import run_result
+
+    options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
+    options = replace(options, command=tuple(command or ()))
+    console = talk.console()
+    with boundary(console):
+        warn_of_options_behind(context, options.command, console)
+        carry_out(
+            console,
+            Action.RUN,
+            options,
+            result_of=run_result,
+            render=console.ran,
+        )
