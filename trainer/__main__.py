@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from . import config
-from .engine import stopping
+from .engine import loop
 from .network import all_reduce, dist
 
 # Compute nodes have no network, and a library that tries one waits for its timeouts first. A
@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         world = dist.world_of(os.environ)
         work(world)
-    except stopping.TrainingStopped as stop:
+    except loop.TrainingStopped as stop:
         if world.is_first:
             dist.say(f"{stop}: to continue, add --resume to the same command")
         dist.stop(world)
-        return stopping.STOPPED
+        return loop.STOPPED
     except KeyboardInterrupt:
         dist.say(f"[RANK {world.rank}] interrupted; nothing was saved since the last checkpoint")
         return 130

@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .counts import counted
+# --- Counts in words: the trainer's own helper, as it imports nothing of the tool ----------------
+
+
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Return a count with its noun: ``1 node``, ``3 nodes``; or with the plural ``several``."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = several or f"{noun}s"
+    return f"{number} {plural}"
+
 
 DEFAULT_TOKENIZER = "google/bert_uncased_L-2_H-128_A-2"
 SYNCS = ("ddp", "all-reduce", "parameter-server", "dp")

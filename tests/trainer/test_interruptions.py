@@ -55,7 +55,7 @@ HELD = """\
 import pathlib, sys, time
 from trainer.__main__ import _leave, main
 from trainer.engine.progress import Progress
-from trainer.engine.stopping import StopSignal
+from trainer.engine.loop import StopSignal
 
 told = []
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Options, TrainerError
-from ..counts import counted
+from ..config import Options, TrainerError, counted
 from ..task import Rows
 
 if TYPE_CHECKING:

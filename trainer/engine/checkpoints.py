@@ -13,8 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Options, TrainerError
-from ..counts import counted
+from ..config import Options, TrainerError, counted
+
+# --- The memory of GPUs that a run has taken -----------------------------------------------------
+
+
+def measure_peak_memory(device: str) -> dict[str, int]:
+    """Return the peak memory of one GPU in bytes, under its name in metrics; empty on CPUs."""
+    if device != "cuda":
+        return {}
+    import torch
+
+    gpus = range(torch.cuda.device_count())
+    return {"peak_gpu_memory_bytes": max(torch.cuda.max_memory_allocated(gpu) for gpu in gpus)}
+
 
 METRICS = "metrics.json"
 _STATE = "trainer_state.json"

@@ -2,20 +2,213 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import os
+import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Options, TrainerError
-from ..counts import counted
+from ..config import Options, TrainerError, counted
 from ..network import dist
-from . import checkpoints, memory, progress, snapshot
-from .sampling import Position
+from . import checkpoints, progress
+from .progress import Position
 
 if TYPE_CHECKING:
     from ..network.dist import World
     from .loop import Run
+
+
+# --- The checkpoints of the training loop: written whole or not at all, and never trusted unread
+
+# A checkpoint is ``checkpoint_epoch_N.pt`` at the end of an epoch and ``checkpoint_step_N.pt``
+# within one; beside it lies a note, ``.json``, with its digest and its step. The note is written
+# last: a checkpoint without one is not complete.
+
+BEST = "best.pt"
+DAMAGED = ".damaged"
+"""The ending of a damaged checkpoint's note: the checkpoint is no longer used."""
+_NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """The facts about a checkpoint that are known without loading it."""
+
+    path: Path
+    """The checkpoint."""
+    step: int
+    """Steps that were done."""
+    sha256: str
+    """Of its bytes, in hex."""
+
+
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """Return a state of tensors, numbers, texts, mappings and lists as ``torch.load`` reads it."""
+    import torch
+
+    memory = io.BytesIO()
+    torch.save(dict(state), memory)
+    return memory.getvalue()
+
+
+def write_checkpoint(path: Path, data: bytes, step: int) -> None:
+    """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing.
+
+    Raises:
+        TrainerError: it cannot be written.
+    """
+    note = {"step": step, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    try:
+        _note_of(path).unlink(missing_ok=True)  # of another state than what comes now
+        write_whole(path, data)
+        write_whole(_note_of(path), (json.dumps(note) + "\n").encode())
+    except OSError as error:
+        raise TrainerError(
+            f"the checkpoint {path} cannot be written: {error.strerror or error}",
+            hint="check the free space and the permissions there; --resume continues from the "
+            "last one",
+        ) from error
+
+
+def list_complete(out: Path) -> list[Note]:
+    """Return the notes of the complete checkpoints in a folder, oldest first."""
+    notes = []
+    for path in _checkpoints(out):
+        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raw = json.loads(_note_of(path).read_text(encoding="utf-8"))
+            notes.append(Note(path=path, step=int(raw["step"]), sha256=str(raw["sha256"])))
+    return sorted(notes, key=lambda note: (note.step, note.path.name))
+
+
+def without_note(out: Path) -> set[str]:
+    """Return the checkpoints whose note is missing or unreadable, by their names without an ending.
+
+    One that was being written when its run was killed is among them.
+    """
+    known = {note.path for note in list_complete(out)}
+    return {path.stem for path in _checkpoints(out) if path not in known}
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    if not out.is_dir():
+        return []
+    return [path for path in out.iterdir() if _NAME.fullmatch(path.name)]
+
+
+def find_newest(out: Path) -> tuple[Note, bytes] | None:
+    """Return the newest sound checkpoint with its bytes; report damaged ones, and skip them.
+
+    Raises:
+        TrainerError: there are checkpoints, and none is sound.
+    """
+    for note in reversed(list_complete(out)):
+        try:
+            data = note.path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == note.sha256:
+                return note, data
+            why = "is damaged"
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or error})"
+        dist.say(f"warning: {note.path} {why}; the one before it is used")
+        # Otherwise it would count when old checkpoints are removed, and sound ones would go first.
+        with suppress(OSError):
+            _note_of(note.path).replace(note.path.with_suffix(DAMAGED))
+    damaged = _damaged(out)
+    if damaged:
+        raise TrainerError(
+            f"no checkpoint in {out} can be used ({len(damaged)} damaged)",
+            hint=f"rm {out}/checkpoint_* to start again there, or choose another --out",
+        )
+    return None
+
+
+def _damaged(out: Path) -> set[str]:
+    """Return the damaged checkpoints, by their names without an ending."""
+    damaged = {path.stem for path in out.glob(f"checkpoint_*{DAMAGED}")}
+    bare = without_note(out)
+    # A single one without any note was being written when its run was killed.
+    if len(bare) > 1 or any((out / f"{name}.json").exists() for name in bare):
+        damaged |= bare
+    return damaged
+
+
+def load_state(data: bytes, name: str) -> dict[str, Any]:
+    """Return the state in a checkpoint's bytes, without running any code in them.
+
+    Raises:
+        TrainerError: they are no checkpoint of ours.
+    """
+    import torch
+
+    try:
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if isinstance(state, dict):
+            return state
+        why = "it is not a mapping"
+    except Exception as error:  # torch's, zip's and pickle's own: it is no checkpoint of ours
+        why = str(error).strip().partition("\n")[0][:200]
+    raise TrainerError(
+        f"{name} cannot be loaded: {why}",
+        hint="remove it, and --resume continues from the one before it",
+    )
+
+
+def thin_out(out: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints; the best one has a name of its own."""
+    for note in list_complete(out)[:-keep]:
+        with suppress(OSError):
+            _note_of(note.path).unlink()
+            note.path.unlink()
+
+
+def remove_checkpoints(out: Path) -> None:
+    """Remove every checkpoint, including the best one.
+
+    Raises:
+        OSError: one of them cannot be removed.
+    """
+    for path in out.iterdir():
+        if _NAME.fullmatch(path.name) or path.name == BEST:
+            for ending in (".json", DAMAGED):
+                path.with_suffix(ending).unlink(missing_ok=True)
+            path.unlink()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that its name always stands for all of it, on the disk, too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()  # on a full disk it would keep the little that is left
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+# --- The files of a run: checkpoints while it lasts, model and metrics at its end ----------------
 
 MODEL = "model.pt"
 _JOB = ".job"
@@ -41,7 +234,7 @@ def begin(run: Run, environ: Mapping[str, str]) -> None:
             progress.rewind(options.out, 0)
         return
     name, data = newest
-    dist.together(world, lambda: _restore(run, snapshot.load(data, name), name))
+    dist.together(world, lambda: _restore(run, load_state(data, name), name))
     if world.is_first:
         lost = progress.rewind(options.out, run.at.step)
         left = f"{counted(lost, 'step')} to do again"
@@ -86,12 +279,12 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
         "held_out_rows": len(task.held_out),
         "train_seconds": round(done.seconds, 3),
         **_shares(run),
-        **memory.peak(world.device),
+        **checkpoints.measure_peak_memory(world.device),
     }
 
     def write() -> None:
         dist.say(f"Saving model to {options.out / MODEL}")
-        snapshot.write_whole(options.out / MODEL, snapshot.packed(task.model.state_dict()))
+        write_whole(options.out / MODEL, pack_state(task.model.state_dict()))
         checkpoints.write_metrics(options.out, metrics)
         rows = counted(len(task.held_out), "row")
         dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {rows}")
@@ -136,7 +329,7 @@ def _prepare(options: Options, job: str, *, again: bool) -> tuple[str, bytes] | 
         nonlocal newest
         out.mkdir(parents=True, exist_ok=True)
         if options.resume or _is_its_own(out, job, again=again):
-            newest = snapshot.newest(out)
+            newest = find_newest(out)
             if newest is None and options.resume:
                 dist.say(f"{out} has no checkpoint: starting from the beginning")
         else:
@@ -172,8 +365,8 @@ def _is_its_own(out: Path, job: str, *, again: bool) -> bool:
 
 def _clear(out: Path) -> None:
     """Remove the files of a finished run; TrainerError if it did not finish."""
-    names = [note.path.stem for note in snapshot.complete(out)]
-    left = names or sorted(snapshot.without_note(out))
+    names = [note.path.stem for note in list_complete(out)]
+    left = names or sorted(without_note(out))
     if left and not (out / checkpoints.METRICS).is_file():
         raise TrainerError(
             f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}.pt",
@@ -182,7 +375,7 @@ def _clear(out: Path) -> None:
         )
     if left:
         dist.say(f"{out} has a finished run: it is replaced")
-    snapshot.clear(out)
+    remove_checkpoints(out)
     (out / progress.LOG).unlink(missing_ok=True)
 
 
@@ -243,11 +436,11 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
             "step": run.at.step,
             "best": run.best,
         }
-        data = snapshot.packed(state)
+        data = pack_state(state)
         if is_best:  # first: the epoch's checkpoint records its accuracy
-            snapshot.save(options.out / snapshot.BEST, data, run.at.step)
-        snapshot.save(options.out / name, data, run.at.step)
-        snapshot.thin_out(options.out, options.keep)
+            write_checkpoint(options.out / BEST, data, run.at.step)
+        write_checkpoint(options.out / name, data, run.at.step)
+        thin_out(options.out, options.keep)
 
     dist.by_first(run.world, save)
 

@@ -1,27 +1,77 @@
-"""Synchronisation of the copies of a model on all ranks, in four ways with the same result.
-
-``ddp`` is what one uses. The others do by hand what it does: ``all-reduce`` adds up the gradients
-on all ranks, ``parameter-server`` keeps weights and optimizer on rank 0, and ``dp`` splits each
-batch over the GPUs of one process.
-
-A rank's loss is scaled so that the *mean* of all gradients is that of the whole step, see
-:func:`trainer.engine.loop.loss_of`.
-"""
+"""Equal ranks: the same inputs, and synchronised copies of the model."""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..config import TrainerError
+from ..config import Options, TrainerError
+from ..network import dist
 from ..network.dist import World
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
     from torch.optim import Optimizer
+
+    from ..task import Rows
+
+
+# --- A check that all ranks have the same rows and options ---------------------------------------
+
+# A difference would not be noticed otherwise: the ranks average what they have, whatever it is, or
+# wait for each other in different collectives.
+
+_OPTIONS = (
+    *("workload", "epochs", "subset", "held_out", "batch_size", "lr", "seed"),
+    *("sync", "precision", "save_every"),
+)
+"""Options that decide the steps and their content; ``out`` matters on rank 0 alone."""
+
+
+def require_same_inputs(world: World, options: Options, rows: Mapping[str, str]) -> None:
+    """Continue only if every rank has the options and rows of rank 0.
+
+    Raises:
+        TrainerError: on every rank, with the ranks that differ, and the differences.
+    """
+    mine = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in _OPTIONS}
+    mine |= rows
+    first = dist.by_first(world, lambda: mine)
+
+    def compare() -> None:
+        differences = [
+            f"{name} {value} (rank 0: {first[name]})"
+            for name, value in mine.items()
+            if first[name] != value
+        ]
+        if differences:
+            raise TrainerError(
+                f"not what rank 0 has: {', '.join(differences)}",
+                hint="start all ranks with the same command; check whether the data on that "
+                "node is a different copy",
+            )
+
+    dist.together(world, compare)
+
+
+def describe_rows(rows: Rows) -> str:
+    """Return the number of rows and a digest of their labels, which no processor rounds."""
+    labels = ",".join(map(str, rows.labels.tolist()))
+    return f"{len(rows)}, labels {hashlib.sha256(labels.encode()).hexdigest()[:8]}"
+
+
+# --- Synchronisation of the copies of a model on all ranks, in four ways with the same result ----
+
+# ``ddp`` is what one uses. The others do by hand what it does: ``all-reduce`` adds up the gradients
+# on all ranks, ``parameter-server`` keeps weights and optimizer on rank 0, and ``dp`` splits each
+# batch over the GPUs of one process.
+#
+# A rank's loss is scaled so that the *mean* of all gradients is that of the whole step, see
+# :func:`trainer.engine.loop.loss_of`.
 
 
 class Alone:

@@ -12,16 +12,45 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config import Options, fits
-from ..counts import counted
-from ..data import texts, tokens
-from ..engine import checkpoints, consistency, memory, models
+from ..config import Options, counted, fits
+from ..data import texts
+from ..engine import checkpoints, sync
 from ..network import dist
 from ..network.dist import World
 
 if TYPE_CHECKING:
     from torch.nn import Module
-    from transformers import Trainer, TrainingArguments
+    from transformers import BertForSequenceClassification, Trainer, TrainingArguments
+
+
+# --- The models, small enough to train on a CPU --------------------------------------------------
+
+
+def make_model(*, words: int, padding: int, classes: int) -> BertForSequenceClassification:
+    """A BERT of two layers with first weights, for a vocabulary of ``words`` tokens.
+
+    ``padding`` is the number of the padding token.
+    """
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=words,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=256,
+            max_position_embeddings=256,
+            pad_token_id=padding,
+            num_labels=classes,
+        )
+    )
+    # The Trainer of transformers 5 takes a forward() with **kwargs for one that divides its loss by
+    # the rows of all ranks, and multiplies it by their number. BERT's loss is a mean already: it,
+    # and each gradient, would come out as many times too large as there are ranks.
+    model.accepts_loss_kwargs = False
+    return model
+
 
 MAX_TOKENS = 128
 WARMUP = 50
@@ -37,15 +66,15 @@ def run(options: Options, world: World) -> None:
     from transformers import set_seed
 
     corpus = dist.together(world, lambda: texts.load(options))
-    tokenizer = dist.together(world, lambda: tokens.load_tokenizer(options))
-    train = tokens.encode(tokenizer, corpus.train, MAX_TOKENS)
-    held_out = tokens.encode(tokenizer, corpus.held_out, MAX_TOKENS)
-    unknown = tokens.unknown_share(tokenizer, train)
-    dist.together(world, lambda: tokens.refuse_unknown(unknown, options))
+    tokenizer = dist.together(world, lambda: texts.load_tokenizer(options))
+    train = texts.encode_rows(tokenizer, corpus.train, MAX_TOKENS)
+    held_out = texts.encode_rows(tokenizer, corpus.held_out, MAX_TOKENS)
+    unknown = texts.unknown_share(tokenizer, train)
+    dist.together(world, lambda: texts.refuse_unknown(unknown, options))
     dist.together(world, lambda: fits(options, len(train)))
 
     counts = {"rows to train on": str(len(train)), "rows held out": str(len(held_out))}
-    consistency.require(world, options, counts)
+    sync.require_same_inputs(world, options, counts)
     steps = steps_an_epoch(len(train), options.batch_size, world.size)
     start = dist.by_first(world, lambda: checkpoints.prepare(options, steps))
     dist.together(world, lambda: checkpoints.see(start))
@@ -59,7 +88,7 @@ def run(options: Options, world: World) -> None:
 
     set_seed(options.seed)
     padding = tokenizer.pad_token_id
-    model = models.tiny_bert(words=len(tokenizer), padding=padding, classes=texts.CLASSES)
+    model = make_model(words=len(tokenizer), padding=padding, classes=texts.CLASSES)
     trainer = make_trainer(model, train, arguments(options, world, steps), padding)
     if start.checkpoint is not None:
         checkpoints.teach_torch_to_load()
@@ -82,7 +111,7 @@ def run(options: Options, world: World) -> None:
         "train_rows": len(train),
         "held_out_rows": len(held_out),
         "train_seconds": seconds,
-        **memory.peak(world.device),
+        **checkpoints.measure_peak_memory(world.device),
     }
     checkpoints.write_metrics(options.out, metrics)
     dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {counted(len(held_out), 'row')}")
@@ -126,7 +155,7 @@ def arguments(options: Options, world: World, steps: int) -> TrainingArguments:
 
 
 def make_trainer(
-    model: Module, train: Sequence[tokens.Example], settings: TrainingArguments, padding: int
+    model: Module, train: Sequence[texts.Example], settings: TrainingArguments, padding: int
 ) -> Trainer:
     """The Trainer, with plain lines of progress from rank 0 in place of its own."""
     from transformers import PrinterCallback, Trainer, TrainerCallback
@@ -138,7 +167,7 @@ def make_trainer(
         model=model,
         args=settings,
         train_dataset=train,
-        data_collator=partial(tokens.batch, padding=padding),
+        data_collator=partial(texts.make_batch, padding=padding),
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
@@ -155,7 +184,7 @@ def report(_settings: Any, state: Any, _control: Any, *, logs: dict[str, float],
 
 
 def evaluate(
-    model: Module, examples: Sequence[tokens.Example], world: World, padding: int
+    model: Module, examples: Sequence[texts.Example], world: World, padding: int
 ) -> tuple[float, float]:
     """The share of right answers, and the mean cross-entropy in nats; each row counts once.
 
@@ -170,7 +199,7 @@ def evaluate(
     model.eval()
     with torch.inference_mode():
         for first in range(0, len(mine), 64):
-            batch = tokens.batch(mine[first : first + 64], padding)
+            batch = texts.make_batch(mine[first : first + 64], padding)
             rows = {name: tensor.to(world.device) for name, tensor in batch.items()}
             labels = rows.pop("labels")
             scores = model(**rows).logits

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bundle.protocol.counts import counted, sized
-from trainer.counts import counted as counted_in_trainer
+from trainer.config import counted as counted_in_trainer
 
 REPO = Path(__file__).resolve().parents[3]
 PLURAL = re.compile(

@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.needs import needs
 from trainer.config import TrainerError, parse
-from trainer.data.texts import LabelledText
-from trainer.data.tokens import (
+from trainer.data.texts import (
     SPECIAL,
     Example,
-    batch,
-    encode,
+    LabelledText,
+    encode_rows,
     from_vocabulary,
+    make_batch,
     read_vocabulary,
     refuse_unknown,
     unknown_share,
@@ -61,7 +61,7 @@ def test_more_than_half_unknown_is_refused_and_half_is_not():
 def test_words_become_pieces_and_the_ends_are_marked(tmp_path):
     pytest.importorskip("transformers")
     tokenizer = from_vocabulary(vocabulary(tmp_path, "crab", "##s", "."))
-    (found,) = encode(tokenizer, [LabelledText(label=2, text="Crabs zebra.")], 128)
+    (found,) = encode_rows(tokenizer, [LabelledText(label=2, text="Crabs zebra.")], 128)
     words = tokenizer.convert_ids_to_tokens(found.tokens)
     assert words == ["[CLS]", "crab", "##s", "[UNK]", ".", "[SEP]"]
     assert found.label == 2
@@ -79,7 +79,7 @@ def test_a_cased_vocabulary_keeps_letter_case(tmp_path):
 def test_texts_are_cut_to_the_most_tokens(tmp_path):
     pytest.importorskip("transformers")
     tokenizer = from_vocabulary(vocabulary(tmp_path, "crab"))
-    (found,) = encode(tokenizer, [LabelledText(label=0, text="crab " * 50)], 10)
+    (found,) = encode_rows(tokenizer, [LabelledText(label=0, text="crab " * 50)], 10)
     assert len(found.tokens) == 10
     assert found.tokens[-1] == tokenizer.sep_token_id
 
@@ -102,7 +102,9 @@ def test_berts_own_vocabulary_gives_berts_own_tokens():
 @pytest.mark.slow
 def test_a_batch_is_padded_to_its_longest_and_masked():
     pytest.importorskip("torch")
-    found = batch([Example(tokens=[5, 6, 7], label=1), Example(tokens=[8], label=3)], padding=0)
+    found = make_batch(
+        [Example(tokens=[5, 6, 7], label=1), Example(tokens=[8], label=3)], padding=0
+    )
     assert found["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert found["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert found["labels"].tolist() == [1, 3]

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from trainer.config import TrainerError
-from trainer.engine import snapshot
+from trainer.engine import saving
 
 torch = pytest.importorskip("torch")
 
 
 def put(out, name, step, **state):
-    snapshot.save(out / name, snapshot.packed({"step": step, **state}), step)
+    saving.write_checkpoint(out / name, saving.pack_state({"step": step, **state}), step)
     return out / name
 
 
@@ -21,9 +21,9 @@ def test_the_newest_is_the_one_with_most_steps(tmp_path):
     put(tmp_path, "checkpoint_epoch_1.pt", 100)
     put(tmp_path, "checkpoint_step_90.pt", 90)
     newest = put(tmp_path, "checkpoint_step_110.pt", 110)
-    assert [note.step for note in snapshot.complete(tmp_path)] == [90, 100, 110]
-    note, data = snapshot.newest(tmp_path)
-    assert (note.path, snapshot.load(data, "x")["step"]) == (newest, 110)
+    assert [note.step for note in saving.list_complete(tmp_path)] == [90, 100, 110]
+    note, data = saving.find_newest(tmp_path)
+    assert (note.path, saving.load_state(data, "x")["step"]) == (newest, 110)
 
 
 def test_one_without_its_note_is_not_complete(tmp_path):
@@ -31,7 +31,7 @@ def test_one_without_its_note_is_not_complete(tmp_path):
     put(tmp_path, "checkpoint_epoch_2.pt", 200).with_suffix(".json").unlink()
     put(tmp_path, "checkpoint_epoch_3.pt", 300).with_suffix(".json").write_text('{"step": 3')
     put(tmp_path, "checkpoint_epoch_4.pt", 400).unlink()
-    note, _ = snapshot.newest(tmp_path)
+    note, _ = saving.find_newest(tmp_path)
     assert note.step == 100
 
 
@@ -40,14 +40,14 @@ def test_a_damaged_one_is_not_counted_when_old_ones_go(tmp_path):
     out.mkdir()
     put(out, "checkpoint_step_20.pt", 20)
     put(out, "checkpoint_step_60.pt", 60).write_bytes(b"damaged")
-    assert snapshot.newest(out)[0].step == 20
+    assert saving.find_newest(out)[0].step == 20
     put(out, "checkpoint_step_21.pt", 21)
-    snapshot.thin_out(out, 1)
-    assert snapshot.newest(out)[0].step == 21
+    saving.thin_out(out, 1)
+    assert saving.find_newest(out)[0].step == 21
     (out / "checkpoint_step_21.pt").write_bytes(b"damaged, too")
     for _ in "ab":  # and not silently from the beginning when it is tried again
         with pytest.raises(TrainerError, match=r"no checkpoint in .* can be used"):
-            snapshot.newest(out)
+            saving.find_newest(out)
 
 
 @pytest.mark.parametrize("place", [0, 500, -1])
@@ -57,7 +57,7 @@ def test_damage_is_found_out(tmp_path, capsys, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 4
     path.write_bytes(data)
-    note, _ = snapshot.newest(tmp_path)
+    note, _ = saving.find_newest(tmp_path)
     assert note.step == 100
     assert f"warning: {path} is damaged" in capsys.readouterr().out
 
@@ -67,13 +67,13 @@ def test_only_the_newest_stay(tmp_path):
     out.mkdir()
     for epoch in range(1, 6):
         put(out, f"checkpoint_epoch_{epoch}.pt", epoch * 10)
-    put(out, snapshot.BEST, 20)
-    snapshot.thin_out(out, 2)
+    put(out, saving.BEST, 20)
+    saving.thin_out(out, 2)
     assert sorted(path.name for path in out.iterdir()) == [
         "best.json", "best.pt", "checkpoint_epoch_4.json", "checkpoint_epoch_4.pt",
         "checkpoint_epoch_5.json", "checkpoint_epoch_5.pt",
     ]  # fmt: skip
-    snapshot.clear(out)
+    saving.remove_checkpoints(out)
     assert not list(out.iterdir())
 
 
@@ -91,7 +91,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path):
     path = tmp_path / "checkpoint_epoch_1.pt"
     torch.save({"model": Trap()}, path)
     with pytest.raises(TrainerError, match="cannot be loaded"):
-        snapshot.load(path.read_bytes(), path.name)
+        saving.load_state(path.read_bytes(), path.name)
 
 
 def test_any_reader_of_torch_can_read_it(tmp_path):

@@ -18,7 +18,7 @@ from tests.support.needs import lacks, needs
 from tests.support.ports import held_port
 from tests.support.warm_ranks import Rank, as_torchrun_does
 from trainer.config import TrainerError
-from trainer.network import mesh
+from trainer.network import all_reduce
 from trainer.network.all_reduce import MOST_NODES, PREFIX, AllReduceOptions, parse, schedule
 
 REPO = Path(__file__).resolve().parents[3]
@@ -69,16 +69,18 @@ def test_of_many_nodes_each_meets_its_neighbours_and_the_head(nodes):
 
 def test_who_can_be_connected_to_and_who_cannot():
     refusing = ("127.0.0.1", held_port())
-    with mesh.listen("127.0.0.1") as one, mesh.listen("127.0.0.1") as two:
+    with all_reduce.listen("127.0.0.1") as one, all_reduce.listen("127.0.0.1") as two:
         targets = {f"n{n}": (one, two)[n % 2].getsockname()[:2] for n in range(600)}
-        assert mesh.unreached(targets, 100.0) == {}
-        assert mesh.unreached({**targets, "n9": refusing}, 100.0) == {"n9": "Connection refused"}
-    assert mesh.unreached({}, 1.0) == {}
+        assert all_reduce.unreached(targets, 100.0) == {}
+        assert all_reduce.unreached({**targets, "n9": refusing}, 100.0) == {
+            "n9": "Connection refused"
+        }
+    assert all_reduce.unreached({}, 1.0) == {}
 
 
 def test_who_has_answered_while_this_process_slept_is_reached(monkeypatch):
     """A busy machine may not run it before its time is over."""
-    with mesh.listen("127.0.0.1") as listener:
+    with all_reduce.listen("127.0.0.1") as listener:
         begun = []
 
         def clock():
@@ -88,17 +90,17 @@ def test_who_has_answered_while_this_process_slept_is_reached(monkeypatch):
             listener.accept()[0].close()
             return 100.0
 
-        monkeypatch.setattr(mesh.time, "monotonic", clock)
-        assert mesh.unreached({"n1": listener.getsockname()[:2]}, 5.0) == {}
+        monkeypatch.setattr(all_reduce.time, "monotonic", clock)
+        assert all_reduce.unreached({"n1": listener.getsockname()[:2]}, 5.0) == {}
 
 
 def test_the_address_is_that_of_the_interface_else_towards_the_head():
-    assert mesh.own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
-    assert mesh.own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
+    assert all_reduce.own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    assert all_reduce.own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
     with pytest.raises(TrainerError, match="there is no interface nope0 on "):
-        mesh.own_address({"GLOO_SOCKET_IFNAME": "nope0", "MASTER_ADDR": "127.0.0.1"})
+        all_reduce.own_address({"GLOO_SOCKET_IFNAME": "nope0", "MASTER_ADDR": "127.0.0.1"})
     with pytest.raises(TrainerError, match=r"has no route to the head node, no-such\.invalid"):
-        mesh.own_address({"MASTER_ADDR": "no-such.invalid"})
+        all_reduce.own_address({"MASTER_ADDR": "no-such.invalid"})
 
 
 # --- real ranks ----------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ def test_a_rank_that_does_not_come_is_named():
 
 LIMITED = """from dataclasses import replace
 import sys
-from trainer.network import all_reduce, rendezvous_store
+from trainer.network import all_reduce, dist as rendezvous_store
 from trainer.__main__ import _leave, main
 rendezvous_store._LINGER = {linger}
 real = all_reduce.{step}

@@ -71,13 +71,13 @@ def test_what_was_saved_gives_the_accuracy_that_was_reported(trained):
     import transformers
 
     from trainer.config import parse
-    from trainer.data import texts, tokens
+    from trainer.data import texts
 
     out, _ = trained
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     rows = texts.load(parse(["tiny-bert", *CORPUS])).held_out
-    held_out = tokens.encode(tokenizer, rows, 128)
+    held_out = texts.encode_rows(tokenizer, rows, 128)
     accuracy, loss = evaluate(model, held_out, World(), tokenizer.pad_token_id)
     assert accuracy == metrics(out)["accuracy"]
     assert loss == pytest.approx(metrics(out)["loss"], abs=1e-4)
