@@ -147,7 +147,7 @@ def _unused_in(
 
 
 def remove_unused_hub_file(path: Path) -> bool:
-    """Remove what :func:`unused` named; return whether it is gone."""
+    """Remove what :func:`list_unused_hub_files` named; return whether it is gone."""
     if path.parent.name == _SNAPSHOTS:
         for blob in _only_in(path):
             remove(blob)

@@ -1,4 +1,4 @@
-"""The command line: one file for each command, which parses, makes one call, and renders."""
+"""The command line: each command parses, makes one call, and renders."""
 
 from __future__ import annotations
 
@@ -21,8 +21,18 @@ COMMANDS = (
 """All commands, in the order of the help page."""
 
 _HELP = frozenset({"-h", "--help"})
-_MODULES = {"import": "import_file", "plan": "estimate", "clean-node": "clean_node"}
-"""Modules that are not named like their command."""
+_FILES = {
+    "job_commands": ("verify", "run"),
+    "script": ("script",),
+    "exec": ("exec",),
+    "build": ("build",),
+    "bundle_commands": ("init", "config", "lock", "sign", "inspect"),
+    "carrying_commands": ("export", "import", "mirror"),
+    "log_commands": ("logs", "diagnose", "report", "support"),
+    "node_commands": ("estimate", "plan", "nodes", "clean", "clean-node"),
+}
+"""The commands in each file."""
+_MODULES = {command: file for file, commands in _FILES.items() for command in commands}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +65,7 @@ def load_commands(words: Sequence[str] = ()) -> None:
     whole = first not in COMMANDS or not _HELP.isdisjoint(options)
     named = [] if whole else [word for word in words if word in COMMANDS]
     for command in named or COMMANDS:
-        import_module(f".{_MODULES.get(command, command)}", __name__)
+        import_module(f".{_MODULES[command]}", __name__)
     for registered in app.registered_commands:
         registered.cls = HelpfulCommand
     app.registered_commands.sort(key=_place)

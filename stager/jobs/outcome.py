@@ -243,9 +243,7 @@ class Outcome:
 
     @property
     def trained(self) -> tuple[Figures, ...]:
-        """The figures that its program has written, see
-        :func:`stager.jobs.outcome.read_figures`.
-        """
+        """The figures that its program has written, see :func:`read_figures`."""
         return read_figures(Path(self.job.run_dir), self.job.outputs, self.before)
 
     def take(self, record: Record) -> None:
