@@ -147,7 +147,8 @@ class Events(Reports):
     def _show_collected(self, event: OutputsCollected, record: Record) -> None:
         what = f"{counted(event.files, 'file')}, {sized(event.bytes)}"
         nodes = few_names([event.node, *event.others])
-        self.say(f"  {nodes}: {what}: {event.source} -> {event.target}")
+        if event.files:
+            self.say(f"  {nodes}: {what}: {event.source} -> {event.target}")
         for name in event.missing:
             self.warn(f"{event.node}: no rank has written {name}, which is named as an output")
         for old, new in event.renamed.items():

@@ -384,6 +384,8 @@ def _notes_on(job: Job, source: Source) -> Iterator[str]:
     if job.tracked and job.allocation is not Allocation.LOCAL:
         yield f"brought back if they are written: {', '.join(job.tracked)} (trackers)"
     if job.action is Action.RUN:
+        if place := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ]:
+            yield f"{' and '.join(place)} of this shell not used: each job has its own"
         yield from _withheld(job.launch.pass_env, os.environ)
 
 

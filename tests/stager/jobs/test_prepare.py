@@ -102,6 +102,12 @@ def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "hunter2" not in repr(made)
 
 
+def test_a_rendezvous_of_the_shell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    made = make(tmp_path, "train.py")
+    assert made.notes == ("MASTER_PORT of this shell not used: each job has its own",)
+
+
 def test_a_secret_that_is_withheld_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its name alone; what only Slurm's commands need is nothing that a user misses."""
     for name in [name for name in os.environ if is_secret(name)]:
