@@ -31,8 +31,8 @@ from ..logs.prefixes import (
 
 # --- The words by which programs say that they go on after an error, begin again, or end ---------
 
-# Whether an error ended its process is mostly told by what follows it (:mod:`.aftermath`); these
-# are the words that say so themselves.
+# What follows an error mostly says whether it ended its process (:func:`.log_verdict.aftermath`);
+# these words say so themselves.
 
 _LEVEL = re.compile(
     r"""^\W*(?:WARNING|WARN|INFO|DEBUG)\b       # WARNING step 41: text

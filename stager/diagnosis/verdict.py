@@ -22,7 +22,7 @@ from .process_exits import LINES, Exit, of_rank, own_words, weigh
 
 # --- The verdict: which of many candidates failed first, and why it is that one ------------------
 
-# Two front ends make the candidates: :mod:`.driver_verdict` from the driver's typed result, and
+# Two front ends make the candidates: :func:`verdict` from the driver's typed result, and
 # :mod:`.log_verdict` from lines of logs, whoever's launcher wrote them. Both are ranked here, by
 # one rule: the :class:`Role` counts first, then whether a writer went on after its line, then
 # whether its launcher saw another rank fail first, then the time. Of two that are still equal, the
@@ -34,40 +34,33 @@ from .process_exits import LINES, Exit, of_rank, own_words, weigh
 # 1. One that failed by itself explains the others, so a cause always counts first, however late it
 #    came: a rank that loses its peers often raises before the one that left has been noticed.
 # 2. A signal comes after a written cause, since a launcher kills those that wait for the failed
-#   rank.
+#    rank.
 # 3. A symptom (ranks cannot meet) names no culprit, but does say what is wrong.
 # 4. A node that could not do its part explains the ranks that missed it, and not the other way
 #    round. A node that only followed another one counts where that other one is not known.
 # 5. Ranks that somebody missed come next: one whose launcher ended the others because of it, one
-#   that
-#    left early, one that never came. Nothing is wrong with them but their absence.
+#    that left early, one that never came. Nothing is wrong with them but their absence.
 # 6. Slurm's end of the job follows: what came before it may have made the job hang until its limit.
 #    A cause that its writer survived comes after it.
 # 7. A bare exit status of a launcher or process says that it failed, but not why. It counts only
 #    after Slurm's end, which leaves such statuses behind.
 # 8. Consequences count where there is nothing else: better a rank that lost its peers than none.
-#   Logs
-#    do not name it, since another one failed first. One that was told to end says less than one
-#      that
-#    lost its peers, and a launcher that was told to end says less than its ranks.
+#    Logs do not name it, since another one failed first. One that was told to end says less than
+#    one that lost its peers, and a launcher that was told to end says less than its ranks.
 # 9. A process that goes on for too long is no failure unless nothing else ended the job.
 #
 # The front ends differ in three ways, because their evidence does:
 #
 # - The driver knows who sent a signal, so a rank that was killed, or that ended without a word, is
-#   a
-#   ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
+#   a ``CAUSE`` for it. Logs cannot tell, so there it is ``KILLED`` or a ``BARE_STATUS``.
 # - The driver asks Slurm whether it ended the job. If it did, what ranks and nodes report followed
 #   from that, and there is nothing to rank. Logs are compared with the line of the end, by place
-#     and
-#   by time, and what came after it is no candidate.
+#   and by time, and what came after it is no candidate.
 # - Candidates of both are never mixed. Where the driver has a verdict, logs explain it
-#   (:mod:`.diagnose`): their times are less exact than the driver's, and they tell of the same
-#     ranks
-#   again, less reliably. Of a job without a result, Slurm's accounting may know that Slurm ended
-#     it.
-#   That has no time to compare, so what a log tells comes before it, unless the end may have caused
-#   that: a signal, a hang, a bare status, or consequences.
+#   (:mod:`.diagnosis`): their times are less exact than the driver's, and they tell of the same
+#   ranks again, less reliably. Of a job without a result, Slurm's accounting may know that Slurm
+#   ended it. That has no time to compare, so what a log tells comes before it, unless the end may
+#   have caused that: a signal, a hang, a bare status, or consequences.
 
 
 class Role(IntEnum):

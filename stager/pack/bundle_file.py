@@ -330,7 +330,7 @@ def clear_away(path: Path) -> bool:
 
 
 def _find_seal_beside(bundle: Path) -> Path:
-    """Return the path of a note of :mod:`.seals`, without creating its directory."""
+    """Return the path of a seal, without creating its directory."""
     return bundle.parents[1] / "seals" / f"{bundle.name}.txt"
 
 
