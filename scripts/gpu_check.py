@@ -51,7 +51,7 @@ ours = torch.cuda.current_device() if world.backend == "nccl" else -1
 print("SEEN " + json.dumps({
     "rank": world.rank, "local_rank": world.local_rank, "backend": world.backend,
     "size": world.size, "device": ours, "on": str(numbers.device), "sum": numbers[0].item(),
-    "mixed": precision.mixed("auto", world.device),
+    "mixed": precision.is_bfloat16("auto", world.device),
     "capability": torch.cuda.get_device_capability(ours)[0] if ours >= 0 else 0}), flush=True)
 torch.distributed.destroy_process_group()
 """

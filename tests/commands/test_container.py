@@ -100,7 +100,7 @@ def test_what_a_node_lacks_is_said(sited: Project, tmp_path: Path) -> None:
     absent = sited.stager(*given, str(tmp_path / "absent.sif"))
     assert absent.returncode == 3
     assert "local1,local2: the container image cannot be read" in absent.stderr
-    assert f"{tmp_path}/absent.sif is not there" in absent.stderr
+    assert f"{tmp_path}/absent.sif does not exist" in absent.stderr
     wrong = sited.stager(*given, "../lab.sif", "--container-mounts", "/absent/data:/data")
     assert wrong.returncode == 3
     assert "mount source /absent/data does not exist" in wrong.stdout + wrong.stderr

@@ -23,7 +23,6 @@ from bundle.format.archive import BundleFile
 from bundle.format.layer import origin_of, packed_index
 from bundle.format.manifest import member_header, padding
 from bundle.protocol.digest import Digest, canonical_json
-from stager import wheels as fetch
 from stager.core.store import Store, sha256_of
 from stager.core.values import Target, Wheel
 from stager.layers.layer_build import make_layers
@@ -33,6 +32,7 @@ from stager.pack.bundle import Contents, Packed, pack
 from stager.pack.bundle_file import seal
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
+from stager.wheels import fetch
 from tests.support.building import ORIGIN
 
 HERE = Target.of_host()

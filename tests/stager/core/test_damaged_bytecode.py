@@ -44,7 +44,7 @@ def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 CUT = [
     ("stager/config/load", ("build",)),  # of a command, imported within typer
     ("stager/console/reports", ("build",)),
-    ("stager/cli/run", ("run",)),  # of the command line itself
+    ("stager/cli/job_commands", ("run",)),  # of the command line itself
     ("stager/core/errors", ("--version",)),
 ]
 
@@ -71,7 +71,7 @@ def test_a_compiled_file_that_was_cut_short_is_named(
 
 
 def test_a_command_for_scripts_says_so_in_json(copy: Path) -> None:
-    (file,) = (copy / "stager/jobs").glob("__pycache__/prepare.cpython-*.pyc")
+    (file,) = (copy / "stager/jobs").glob("__pycache__/preparation.cpython-*.pyc")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     try:

@@ -14,7 +14,6 @@ from packaging.pylock import Pylock
 from packaging.tags import Tag
 
 from bundle.system.processes import CompletedCommand
-from stager import wheels as fetch
 from stager.core import toml
 from stager.core.errors import ConfigError, ResolveError, SpaceError, StagerError
 from stager.core.store import Store
@@ -24,7 +23,7 @@ from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import Pip, condense
 from stager.lock.pylock import Lock, read_lock, render
 from stager.lock.spec import Spec
-from stager.wheels import FetchSettings
+from stager.wheels import FetchSettings, fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import git_commit, make_sdist, own_backend, own_sdist
 from tests.support.wheelhouse import make_wheel

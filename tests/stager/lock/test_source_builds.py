@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from stager import wheels as fetch
 from stager.core.errors import ResolveError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest
@@ -26,7 +25,7 @@ from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import NoNodeError
 from stager.lock.pylock import Lock
 from stager.lock.spec import Spec
-from stager.wheels import FetchSettings
+from stager.wheels import FetchSettings, fetch
 from tests.support.sources import make_sdist, own_backend, repack_installed
 from tests.support.wheelhouse import make_wheel
 

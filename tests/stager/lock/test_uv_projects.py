@@ -8,7 +8,6 @@ from textwrap import dedent
 
 import pytest
 
-from stager import wheels as fetch
 from stager.building.project_lock import lock_project
 from stager.config import load
 from stager.core.errors import ConfigError, ResolveError
@@ -17,7 +16,7 @@ from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pylock import Lock, read_lock
 from stager.lock.spec import Spec
 from stager.lock.uv import required_command
-from stager.wheels import FetchSettings
+from stager.wheels import FetchSettings, fetch
 from tests.support.building import Recorder
 from tests.support.golden import check_golden
 from tests.support.index_server import Index, serve

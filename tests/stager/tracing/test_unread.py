@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from stager import tracing as unread
 from stager.layers.prune import check, matching
-from stager.tracing import LEAST, PROGRAMS, REASON, SMALL, ReadFile, UnreadFiles, needs_gpu, units
+from stager.tracing import (
+    LEAST,
+    PROGRAMS,
+    REASON,
+    SMALL,
+    ReadFile,
+    UnreadFiles,
+    needs_gpu,
+    units,
+    unread,
+)
 
 READ = {"p/__init__.py", "p/core.py", "p/lib/libp.so"}
 BIG, TINY = LEAST, 10

@@ -13,8 +13,6 @@ from packaging.version import Version
 
 from bundle.system.processes import CompletedCommand
 from stager import wheels
-from stager import wheels as fetch
-from stager import wheels as fetching
 from stager.core import store as digest_cache
 from stager.core.errors import ResolveError, WheelError
 from stager.core.processes import run
@@ -23,7 +21,7 @@ from stager.core.values import Digest, LockedFile, Target, Wheel
 from stager.lock.indexes import Indexes
 from stager.lock.pylock import Lock
 from stager.lock.resolver import ResolvedFile
-from stager.wheels import FetchSettings
+from stager.wheels import FetchSettings, fetch
 from tests.support.index_server import Index, serve
 from tests.support.sources import make_sdist
 from tests.support.wheelhouse import make_wheel
@@ -147,7 +145,7 @@ def test_what_was_read_once_is_not_read_again(
         hashed.append(path)
         return sha256_of(path)
 
-    for module in (digest_cache, fetching, wheels):
+    for module in (digest_cache, wheels):
         monkeypatch.setattr(module, "sha256_of", counted)
     assert len(fetch(lock, store, offline=True)) == 50
     assert sorted(hashed) == sorted(files)
