@@ -41,7 +41,7 @@ _ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUNDLE_ID = re.compile(r"[0-9a-f]{64}")
 _OF_BUNDLE = re.compile(r"([0-9a-f]{64})\.")
 _OF_JOB = "job-"
-_RECENT = "written to less than an hour ago"
+_RECENT = "written to recently"
 
 
 def roots(setting: str, env: Mapping[str, str]) -> list[str]:
@@ -64,7 +64,7 @@ def clean(
     dry_run: bool,
     *,
     caches: bool = False,
-    now: float | None = None,
+    idle_since: float | None = None,
     nodes: bool = True,
 ) -> NodeCleanup:
     """Remove everything from a node root that is neither to be kept nor in use.
@@ -75,7 +75,8 @@ def clean(
         keep: ids of the bundles whose environments stay.
         dry_run: True to list only, and remove nothing.
         caches: True to remove ``cache/``, too, if nothing in the root is in use.
-        now: seconds since the epoch; None for the clock's.
+        idle_since: when a job's directory must have been written to last to be removed, in seconds
+            since the epoch; None for an hour ago.
         nodes: True to clean the node roots of a local allocation, too.
 
     Raises:
@@ -86,7 +87,8 @@ def clean(
     if not os.path.lexists(root):
         return NodeCleanup(root, gone=True)
     real = secure_root(os.path.dirname(root))
-    cleaning = _Cleaning(real, frozenset(keep), dry_run, time.time() if now is None else now)
+    before = time.time() - IDLE_SECONDS if idle_since is None else idle_since
+    cleaning = _Cleaning(real, frozenset(keep), dry_run, before)
     return cleaning.all(caches, nodes)
 
 
@@ -95,7 +97,7 @@ class _Cleaning:
     root: str
     keep: frozenset[str]
     dry_run: bool
-    now: float
+    idle_since: float
     removed: list[tuple[str, int]] = field(default_factory=list)
     kept: list[tuple[str, str]] = field(default_factory=list)
     left_overs: list[tuple[str, int]] = field(default_factory=list)
@@ -185,7 +187,7 @@ class _Cleaning:
             self._keep(label, f"process {user} uses it")
         elif not removal.lock_is_free(path):
             self._keep(label, "in use")
-        elif removal.last_change(path) > self.now - IDLE_SECONDS:
+        elif removal.last_change(path) > self.idle_since:
             self._keep(label, _RECENT)
         else:
             self._left_over(path, label)
@@ -200,7 +202,9 @@ class _Cleaning:
         except NodeError as exc:
             self.problems.append(exc.problem)
             return
-        inner = _Cleaning(root, self.keep, self.dry_run, self.now, links=self.links).all(caches)
+        inner = _Cleaning(root, self.keep, self.dry_run, self.idle_since, links=self.links).all(
+            caches
+        )
         self.removed += inner.removed
         self.kept += [(f"nodes/{name}: {label}", why) for label, why in inner.kept]
         self.left_overs += [(f"nodes/{name}: {label}", size) for label, size in inner.left_overs]
@@ -320,7 +324,7 @@ class Retention:
     """What may stay on a node."""
 
     days: float = DAYS
-    """Days for which an environment stays that nobody uses."""
+    """Days for which an unused environment or job's directory stays; at least an hour."""
     bytes_a_user: int | None = None
     """Bytes of the environments of one node root; None for no limit."""
 
@@ -420,8 +424,11 @@ def _read_within(handle: int, seconds: float) -> bytes | None:
 
 def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
     try:
-        keep = _recently_used(root, limits, time.time())
-        return clean(root, keep, dry_run)
+        now = time.time()
+        keep = _recently_used(root, limits, now)
+        # What lies in a job's directory may be results that could not be brought back.
+        idle_since = now - max(IDLE_SECONDS, limits.days * _DAY)
+        return clean(root, keep, dry_run, idle_since=idle_since)
     except NodeError as exc:
         return NodeCleanup(root, problems=(exc.problem,))
     except OSError as exc:

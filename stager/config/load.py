@@ -89,6 +89,12 @@ class Config:
     """Whose signature a bundle must have."""
     settings: tuple[WrittenSetting, ...] = field(default=(), compare=False, repr=False)
     """Each setting as it was written, and where."""
+    fixed: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Keys and tables that the site's file fixes, such as ``cluster.partition`` and ``trust``."""
+
+    def is_fixed(self, path: str) -> bool:
+        """Return whether the site's file fixes a key, alone or with its table."""
+        return any(path == key or path.startswith(f"{key}.") for key in self.fixed)
 
 
 class NoSettingsError(ConfigError):
@@ -180,6 +186,7 @@ def parse(
         launch=launch(top.table("launch")),
         trust=trust(top.table("trust"), root),
         settings=tuple(top.settings),
+        fixed=tuple(key for source in defaults for key in source.fixed),
     )
     problems = top.finish()
     if problems:

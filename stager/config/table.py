@@ -137,6 +137,13 @@ def site_source() -> SettingsSource:
             f"{SITE_FILE}: fixed: allowed: a list of keys",
             hint='for example fixed = ["cluster.node-root", "trust"]',
         )
+    trust = data.get("trust")
+    signers = trust.get("allowed-signers") if isinstance(trust, dict) else None
+    if isinstance(signers, str) and not signers.startswith("/"):  # it would be a file of the user
+        raise ConfigError(
+            f"{SITE_FILE}: trust.allowed-signers: {signers} is no absolute path",
+            hint="begin it with /: other paths start at each user's project or home",
+        )
     return SettingsSource(name=str(SITE_FILE), origin="site", data=data, fixed=tuple(fixed))
 
 

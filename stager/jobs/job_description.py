@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from bundle.system import permissions
 
 from ..config.load import Config
 from ..config.sections import ClusterConfig, LaunchConfig, ranks_on_node, tracker_outputs
+from ..config.table import SITE_FILE
 from ..core.errors import ConfigError, StagerError
 from ..core.files import expanded
 from ..core.store import keep_out_of_projects
@@ -121,8 +122,36 @@ def settle(config: Config, options: JobOptions) -> Config:
     """Return the settings as the command line changes them.
 
     Raises:
-        ConfigError: more nodes must do than there are.
+        ConfigError: more nodes must do than there are, or the site has fixed a setting.
     """
+    settled = _apply(config, options)
+    if config.fixed:
+        _refuse_fixed(config, _apply(config, JobOptions()), settled)
+    most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
+    if min_nodes is not None and min_nodes > most:
+        raise ConfigError(
+            f"min-nodes: {min_nodes} must work, and the job asks for {counted(most, 'node')}",
+            hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
+        )
+    return settled
+
+
+def _refuse_fixed(config: Config, before: Config, after: Config) -> None:
+    changed = [
+        f"{section}.{one.name.replace('_', '-')}"
+        for section in ("project", "cluster", "launch")
+        for one in fields(getattr(before, section))
+        if getattr(getattr(before, section), one.name) != getattr(getattr(after, section), one.name)
+    ]
+    wrong = [path for path in changed if config.is_fixed(path)]
+    if wrong:
+        raise ConfigError(
+            f"fixed by your site in {SITE_FILE}: {', '.join(wrong)}",
+            hint="leave out the option that changes it",
+        )
+
+
+def _apply(config: Config, options: JobOptions) -> Config:
     own, own_launch = config.cluster, config.launch
     if options.stage and not options.transfer:  # an option counts more than a setting
         own = replace(own, transfer=TransferWay.AUTO)
@@ -160,7 +189,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     )
     if options.nproc_per_node is not None:
         launch.update(_choose_ranks(options.nproc_per_node, options.backend, own_launch))
-    settled = replace(
+    return replace(
         config,
         project=replace(
             config.project,
@@ -170,13 +199,6 @@ def settle(config: Config, options: JobOptions) -> Config:
         cluster=replace(own, **cluster),
         launch=replace(own_launch, **launch),
     )
-    most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
-    if min_nodes is not None and min_nodes > most:
-        raise ConfigError(
-            f"min-nodes: {min_nodes} must work, and the job asks for {counted(most, 'node')}",
-            hint="ask for more nodes with --nodes, or for fewer with --min-nodes",
-        )
-    return settled
 
 
 def _choose_ranks(nproc: int | str, backend: Backend | None, own: LaunchConfig) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
     The settings come first, then the user's own ``$SALLOC_OPTS``; nodes to avoid are joined.
 
     Raises:
-        ConfigError: ``SALLOC_OPTS`` has an open quote.
+        ConfigError: ``SALLOC_OPTS`` has an open quote, or changes what the site has fixed.
     """
     cluster = config.cluster
     given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
@@ -251,6 +251,13 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
         comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
     _refuse_contradictions(given, asked)
+    named = dict(asked.named_options())
+    for name, value, words in own:
+        if config.is_fixed(f"cluster.{name}") and value != named.get(name):
+            raise ConfigError(
+                f"SALLOC_OPTS: {' '.join(words)}: cluster.{name} is fixed by your site",
+                hint="leave it out of that variable",
+            )
     return asked
 
 

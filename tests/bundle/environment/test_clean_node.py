@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,19 @@ def test_old_environments_go(tmp_path: Path) -> None:
     (done,) = clean_node([str(tmp_path)], Retention(days=7), dry_run=False)
     assert (done.removed, done.freed) == (((IDS[2], 1000),), 1000)
     assert environments(root) == IDS[:2]
+
+
+@pytest.mark.parametrize(("days", "left"), [(0.1, ["17.work"]), (6.9, ["17.work"]), (7.1, [])])
+def test_results_that_were_not_brought_back_stay_as_long_as_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, left: list[str]
+) -> None:
+    root = make_root(tmp_path)
+    (root / "jobs" / "17.work" / "checkpoint").mkdir(parents=True)
+    later = types.SimpleNamespace(**vars(time))
+    later.time = lambda: time.time() + days * DAY
+    monkeypatch.setattr(clean_node_module, "time", later)
+    clean_node([str(tmp_path)], Retention(days=7), dry_run=False)
+    assert [path.name for path in root.glob("jobs/*")] == left
 
 
 def test_a_limit_in_bytes_removes_those_not_used_for_longest(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def test_a_fixed_setting_counts_where_nobody_else_sets_it() -> None:
         ("fixed = true", 0o644, "allowed: a list of keys"),
         ("fixed = ", 0o644, "config.toml"),
         ('fixed = ["cluster.noderoot"]', 0o644, "cluster.noderoot is no setting"),
+        ('[trust]\nallowed-signers = "signers"', 0o644, "signers is no absolute path"),
     ],
 )
 def test_a_site_file_that_cannot_be_trusted_or_read_is_refused(

@@ -16,6 +16,7 @@ from bundle.protocol.job import ONE_A_CPU
 from bundle.protocol.job import parse as parse_job
 from stager.core.errors import ConfigError, StagerError
 from stager.jobs.job_description import JobOptions, make_job, numbered, settle
+from stager.slurm.request import request
 from tests.support.demo_project import config, manifest
 
 
@@ -338,3 +339,13 @@ def test_torchruns_words_for_the_ranks_of_a_node(
     own = config(tmp_path, launch={"nproc-per-node": 2})
     found = settle(own, JobOptions(nproc_per_node=word)).launch
     assert (found.nproc_per_node, found.backend) == expected
+
+
+def test_an_option_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:
+    fixed = replace(config(tmp_path), fixed=("cluster.partition", "launch"))
+    assert settle(fixed, JobOptions(qos="long")).cluster.qos == "long"
+    with pytest.raises(ConfigError, match=r"fixed by your site in .*: cluster.partition, launch.b"):
+        settle(fixed, JobOptions(partition="mine", backend="nccl"))
+    request(fixed, {"SALLOC_OPTS": "--mem=1G"})
+    with pytest.raises(ConfigError, match=r"-p mine: cluster.partition is fixed by your site"):
+        request(fixed, {"SALLOC_OPTS": "-p mine"})
