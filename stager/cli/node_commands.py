@@ -232,7 +232,7 @@ def clean_node(
         typer.Argument(
             metavar="[DIR]...",
             parser=path_option,
-            help="Where node roots lie. Default: $SLURM_TMPDIR, $TMPDIR, /tmp and /dev/shm.",
+            help="Directories that hold node roots. Default: $SLURM_TMPDIR, $TMPDIR, /tmp and /dev/shm.",
         ),
     ] = None,
     days: Annotated[
@@ -245,15 +245,15 @@ def clean_node(
             "--max-gb",
             metavar="N",
             min=0,
-            help="GB that the environments of a user may have; those not used for longest go.",
+            help="GB that a user's environments may have; the least recently used are removed first.",
         ),
     ] = None,
     dry_run: DryRun = False,
     talk: Talk,
 ) -> None:
-    """Remove environments from this machine that nobody has used for days.
+    """Remove environments that are unused for N days from this machine.
 
-    For an epilog of Slurm's: it needs no bundle, no settings and no allocation. Root cleans the
+    For Slurm's epilog: it needs no bundle, no settings and no allocation. Root cleans the
     environments of all users, others their own.
     """
     from bundle.environment.clean import Retention

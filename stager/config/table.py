@@ -274,7 +274,7 @@ class Table:
 
     def _note_overrides(self, key: str, fixed: SettingsSource) -> None:
         path = self._full(key)
-        wrong = f"{fixed.name} has fixed it: remove it here"
+        wrong = f"fixed by your site in {fixed.name}: remove it here"
         values = [fixed.data[key]] if key in fixed.data else []  # none: the default is fixed
         for source in self._sources:
             if key in source.data and source.data[key] not in values and source is not fixed:

@@ -197,7 +197,7 @@ def test_what_a_site_has_fixed_cannot_be_set_elsewhere(
     site = {"cluster": {"node-root": "/scratch", "partition": "site"}}
     with pytest.raises(ConfigError) as caught:
         of_site(site, ("cluster.node-root", "cluster.partition"), env)
-    wrong = "/etc/stager/config.toml has fixed it: remove it here"
+    wrong = "fixed by your site in /etc/stager/config.toml: remove it here"
     assert sorted(caught.value.context) == [f"{place}: {wrong}" for place in places]
 
 
