@@ -232,7 +232,8 @@ def clean_node(
         typer.Argument(
             metavar="[DIR]...",
             parser=path_option,
-            help="Directories that hold node roots. Default: $SLURM_TMPDIR, $TMPDIR, /tmp and /dev/shm.",
+            help="Directories that hold node roots. Default: $SLURM_TMPDIR, $TMPDIR, /tmp and "
+            "/dev/shm.",
         ),
     ] = None,
     days: Annotated[
@@ -245,7 +246,7 @@ def clean_node(
             "--max-gb",
             metavar="N",
             min=0,
-            help="GB that a user's environments may have; the least recently used are removed first.",
+            help="GB that a user's environments may have; the least recently used go first.",
         ),
     ] = None,
     dry_run: DryRun = False,
