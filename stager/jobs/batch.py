@@ -34,6 +34,7 @@ OUTPUT_SECONDS = 2.0
 """Time between two looks: the directory may be large, and on a shared file system."""
 _BEFORE = re.compile(r"\S+ (?:staged|reused) -> /|NODE \S+ OK -> ")
 """The driver's lines at the head of a log, which were shown as events."""
+_SHARED = "Its nodes must see the offline root and --log-dir, or leave out --batch"
 _MOST_LINES = 500
 """Lines of one rank that are shown at a time; of a flood, the last."""
 
@@ -312,8 +313,7 @@ def _no_result(submitted: Submitted, job: Job, facts: Mapping[str, str]) -> JobE
     log = submitted_job(job, submitted.job_id).log
     return JobError(
         f"job {submitted.job_id} left no result: {', '.join(words)}",
-        hint=f"its log is {log}"
-        + ("" if log.exists() else ", on the node it ran on: this machine does not see it"),
+        hint=f"its log is {log}" + ("" if log.exists() else f" on the node it ran on. {_SHARED}"),
         context=_tail(log),
     )
 

@@ -216,7 +216,7 @@ def test_a_log_that_is_not_visible_here(commands: Path, tmp_path: Path) -> None:
     program(commands, "scontrol", "exit 1")
     with pytest.raises(JobError, match="gone from the queue") as caught:
         follow(Submitted(job_id="12"), outcome(tmp_path / "not here"), print, print)
-    assert "this machine does not see it" in caught.value.hint
+    assert "must see the offline root and --log-dir" in caught.value.hint
 
 
 def test_a_controller_that_is_silent_for_long(
