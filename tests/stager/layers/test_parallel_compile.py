@@ -267,7 +267,7 @@ def test_they_end_with_the_process_that_started_them(large: Path, tmp_path: Path
     code = f"""
 import os, time
 from pathlib import Path
-from stager.layers import parallel_compile as ahead
+from stager.layers import compile_processes as ahead
 from stager.core.values import Target
 def compile_module(source, path):  # asked for once the process will end with its parent
     os.write(1, b"%d\\n" % os.getpid())
