@@ -41,7 +41,6 @@ _ALONE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _BUNDLE_ID = re.compile(r"[0-9a-f]{64}")
 _OF_BUNDLE = re.compile(r"([0-9a-f]{64})\.")
 _OF_JOB = "job-"
-_RECENT = "written to recently"
 
 
 def roots(setting: str, env: Mapping[str, str]) -> list[str]:
@@ -188,7 +187,8 @@ class _Cleaning:
         elif not removal.lock_is_free(path):
             self._keep(label, "in use")
         elif removal.last_change(path) > self.idle_since:
-            self._keep(label, _RECENT)
+            hours = round((time.time() - self.idle_since) / 3600)
+            self._keep(label, f"written to in the last {counted(max(1, hours), 'hour')}")
         else:
             self._left_over(path, label)
 

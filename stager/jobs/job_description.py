@@ -126,7 +126,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     """
     settled = _apply(config, options)
     if config.fixed:
-        _refuse_fixed(config, _apply(config, JobOptions()), settled)
+        _refuse_fixed(config, options, settled)
     most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
     if min_nodes is not None and min_nodes > most:
         raise ConfigError(
@@ -136,8 +136,10 @@ def settle(config: Config, options: JobOptions) -> Config:
     return settled
 
 
-def _refuse_fixed(config: Config, before: Config, after: Config) -> None:
-    changed = [
+def _refuse_fixed(config: Config, options: JobOptions, after: Config) -> None:
+    before = _apply(config, JobOptions())
+    changed = ["cluster.hosts"] if options.hosts or options.host_file else []
+    changed += [
         f"{section}.{one.name.replace('_', '-')}"
         for section in ("project", "cluster", "launch")
         for one in fields(getattr(before, section))

@@ -488,7 +488,12 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
         name = prefer_here(converted.command[0], config.project.path)
         converted = replace(converted, command=(name, *converted.command[1:]))
     restarts = converted.max_restarts
-    if restarts is not None:
+    if restarts not in (None, config.launch.max_restarts):
+        if config.is_fixed("launch.max-restarts"):
+            raise ConfigError(
+                f"--max-restarts={restarts}: launch.max-restarts is fixed by your site",
+                hint="leave it out of the command",
+            )
         config = replace(config, launch=replace(config.launch, max_restarts=restarts))
     notes = converted.notes
     if options.nodes and converted.nnodes and options.nodes != converted.nnodes:

@@ -213,7 +213,7 @@ def test_left_overs_go_once_nobody_needs_them(root: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         soon = clean(str(root), [], False)
         assert soon.left_overs == ((f"incoming/{made}.x", 100),)
-        recent = "written to recently"
+        recent = "written to in the last 1 hour"
         assert soon.kept == (
             (f"incoming/{busy}.x", "in use"),
             ("incoming/job-17.tar", recent),
@@ -245,7 +245,7 @@ def test_a_job_that_has_just_written_something_deep_down_is_not_over(root: Path)
     deep.mkdir(parents=True)
     (deep / "epoch-1").touch()
     done = clean(str(root), [], False, idle_since=time.time() - 60)
-    assert done.kept == (("jobs/17.0", "written to recently"),)
+    assert done.kept == (("jobs/17.0", "written to in the last 1 hour"),)
 
 
 def test_caches_go_on_request_and_only_when_nothing_is_in_use(root: Path) -> None:

@@ -13,6 +13,7 @@ from bundle.protocol.enumerations import Action
 from bundle.redaction.secrets import is_secret
 from stager.core.errors import ConfigError
 from stager.core.store import Store
+from stager.jobs import preparation
 from stager.jobs.job_description import JobOptions
 from stager.jobs.preparation import (
     Prepared,
@@ -204,3 +205,12 @@ def test_settings_that_are_wrong_are_told_though_a_bundle_is_named(
     (tmp_path / "stager.toml").write_text("[launch]\nlaunchr = 1\n")
     with pytest.raises(ConfigError, match="problem"):
         load_project(tmp_path / "some.pkgs.tar")
+
+
+def test_a_launch_line_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    site = replace(config(tmp_path), fixed=("launch.max-restarts",))
+    options = JobOptions(command=("torchrun", "--max-restarts=2", "train.py"))
+    with pytest.raises(ConfigError, match=r"--max-restarts=2: launch.max-restarts is fixed by"):
+        preparation._converted(site, options)
+    assert preparation._converted(replace(site, fixed=()), options)[0].launch.max_restarts == 2
