@@ -1,8 +1,11 @@
 """Publishing results: a hidden directory next to their final place, then one rename each.
 
-What exists there is updated (:mod:`bundle.results.publish`). Each output is written below the
-hidden directory under its number. A crash leaves nothing else behind, and the next transfer of
-results to the same place removes that, once its owner is gone.
+Each output is written below the hidden directory under its number. A crash leaves nothing else
+behind, and the next transfer of results to the same place removes that, once its owner is gone.
+
+Outputs that exist already are updated, and no file is lost: one is replaced only by the same
+content, or if it is still what the job was sent; and one is removed only if the job, which was sent
+it, has deleted it. Links are not followed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ..node import removal
@@ -24,113 +27,18 @@ from .patterns import above, wanted
 from .selection import OutputEntry, leads_out
 from .stream import InvalidStream
 
-# --- Outputs that exist already where results are put: new and changed files join them -----------
-
-# No file is lost: one is replaced only by the same content, or if it is still what the job was
-# sent; and one is removed only if the job, which was sent it, has deleted it. Links are not
-# followed.
-
 SentEntries = Mapping[str, OutputEntry]
 """What the nodes of a job were sent before it began, by path."""
-
-
-def update(new: str, old: str, name: str, sent: SentEntries) -> list[str] | None:
-    """Move the files of an output into the one that exists, unless a file would be lost.
-
-    Returns:
-        The paths below the run directory that were written; None, and nothing has changed, if the
-        output needs another name.
-
-    Raises:
-        OSError: a file cannot be moved; others have been.
-    """
-    moves = _moves(new, old, name, sent)
-    if moves is None:
-        return None
-    for source, target, _ in moves:
-        os.replace(source, target)
-    return [moved for _, _, moved in moves]
-
-
-def _moves(new: str, old: str, name: str, sent: SentEntries) -> list[tuple[str, str, str]] | None:
-    """Return what to move where; None if a file would be lost."""
-    moves = []
-    device = os.lstat(new).st_dev
-    pending = [(new, old, name)]
-    while pending:
-        entry = source, target, path = pending.pop()
-        came = os.lstat(source)
-        try:
-            there = os.lstat(target)
-        except FileNotFoundError:
-            moves.append(entry)
-            continue
-        if there.st_dev != device:
-            return None
-        if stat.S_ISDIR(came.st_mode) and stat.S_ISDIR(there.st_mode):
-            children = os.listdir(source)
-            pending += [(f"{source}/{child}", f"{target}/{child}", f"{path}/{child}")
-                        for child in children]  # fmt: skip
-        elif stat.S_ISDIR(came.st_mode):
-            return None
-        elif path in sent and _is_as_sent(there, sent[path]):
-            moves.append(entry)
-        elif not _is_same(source, came, target, there):
-            return None
-    return moves
-
-
-def _is_same(source: str, came: os.stat_result, target: str, there: os.stat_result) -> bool:
-    if stat.S_IFMT(came.st_mode) != stat.S_IFMT(there.st_mode):
-        return False
-    if stat.S_ISLNK(came.st_mode):
-        return os.readlink(source) == os.readlink(target)
-    return came.st_size == there.st_size and filecmp.cmp(source, target, shallow=False)
-
-
-def _is_as_sent(there: os.stat_result, entry: OutputEntry) -> bool:
-    return not stat.S_ISDIR(there.st_mode) and (
-        stat.S_IFMT(there.st_mode),
-        there.st_mtime_ns,
-        there.st_size if stat.S_ISREG(there.st_mode) else 0,
-    ) == (stat.S_IFMT(entry.mode), entry.mtime_ns, entry.size)
-
-
-def remove_deleted(target: str, deleted: Collection[str], sent: SentEntries) -> int:
-    """Remove files that were sent and that the job deleted, unless changed; return their number."""
-    removed = 0
-    gone = frozenset(deleted)
-    for name, entry in reversed(list(sent.items())):
-        if gone.isdisjoint((*above(name), name)) or _lies_behind_link(target, name):
-            continue
-        path = os.path.join(target, name)
-        with suppress(OSError):
-            if stat.S_ISDIR(entry.mode):
-                os.rmdir(path)  # only if nothing else is in it
-            elif _is_as_sent(os.lstat(path), entry):
-                os.unlink(path)
-                removed += 1
-    return removed
-
-
-def _lies_behind_link(target: str, name: str) -> bool:
-    return any(os.path.islink(os.path.join(target, folder)) for folder in above(name))
-
-
 PARTIAL = ".partial"
 """Suffix of the name of an output that did not arrive in full."""
 
 _HIDDEN = re.compile(r"\.stager-results\.(?P<owner>.+)\.(?P<pid>[0-9]+)\.[0-9]+")
 _OLD = 7 * 24 * 3600
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
-_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _MOST_NUMBERS = 100_000
 # Every directory above is made for this stream, so none of them is a link.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-Content = Callable[[], Iterator[memoryview]]
-"""Yields a file's bytes piece by piece."""
 
 
 class ResultsWriter:
@@ -165,11 +73,12 @@ class ResultsWriter:
         try:
             os.mkdir(self._path, 0o700)
         except OSError as exc:
-            raise _unusable(target, exc) from exc
+            values = {"why": error_text(exc)}
+            raise NodeError(Problem(ProblemCode.RESULTS_UNWRITABLE, target, values)) from exc
         self._directories: dict[str, tuple[str, tarfile.TarInfo]] = {}
         self._failed_directories: set[str] = set()
         self._nonempty: set[str] = set()
-        self._parents: dict[str, str] = {}
+        self._parents: dict[str, str] = {"": ""}
         self._kept = False
         self.files = 0
         self.bytes = 0
@@ -179,7 +88,7 @@ class ResultsWriter:
         self.placed: list[str] = []
         self.problems: list[Problem] = []
 
-    def add(self, info: tarfile.TarInfo, content: Content) -> None:
+    def add(self, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
         """Write one member.
 
         A member that cannot be written for a reason of its own, a name that this file system does
@@ -190,11 +99,14 @@ class ResultsWriter:
             OSError: nothing more can be written here.
         """
         root, inner = self._root_of(info.name)
-        if inner and not self._has_parent(info):
+        parent = info.name.rpartition("/")[0]
+        if inner and parent in self._failed_directories:
             self._leave_out(info, "the directory that holds it could not be made")
             return
-        if info.issym():
-            _check_link(info, inner)
+        if inner and parent not in self._directories:
+            raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
+        if info.issym() and (not inner or leads_out(inner, info.linkname)):
+            raise InvalidStream(f"{info.name!r} is a link that leads out, to {info.linkname!r}")
         try:
             self._write(self._path_of(root, inner), info, content)
         except OSError as exc:
@@ -204,9 +116,6 @@ class ResultsWriter:
                 raise InvalidStream(f"{info.name!r} comes twice") from exc
             self._leave_out(info, error_text(exc))
             return
-        self._count(root, info)
-
-    def _count(self, root: str, info: tarfile.TarInfo) -> None:
         if info.isreg():
             self.files += 1
             self.bytes += info.size
@@ -221,7 +130,8 @@ class ResultsWriter:
         place stays in a directory that is no longer hidden.
         """
         if not complete:
-            self._remove_empty()
+            for root in self._roots.keys() - self._nonempty:
+                removal.sweep(self._path_of(root))
         inner = self._inner_directories()
         failed: dict[str, str] = {}
         for root in self._roots:
@@ -236,9 +146,33 @@ class ResultsWriter:
         if failed:
             self._keep_unpublished(failed)
 
-    def _remove_empty(self) -> None:
-        for root in self._roots.keys() - self._nonempty:
-            removal.sweep(self._path_of(root))
+    def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
+        """Remove what the job has deleted of what it was sent, unless it has changed here.
+
+        An output that is missing as a whole stays, and so does one that got another name.
+
+        Returns:
+            The number of files.
+        """
+        gone = {
+            name
+            for name in deleted
+            if self.renamed.keys().isdisjoint(_with_above(name))
+            and not any(wanted(path, missing) for path in _with_above(name))
+        }
+        removed = 0
+        for name, entry in reversed(list(self._sent.items())):
+            folders = [os.path.join(self._target, folder) for folder in above(name)]
+            if gone.isdisjoint(_with_above(name)) or any(map(os.path.islink, folders)):
+                continue
+            path = os.path.join(self._target, name)
+            with suppress(OSError):
+                if stat.S_ISDIR(entry.mode):
+                    os.rmdir(path)  # only if nothing else is in it
+                elif _is_as_sent(os.lstat(path), entry):
+                    os.unlink(path)
+                    removed += 1
+        return removed
 
     def discard(self) -> None:
         """Remove the hidden directory with its remaining content."""
@@ -251,29 +185,19 @@ class ResultsWriter:
 
     def _root_of(self, name: str) -> tuple[str, str]:
         """Return a member's output, and its path inside; empty for the output itself."""
-        parts = name.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
+        if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name:
             raise InvalidStream(f"{name!r} is not a plain path")
-        for count in range(1, len(parts) + 1):
-            root = "/".join(parts[:count])
+        for root in _with_above(name):
             if root in self._roots:
-                return root, "/".join(parts[count:])
+                return root, name[len(root) + 1 :]
         raise InvalidStream(f"{name!r} lies in none of the announced outputs")
-
-    def _has_parent(self, info: tarfile.TarInfo) -> bool:
-        parent = info.name.rpartition("/")[0]
-        if parent in self._directories:
-            return True
-        if parent in self._failed_directories:
-            return False
-        raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
 
     def _leave_out(self, info: tarfile.TarInfo, why: str) -> None:
         self.left_out[info.name] = why
         if info.isdir():
             self._failed_directories.add(info.name)
 
-    def _write(self, path: str, info: tarfile.TarInfo, content: Content) -> None:
+    def _write(self, path: str, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
         if info.isdir():
             os.mkdir(path, 0o700)
             self._directories[info.name] = (path, info)
@@ -292,57 +216,47 @@ class ResultsWriter:
         return inner
 
     def _update(self, root: str, inner: Sequence[tuple[str, tarfile.TarInfo]]) -> bool:
-        """Merge an output into the existing one; return False if it needs another name."""
+        """Move an output's files into the existing one; return False if it needs another name."""
         name = self._joined.get(root, root)
-        folder = self._parent(os.path.dirname(name)) if "/" in name else ""
         final = os.path.join(self._target, name)
-        if folder != os.path.dirname(name) or not os.path.lexists(final):
+        folder = os.path.dirname(name)
+        if self._parent(folder) != folder or not os.path.lexists(final):
             return False
         inside = os.path.realpath(final).startswith(f"{os.path.realpath(self._target)}/")
         if os.path.islink(final) and os.path.isdir(final) and inside:
             final = os.path.realpath(final)  # what was sent is what it leads to
-        written = update(self._path_of(root), final, name, self._sent)
-        if written is None:
+        moves = _plan_moves(self._path_of(root), final, name, self._sent)
+        if moves is None:
             return False
-        made = frozenset(written)
+        for source, target, _ in moves:
+            os.replace(source, target)
+        made = {path for _, _, path in moves}
         folders = [(info.name[len(root) :], info) for _, info in inner]
         _finish(
             (f"{final}{path}", info)
             for path, info in folders
-            if not made.isdisjoint((*above(name + path), name + path))
+            if not made.isdisjoint(_with_above(name + path))
         )
         self.placed.append(name)
         return True
 
-    def remove_deleted(self, deleted: Sequence[str], missing: Sequence[str]) -> int:
-        """Remove what the job has deleted of what it was sent; return the number of files.
-
-        An output that is missing as a whole stays, and so does one that got another name.
-        """
-        kept = self.renamed.keys()
-        names = {
-            name
-            for name in deleted
-            for paths in [(*above(name), name)]
-            if kept.isdisjoint(paths) and not any(wanted(path, missing) for path in paths)
-        }
-        return remove_deleted(self._target, names, self._sent) if names else 0
-
     def _publish_root(self, root: str, wanted: str) -> None:
         given = self._place(self._path_of(root), wanted)
         if root in self._directories:
-            _, info = self._directories[root]
-            _finish_directory(os.path.join(self._target, given), info)
+            _finish([(os.path.join(self._target, given), self._directories[root][1])])
         self.placed.append(given)
         if given != root:
             self.renamed[root] = given
 
     def _place(self, path: str, wanted: str) -> str:
+        """Rename to the first free name, replacing nothing."""
         parent, _, name = wanted.rpartition("/")
-        folder = self._parent(parent) if parent else ""
-        for given in _numbered(folder, name):
+        for given in _numbered(self._parent(parent), name):
+            final = os.path.join(self._target, given)
+            if os.path.lexists(final):
+                continue
             try:
-                _rename(path, os.path.join(self._target, given))
+                os.rename(path, final)
             except OSError as exc:
                 if exc.errno not in _TAKEN:
                     raise
@@ -355,9 +269,8 @@ class ResultsWriter:
         if path in self._parents:
             return self._parents[path]
         parent, _, name = path.rpartition("/")
-        folder = self._parent(parent) if parent else ""
         device = os.stat(self._target).st_dev
-        for given in _numbered(folder, name):
+        for given in _numbered(self._parent(parent), name):
             with suppress(FileExistsError):
                 os.mkdir(os.path.join(self._target, given))
             state = os.lstat(os.path.join(self._target, given))
@@ -386,11 +299,11 @@ def sweep(target: str) -> None:
         for name in os.listdir(target):
             hidden = _HIDDEN.fullmatch(name)
             path = os.path.join(target, name)
-            if hidden and _abandoned(path, hidden["owner"], int(hidden["pid"])):
+            if hidden and _is_abandoned(path, hidden["owner"], int(hidden["pid"])):
                 removal.sweep(path)
 
 
-def _abandoned(path: str, owner: str, pid: int) -> bool:
+def _is_abandoned(path: str, owner: str, pid: int) -> bool:
     state = os.lstat(path)
     if state.st_uid != os.geteuid() or not stat.S_ISDIR(state.st_mode):
         return False
@@ -419,17 +332,61 @@ def _numbered(folder: str, name: str) -> Iterator[str]:
         yield os.path.join(folder, f"{name}.{number}")
 
 
-def _check_link(info: tarfile.TarInfo, inner: str) -> None:
-    if not inner or leads_out(inner, info.linkname):
-        raise InvalidStream(f"{info.name!r} is a link that leads out, to {info.linkname!r}")
+def _with_above(name: str) -> list[str]:
+    return [*above(name), name]
 
 
-def _write_file(path: str, info: tarfile.TarInfo, content: Content) -> None:
+def _plan_moves(
+    new: str, old: str, name: str, sent: SentEntries
+) -> list[tuple[str, str, str]] | None:
+    """Return what to move where, and its path on the node; None if a file would be lost."""
+    moves = []
+    device = os.lstat(new).st_dev
+    pending = [(new, old, name)]
+    while pending:
+        entry = source, target, path = pending.pop()
+        came = os.lstat(source)
+        try:
+            there = os.lstat(target)
+        except FileNotFoundError:
+            moves.append(entry)
+            continue
+        if there.st_dev != device:
+            return None
+        if stat.S_ISDIR(came.st_mode):
+            if not stat.S_ISDIR(there.st_mode):
+                return None
+            for child in os.listdir(source):
+                pending.append((f"{source}/{child}", f"{target}/{child}", f"{path}/{child}"))
+        elif path in sent and _is_as_sent(there, sent[path]):
+            moves.append(entry)
+        elif not _is_same(source, came, target, there):
+            return None
+    return moves
+
+
+def _is_same(source: str, came: os.stat_result, target: str, there: os.stat_result) -> bool:
+    if stat.S_IFMT(came.st_mode) != stat.S_IFMT(there.st_mode):
+        return False
+    if stat.S_ISLNK(came.st_mode):
+        return os.readlink(source) == os.readlink(target)
+    return came.st_size == there.st_size and filecmp.cmp(source, target, shallow=False)
+
+
+def _is_as_sent(there: os.stat_result, entry: OutputEntry) -> bool:
+    return not stat.S_ISDIR(there.st_mode) and (
+        stat.S_IFMT(there.st_mode),
+        there.st_mtime_ns,
+        there.st_size if stat.S_ISREG(there.st_mode) else 0,
+    ) == (stat.S_IFMT(entry.mode), entry.mtime_ns, entry.size)
+
+
+def _write_file(path: str, info: tarfile.TarInfo, content: Iterator[memoryview]) -> None:
     """Write a new file; remove it if it is incomplete."""
     handle = os.open(path, _NEW_FILE, 0o600)
     complete = False
     try:
-        for piece in content():
+        for piece in content:
             rest = piece
             while rest:
                 rest = rest[os.write(handle, rest) :]
@@ -442,42 +399,14 @@ def _write_file(path: str, info: tarfile.TarInfo, content: Content) -> None:
             os.unlink(path)
 
 
-def _rename(path: str, final: str) -> None:
-    """Rename without replacing; OSError with one of ``_TAKEN`` if the name is in use."""
-    if os.path.lexists(final):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        os.rename(path, final)
-        return
-    # Renaming a file would replace a file that was made meanwhile; a hard link cannot.
-    try:
-        os.link(path, final, follow_symlinks=False)
-    except OSError as exc:
-        if exc.errno not in _NO_HARD_LINKS:
-            raise
-        os.close(os.open(final, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        os.rename(path, final)
-    else:
-        os.unlink(path)
-
-
 def _finish(directories: Iterable[tuple[str, tarfile.TarInfo]]) -> None:
+    """Set the mode and time of directories; a failure does not matter."""
     for path, info in directories:
-        _finish_directory(path, info)
-
-
-def _finish_directory(path: str, info: tarfile.TarInfo) -> None:
-    """Set a directory's mode and time; a failure does not matter."""
-    with suppress(OSError):
-        _set_time(path, info)
-        os.chmod(path, info.mode & 0o777)
+        with suppress(OSError):
+            _set_time(path, info)
+            os.chmod(path, info.mode & 0o777)
 
 
 def _set_time(path: int | str, info: tarfile.TarInfo) -> None:
     with suppress(OSError, OverflowError, ValueError):  # a time that this file system cannot hold
         os.utime(path, (info.mtime, info.mtime))
-
-
-def _unusable(target: str, exc: OSError) -> NodeError:
-    values = {"why": error_text(exc)}
-    return NodeError(Problem(ProblemCode.RESULTS_UNWRITABLE, target, values))

@@ -19,9 +19,9 @@ import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO
+from typing import IO, cast
 
-from ..format.manifest import BLOCK, padding
+from ..format.manifest import BLOCK
 from ..protocol.counts import counted
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import error_text, facts_of, refusals
@@ -43,7 +43,6 @@ _NAME_LIMIT = 64 << 10
 _HALF_BLOCK = 2048
 """Bytes that a file wastes on average, where a file system allocates 4 KiB blocks."""
 _SPARE_INODES = 16
-_LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def receive(
     try:
         problem, end = _unpack(reader, writer, header, target, source)
         complete = problem is None and not writer.left_out
-        with _alone(target) if sent is not None else contextlib.nullcontext():
+        with _alone(target):
             writer.publish(complete=complete)
             removed = 0
             if complete and end is not None and not (end.gaps or writer.problems):
@@ -152,12 +151,17 @@ class _Truncated(Exception):
 
 
 class _Reader:
-    """Reads the stream; holds at most one chunk in memory."""
+    """The stream as two lines and, between them, a file that ``tarfile`` reads from front to back.
+
+    Attributes:
+        digest: of what has been read of the tar.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         # read1 returns the bytes that are available, rather than waiting for a whole chunk.
         self._read = getattr(stream, "read1", stream.read)
         self._buffer = memoryview(b"")
+        self._place = 0
         self.digest = hashlib.sha256()
 
     def line(self) -> bytes:
@@ -173,17 +177,25 @@ class _Reader:
             if end >= 0:
                 return bytes(line)
 
-    def tar(self, most: int) -> memoryview:
-        self._fill()
-        piece, self._buffer = self._buffer[:most], self._buffer[most:]
-        self.digest.update(piece)
-        return piece
+    def pieces(self, count: int) -> Iterator[memoryview]:
+        """Yield the next bytes of the tar as they come."""
+        while count:
+            self._fill()
+            piece, self._buffer = self._buffer[:count], self._buffer[count:]
+            self.digest.update(piece)
+            self._place += len(piece)
+            count -= len(piece)
+            yield piece
 
-    def exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            data += self.tar(count - len(data))
-        return bytes(data)
+    def read(self, count: int) -> bytes:
+        return b"".join(self.pieces(count))
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, place: int) -> None:
+        for _ in self.pieces(place - self._place):
+            pass
 
     def _fill(self) -> None:
         if self._buffer:
@@ -203,9 +215,7 @@ def _unpack(
     """Unpack the tar; return why it is incomplete, and the end mark; None for either."""
     try:
         for info in _members(reader, header):
-            content = _Content(reader, info.size)
-            writer.add(info, content.pieces)
-            content.skip()
+            writer.add(info, reader.pieces(info.size))
         digest = reader.digest.hexdigest()
         end = read_end(reader.line())
         if end.sha256 != digest:
@@ -228,78 +238,41 @@ def _incomplete(where: str, why: str) -> Problem:
     return Problem(ProblemCode.RESULTS_INCOMPLETE, where, {"why": why})
 
 
-class _Content:
-    """The bytes of one member, and the padding after them."""
+class _Member(tarfile.TarInfo):
+    """A header of the tar, refused before ``tarfile`` reads what it announces."""
 
-    def __init__(self, reader: _Reader, size: int) -> None:
-        self._reader = reader
-        self._left = size
-        self._padding = padding(size)
-
-    def pieces(self) -> Iterator[memoryview]:
-        """Yield the unread bytes."""
-        while self._left:
-            piece = self._reader.tar(min(self._left, CHUNK))
-            self._left -= len(piece)
-            yield piece
-
-    def skip(self) -> None:
-        for _ in self.pieces():
-            pass
-        self._reader.exactly(self._padding)
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        info = super().frombuf(buf, encoding, errors)
+        if info.size < 0:
+            raise InvalidStream(f"{info.name!r} has a negative length")
+        if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            if info.size > _NAME_LIMIT:
+                raise InvalidStream("a name is too long")
+        elif info.type not in (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
+            raise InvalidStream(f"{info.name!r} is neither a directory, a file nor a symbolic link")
+        elif info.type != tarfile.REGTYPE and info.size:
+            raise InvalidStream(f"{info.name!r} is not a file, but has content")
+        return info
 
 
 def _members(reader: _Reader, header: StreamHead) -> Iterator[tarfile.TarInfo]:
-    """Yield the tar's members, at most as many as announced; only allowed kinds."""
-    files = size = 0
-    for entries, info in enumerate(_tar_headers(reader), start=1):
-        files += info.isreg()
-        size += info.size
-        if entries > header.entries or files > header.files or size > header.bytes:
-            raise InvalidStream(f"{info.name!r} is more than was announced")
-        yield info
-
-
-def _tar_headers(reader: _Reader) -> Iterator[tarfile.TarInfo]:
-    """Yield member headers with long names; the caller reads the content before the next one."""
-    names: dict[bytes, str] = {}
-    while True:
-        block = reader.exactly(BLOCK)
-        if block == bytes(BLOCK):
-            break
-        info = _parse_tar_header(block)
-        if info.type in _LONG_NAMES:
-            if info.size > _NAME_LIMIT or info.type in names:
-                raise InvalidStream("a name is too long")
-            name = reader.exactly(info.size + padding(info.size))[: info.size]
-            names[info.type] = name.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            continue
-        info.name = names.pop(tarfile.GNUTYPE_LONGNAME, info.name)
-        info.linkname = names.pop(tarfile.GNUTYPE_LONGLINK, info.linkname)
-        _check_kind(info)
-        yield info
-    if reader.exactly(BLOCK) != bytes(BLOCK):
-        raise InvalidStream("the end mark of the tar is damaged")
-
-
-def _parse_tar_header(block: bytes) -> tarfile.TarInfo:
+    """Yield the tar's members, at most as many as announced; the caller may read their content."""
+    entries = files = size = 0
     try:
-        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except (tarfile.HeaderError, ValueError) as exc:
+        tar = tarfile.TarFile(fileobj=cast("IO[bytes]", reader), tarinfo=_Member, encoding="utf-8")
+        for info in tar:
+            tar.members.clear()  # type: ignore[attr-defined]  # else it keeps them all
+            entries += 1
+            files += info.isreg()
+            size += info.size
+            if entries > header.entries or files > header.files or size > header.bytes:
+                raise InvalidStream(f"{info.name!r} is more than was announced")
+            yield info
+    except (tarfile.TarError, RecursionError) as exc:  # the latter: long names without end
         raise InvalidStream(f"the header of a member cannot be read: {exc}") from exc
-    if info.size < 0:
-        raise InvalidStream(f"{info.name!r} has a negative length")
-    return info
-
-
-def _check_kind(info: tarfile.TarInfo) -> None:
-    """Refuse all but directories, files and symbolic links; strip a directory's slash."""
-    if info.type not in (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE):
-        raise InvalidStream(f"{info.name!r} is neither a directory, a file nor a symbolic link")
-    if info.type == tarfile.DIRTYPE:
-        info.name = info.name.rstrip("/")
-    if info.type != tarfile.REGTYPE and info.size:
-        raise InvalidStream(f"{info.name!r} is not a file, but has content")
+    if reader.read(BLOCK) != bytes(BLOCK):
+        raise InvalidStream("the end mark of the tar is damaged")
 
 
 def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
@@ -316,23 +289,18 @@ def _check_roots(roots: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _require_room(target: str, header: StreamHead, source: str) -> None:
-    if not os.path.isdir(target):
+    code = ProblemCode.RESULTS_TOO_LARGE
+    if os.path.isdir(target):
+        facts = replace(facts_of(target), noexec=False)  # nothing is run from there
+        needed_bytes = header.bytes + header.entries * _HALF_BLOCK
+        needed_inodes = header.entries + _SPARE_INODES if header.entries else 0
+        reasons = refusals(facts, needed_bytes, needed_inodes)
+        if not facts.read_only and not os.access(target, os.R_OK | os.W_OK | os.X_OK):
+            reasons.append("this user may not write to it")
+    else:
         code = ProblemCode.NO_PLACE_FOR_RESULTS
         reasons = ["it is not a directory" if os.path.exists(target) else "it does not exist"]
-    else:
-        code = ProblemCode.RESULTS_TOO_LARGE
-        reasons = _room_refusals(target, header)
     if reasons:
         files = counted(header.files, "file")
         values = {"why": "; ".join(reasons), "files": files, "source": source}
         raise NodeError(Problem(code, target, values))
-
-
-def _room_refusals(target: str, header: StreamHead) -> list[str]:
-    facts = replace(facts_of(target), noexec=False)  # nothing is run from there
-    needed_bytes = header.bytes + header.entries * _HALF_BLOCK
-    needed_inodes = header.entries + _SPARE_INODES if header.entries else 0
-    reasons = refusals(facts, needed_bytes, needed_inodes)
-    if not facts.read_only and not os.access(target, os.W_OK | os.X_OK):
-        reasons.append("this user may not write to it")
-    return reasons

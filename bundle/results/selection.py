@@ -72,24 +72,31 @@ def select(directory: str, outputs: Sequence[str]) -> Selection:
     base = _real_directory(directory)
     sources: dict[str, str] = {}
     missing: list[str] = []
-    left_out = _LeftOutPaths()
+    left_out: dict[str, str] = {}
+    unread: list[str] = []
     for output in outputs:
         pattern = split(output)
         if pattern is None:
-            left_out.refuse(output, "it does not lie in the run directory")
+            left_out[output] = "it does not lie in the run directory"
             continue
         names = sorted(expand(base, pattern))
         if not names:
             missing.append(output)
-        sources.update(_sources(base, names, left_out))
+        for name in names:
+            source = os.path.realpath(os.path.join(base, name))
+            reason = _root_refusal(base, source)
+            if reason:
+                left_out[name] = reason
+            else:
+                sources[name] = source
     roots = [name for name in sorted(sources) if sources.keys().isdisjoint(above(name))]
-    entries = [entry for root in roots for entry in _walk(root, sources[root], left_out)]
+    entries = [entry for root in roots for entry in _walk(root, sources[root], left_out, unread)]
     return Selection(
         roots=tuple(roots),
         entries=tuple(entries),
         missing=tuple(missing),
-        left_out=left_out.reasons,
-        unread=left_out.unread,
+        left_out=left_out,
+        unread=len(unread),
     )
 
 
@@ -103,18 +110,6 @@ def besides(selection: Selection, brought: Collection[str]) -> Selection:
         roots=tuple(root for root in selection.roots if root in kept),
         entries=tuple(entry for entry in selection.entries if entry.name in kept),
     )
-
-
-def _sources(base: str, names: Sequence[str], left_out: _LeftOutPaths) -> dict[str, str]:
-    sources: dict[str, str] = {}
-    for name in names:
-        source = os.path.realpath(os.path.join(base, name))
-        reason = _root_refusal(base, source)
-        if reason:
-            left_out.refuse(name, reason)
-        else:
-            sources[name] = source
-    return sources
 
 
 def leads_out(inner: str, target: str) -> bool:
@@ -150,26 +145,13 @@ def _root_refusal(base: str, source: str) -> str:
     return ""
 
 
-class _LeftOutPaths:
-    """Paths that cannot be sent, with reasons; ``unread`` counts those that could not be read."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
-        self.unread = 0
-
-    def refuse(self, name: str, why: str) -> None:
-        self.reasons[name] = why
-
-    def fail(self, name: str, error: OSError) -> None:
-        self.reasons[name] = error_text(error)
-        self.unread += 1
-
-
 class _NotSendable(Exception):
     """A path is nothing to send; the text is the reason."""
 
 
-def _walk(root: str, top: str, left_out: _LeftOutPaths) -> Iterator[OutputEntry]:
+def _walk(
+    root: str, top: str, left_out: dict[str, str], unread: list[str]
+) -> Iterator[OutputEntry]:
     """Yield the content of an output; follow no link."""
     pending = [(root, top)]
     while pending:
@@ -180,10 +162,11 @@ def _walk(root: str, top: str, left_out: _LeftOutPaths) -> Iterator[OutputEntry]
             if stat.S_ISDIR(entry.mode):
                 children = sorted(os.listdir(path), reverse=True)
         except _NotSendable as exc:
-            left_out.refuse(name, str(exc))
+            left_out[name] = str(exc)
             continue
         except OSError as exc:
-            left_out.fail(name, exc)
+            left_out[name] = error_text(exc)
+            unread.append(name)
             continue
         pending += [(f"{name}/{child}", f"{path}/{child}") for child in children]
         yield entry

@@ -16,6 +16,7 @@ line, a :class:`StreamEnd`, says that the stream is complete::
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -43,6 +44,9 @@ _SHOWN_BYTES = 80
 """Bytes of a line that a message shows."""
 _SHOWN_FAULT = 200
 """Characters of a fault that a message shows: a name in it may be as long as its line."""
+_DELETED_NAMES = LINE_LIMIT // 8
+"""Characters of the names of deleted files; if they are more, the files stay at home."""
+_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class InvalidStream(Exception):
@@ -72,7 +76,9 @@ class StreamHead:
     """Paths that are not sent, each with the reason."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(entries=self.entries, files=self.files, bytes=self.bytes)
+        for name in ("entries", "files", "bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -91,39 +97,40 @@ class StreamEnd:
     """Earlier results that were sent to the node, and that the job has deleted there."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(gaps=self.gaps)
+        if self.gaps < 0:
+            raise ValueError(f"gaps is {self.gaps}")
 
 
 def read_head(line: bytes) -> StreamHead:
-    """Read the first line.
-
-    Raises:
-        InvalidStream: it is no such line.
-    """
+    """Read the first line; InvalidStream if it is no such line."""
     raw = _json_object(line)
-    if raw is None or "results" not in raw:
+    if "results" not in raw:
         raise InvalidStream(f"it begins with {line[:_SHOWN_BYTES]!r}")
     if raw["results"] != VERSION:
         raise InvalidStream(f"it has version {raw['results']!r}, this program reads {VERSION}")
     try:
         return decode(StreamHead, raw)
     except DecodeError as exc:
-        raise InvalidStream(f"its first line is damaged: {_shown(exc)}") from exc
+        raise InvalidStream(f"its first line is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
 
 
 def read_end(line: bytes) -> StreamEnd:
-    """Read the last line.
-
-    Raises:
-        InvalidStream: it is no such line.
-    """
+    """Read the last line; InvalidStream if it is no such line."""
     raw = _json_object(line)
-    if raw is None or raw.get("end") != 1:
+    if raw.get("end") != 1:
         raise InvalidStream(f"instead of its end mark, {line[:_SHOWN_BYTES]!r} follows")
     try:
         return decode(StreamEnd, raw)
     except DecodeError as exc:
-        raise InvalidStream(f"its end mark is damaged: {_shown(exc)}") from exc
+        raise InvalidStream(f"its end mark is damaged: {str(exc)[:_SHOWN_FAULT]}") from exc
+
+
+def _json_object(line: bytes) -> dict[str, object]:
+    try:
+        raw = json.loads(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
 
 
 def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
@@ -132,31 +139,6 @@ def some_of(reasons: Mapping[str, str]) -> dict[str, str]:
     if len(reasons) > len(first):
         first["..."] = f"and {len(reasons) - len(first)} more"
     return first
-
-
-def _json_object(line: bytes) -> dict[str, object] | None:
-    try:
-        raw = json.loads(line.decode("ascii"))
-    except (ValueError, RecursionError):
-        return None
-    return raw if isinstance(raw, dict) else None
-
-
-def _shown(error: DecodeError) -> str:
-    return str(error)[:_SHOWN_FAULT]
-
-
-def _refuse_negative(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 0:
-            raise ValueError(f"{name} is {count}")
-
-
-# --- Sending the outputs of a job from a node, see :mod:`bundle.results.stream` ------------------
-
-_DELETED_NAMES = LINE_LIMIT // 8
-"""Characters of the names of deleted files; if they are more, the files stay at home."""
-_READ_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def pack(
@@ -189,6 +171,16 @@ def send(
     Raises:
         NodeError: nobody reads the stream any more.
     """
+    try:
+        return _send_all(selection, directory, stream, deleted)
+    except (OSError, ValueError) as exc:  # of the stream: those of files are caught before
+        values = {"why": str(exc)}
+        raise NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, directory, values)) from exc
+
+
+def _send_all(
+    selection: Selection, directory: str, stream: IO[bytes], deleted: Sequence[str]
+) -> StreamEnd:
     total = measure(selection.entries)
     writer = _StreamWriter(stream, directory)
     writer.line(
@@ -202,30 +194,24 @@ def send(
             left_out=some_of(selection.left_out),
         )
     )
-    changes: dict[str, _Change] = {}
+    changed: dict[str, str] = {}
+    gaps = selection.unread
     for entry in selection.entries:
-        change = _send(entry, writer)
-        if change is not None:
-            changes[entry.name] = change
+        change, is_gap = _send(entry, writer)
+        gaps += is_gap
+        if change:
+            changed[entry.name] = change
     writer.zeros(2 * BLOCK)
     end = StreamEnd(
         end=1,
         sha256=writer.digest.hexdigest(),
-        changed=some_of({name: change.text for name, change in changes.items()}),
-        gaps=selection.unread + sum(change.is_gap for change in changes.values()),
+        changed=some_of(changed),
+        gaps=gaps,
         deleted=tuple(deleted) if sum(map(len, deleted)) < _DELETED_NAMES else (),
     )
     writer.line(end)
-    writer.flush()
+    stream.flush()
     return end
-
-
-@dataclass(frozen=True)
-class _Change:
-    text: str
-    """The change, in words."""
-    is_gap: bool = False
-    """True if the file was not sent, or not to its end."""
 
 
 class _StreamWriter:
@@ -253,62 +239,43 @@ class _StreamWriter:
             self.tar(bytes(size))
             count -= size
 
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except (OSError, ValueError) as exc:
-            raise self._not_sent(exc) from exc
-
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
-        try:
-            while rest:  # an unbuffered stream may take less than it is given
-                rest = rest[self._stream.write(rest) :]
-        except (OSError, ValueError) as exc:
-            raise self._not_sent(exc) from exc
-
-    def _not_sent(self, exc: Exception) -> NodeError:
-        values = {"why": str(exc)}
-        return NodeError(Problem(ProblemCode.OUTPUTS_NOT_SENT, self._directory, values))
+        while rest:  # an unbuffered stream may take less than it is given
+            rest = rest[self._stream.write(rest) :]
 
 
-def _send(entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
+def _send(entry: OutputEntry, writer: _StreamWriter) -> tuple[str, bool]:
+    """Send one entry; return what has happened to it meanwhile, and whether bytes are missing."""
     if not stat.S_ISREG(entry.mode):
         writer.tar(_header(entry, 0))
-        return None
+        return "", False
     try:
         handle = os.open(entry.source, _READ_ONLY)
     except OSError as exc:
-        return _Change(f"not sent: {exc.strerror or exc}", is_gap=True)
-    try:
-        return _send_open_file(handle, entry, writer)
-    finally:
-        os.close(handle)
-
-
-def _send_open_file(handle: int, entry: OutputEntry, writer: _StreamWriter) -> _Change | None:
-    before = os.fstat(handle)
-    if not stat.S_ISREG(before.st_mode):
-        return _Change("not sent: it is no longer a file", is_gap=True)
-    size = min(before.st_size, entry.size)
-    writer.tar(_header(entry, size))
-    missing, why = _send_content(handle, size, writer)
-    writer.zeros(missing + padding(size))
-    after = os.fstat(handle)
+        return f"not sent: {error_text(exc)}", True
+    with open(handle, "rb", buffering=0) as file:
+        before = os.fstat(handle)
+        if not stat.S_ISREG(before.st_mode):
+            return "not sent: it is no longer a file", True
+        size = min(before.st_size, entry.size)
+        writer.tar(_header(entry, size))
+        missing, why = _send_content(file, size, writer)
+        writer.zeros(missing + padding(size))
+        after = os.fstat(handle)
     if missing:
-        text = f"zeros stand in for the last {counted(missing, 'byte')}: {why}"
-        return _Change(text, is_gap=True)
+        return f"zeros stand in for the last {counted(missing, 'byte')}: {why}", True
     if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
-        return _Change("it was written to while it was sent")
-    return None
+        return "it was written to while it was sent", False
+    return "", False
 
 
-def _send_content(handle: int, size: int, writer: _StreamWriter) -> tuple[int, str]:
+def _send_content(file: io.FileIO, size: int, writer: _StreamWriter) -> tuple[int, str]:
     """Send up to ``size`` bytes of a file; return how many are missing, and why."""
     left = size
     while left:
         try:
-            data = os.read(handle, min(left, CHUNK))
+            data = file.read(min(left, CHUNK))
         except OSError as exc:
             return left, error_text(exc)
         if not data:
