@@ -66,10 +66,8 @@ ScratchKind = Literal["export", "lock", "new", "prove", "spool", "trace", "wheel
 """The first words of the names of our directories under ``tmp/``."""
 _SCRATCH = re.compile(rf"({'|'.join(get_args(ScratchKind))})-[a-z0-9_]{{8,16}}")
 """Their names, see :meth:`Store.scratch`."""
-INCIDENTS = "incidents"
-"""The name of the directory of :attr:`Store.incidents`."""
-PENDING_JOBS = "pending-jobs"
-"""The name of the directory of :attr:`Store.pending_jobs`."""
+INCIDENTS, PENDING_JOBS = "incidents", "pending-jobs"
+"""Names of directories in the store."""
 FEW_INODES = 100
 """A build makes tens of files in the store, not thousands: layers stay packed there."""
 STORE_HINT = (
@@ -78,80 +76,56 @@ STORE_HINT = (
 )
 
 
+class _Folder:
+    """A directory of the store, which is made when it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, store: Store, owner: type[Store]) -> Path:
+        path = store.root / self._name
+        store.make_folder(path)
+        return path
+
+
 class Store:
     """One offline root. Creating the object touches nothing; directories are made when needed."""
+
+    wheels = _Folder("wheels")
+    """Plain wheel files; ``pip install --no-index --find-links`` works on it."""
+    built = _Folder("wheels-built")
+    """Wheels made here from sdists and local projects, one folder for each source's digest."""
+    layers = _Folder("layers")
+    """``<layer id>.tar.zst`` files."""
+    bundles = _Folder("bundles")
+    """``<name>-<id12>.pkgs.tar`` files."""
+    seals = _Folder("seals")
+    """For each bundle a note of its file's size, time and inode when it was written."""
+    proofs = _Folder("proofs")
+    """One small file for each set of layers that were proved to be complete."""
+    programs = _Folder("programs")
+    """The far side's program of each bundle that was used here, by digest."""
+    projects = _Folder("projects")
+    """For each project its newest bundle, in a small JSON file."""
+    exports = _Folder("exports")
+    """The manifest of each bundle that was exported; its file's time is that of the export."""
+    imports = _Folder("imports")
+    """For each project's name the file name of the bundle that was imported last."""
+    hub = _Folder("hub")
+    """Files fetched from a hub, in the layout of its cache, until their layers are made."""
+    incidents = _Folder(INCIDENTS)
+    """For each job the failures of its nodes, in a small file of JSON lines."""
+    pending_jobs = _Folder(PENDING_JOBS)
+    """For each batch job that nobody follows a note of where it leaves its events."""
+
+    _tmp = _Folder("tmp")
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    @property
-    def wheels(self) -> Path:
-        """Plain wheel files; ``pip install --no-index --find-links`` works on it."""
-        return self._folder("wheels")
-
-    @property
-    def built(self) -> Path:
-        """Wheels made here from sdists and local projects, one folder for each source's digest."""
-        return self._folder("wheels-built")
-
-    @property
-    def layers(self) -> Path:
-        """``<layer id>.tar.zst`` files."""
-        return self._folder("layers")
-
     def layer(self, key: Digest) -> Path:
         """Return the path of the layer with this id, whether it exists or not."""
         return self.layers / f"{key}.tar.zst"
-
-    @property
-    def bundles(self) -> Path:
-        """``<name>-<id12>.pkgs.tar`` files."""
-        return self._folder("bundles")
-
-    @property
-    def seals(self) -> Path:
-        """For each bundle a note of its file's size, time and inode when it was written."""
-        return self._folder("seals")
-
-    @property
-    def proofs(self) -> Path:
-        """One small file for each set of layers that were proved to be complete."""
-        return self._folder("proofs")
-
-    @property
-    def programs(self) -> Path:
-        """The far side's program of each bundle that was used here, by digest."""
-        return self._folder("programs")
-
-    @property
-    def projects(self) -> Path:
-        """For each project its newest bundle, in a small JSON file."""
-        return self._folder("projects")
-
-    @property
-    def exports(self) -> Path:
-        """The manifest of each bundle that was exported; its file's time is that of the export."""
-        return self._folder("exports")
-
-    @property
-    def imports(self) -> Path:
-        """For each project's name the file name of the bundle that was imported last."""
-        return self._folder("imports")
-
-    @property
-    def hub(self) -> Path:
-        """Files fetched from a hub, in the layout of its cache, until their layers are made."""
-        return self._folder("hub")
-
-    @property
-    def incidents(self) -> Path:
-        """For each job the failures of its nodes, in a small file of JSON lines."""
-        return self._folder(INCIDENTS)
-
-    @property
-    def pending_jobs(self) -> Path:
-        """For each batch job that nobody follows a note of where it leaves its events."""
-        return self._folder(PENDING_JOBS)
 
     @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -199,7 +173,7 @@ class Store:
         Raises:
             StagerError: it cannot be made: the disk has no inodes left, for one.
         """
-        place = self._folder("tmp")
+        place = self._tmp
         folder = place / f"{kind}-{secrets.token_hex(8)}"
         try:
             try:
@@ -292,11 +266,6 @@ class Store:
             f"not enough space for {what}: need {need}, have {have} at {self.root}",
             hint=STORE_HINT,
         )
-
-    def _folder(self, name: str) -> Path:
-        path = self.root / name
-        self.make_folder(path)
-        return path
 
     @contextlib.contextmanager
     def _flock(

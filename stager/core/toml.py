@@ -1,16 +1,15 @@
-"""TOML in and out.
+"""TOML in and out: read by the standard library (``tomli`` before Python 3.11), written here.
 
-Reading is the standard library's (``tomli`` before Python 3.11), with a syntax error turned into a
-message that says where. Writing covers what a lock needs: there is no writer in the standard
-library, and one more dependency is not worth forty lines. The format is TOML 1.0 (toml.io).
+``tomli-w`` would write a lock in other bytes, which a project keeps under version control.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TWICE = re.compile(r"Cannot declare (\(.*\)) twice")
 """What the parser says of a table that is written twice, with the parts of its name."""
 _POSITION = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)")
-_ESCAPES = {
-    "\b": "\\b",
-    "\t": "\\t",
-    "\n": "\\n",
-    "\f": "\\f",
-    "\r": "\\r",
-    '"': '\\"',
-    "\\": "\\\\",
-}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -125,9 +115,7 @@ def dumps(data: Mapping[str, Any]) -> str:
     Raises:
         TypeError: a value is of a type TOML does not have.
     """
-    lines: list[str] = []
-    _write_table(lines, data, prefix="")
-    return "\n".join(lines).strip("\n") + "\n"
+    return "\n".join(_table_lines(data, "")).strip("\n") + "\n"
 
 
 def inline(value: object) -> str:
@@ -136,92 +124,43 @@ def inline(value: object) -> str:
     Raises:
         TypeError: it is of a type TOML does not have.
     """
-    return _value(value)
-
-
-def _write_table(lines: list[str], data: Mapping[str, Any], *, prefix: str) -> None:
-    """Add the lines of a table: its plain values first, then the tables in it."""
-    tables: list[tuple[str, Any]] = []
-    for key, value in data.items():
-        if isinstance(value, Mapping) or _is_array_of_tables(value):
-            tables.append((f"{prefix}{_key(key)}", value))
-        else:
-            lines.append(f"{_key(key)} = {_value(value)}")
-    for path, value in tables:
-        if isinstance(value, Mapping):
-            if _needs_header(value):
-                lines.extend(["", f"[{path}]"])
-            _write_table(lines, value, prefix=f"{path}.")
-        else:
-            _array_of_tables(lines, path, value)
-
-
-def _needs_header(table: Mapping[str, Any]) -> bool:
-    if not table:
-        return True
-    return any(not isinstance(value, Mapping) for value in table.values())
-
-
-def _array_of_tables(lines: list[str], path: str, entries: Sequence[Mapping[str, Any]]) -> None:
-    for entry in entries:
-        lines.extend(["", f"[[{path}]]"])
-        lines.extend(f"{_key(key)} = {_value(value)}" for key, value in entry.items())
-
-
-def _is_array_of_tables(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _value(value: object) -> str:
-    for kind, write in _WRITERS:
-        if isinstance(value, kind):
-            return write(value)
+    if isinstance(value, str | int | float):  # as in JSON, but for the one character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(_key_lines(value))} }}" if value else "{}"
+    if isinstance(value, Sequence):
+        items = [inline(one) for one in value]
+        short = f"[{', '.join(items)}]"
+        if len(short) <= 80:
+            return short
+        return "[\n" + "".join(f"    {item},\n" for item in items) + "]"
     raise TypeError(f"TOML has no type for {type(value).__name__}")
 
 
-def _boolean(value: bool) -> str:
-    return "true" if value else "false"
+def _table_lines(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the lines of a table: its plain values first, then the tables in it."""
+    tables = {key: one for key, one in data.items() if isinstance(one, Mapping) or _is_array(one)}
+    yield from _key_lines({key: one for key, one in data.items() if key not in tables})
+    for key, value in tables.items():
+        path = f"{prefix}{_key(key)}"
+        if _is_array(value):
+            for entry in value:
+                yield from ("", f"[[{path}]]", *_key_lines(entry))
+            continue
+        if not value or not all(isinstance(one, Mapping) for one in value.values()):
+            yield from ("", f"[{path}]")
+        yield from _table_lines(value, f"{path}.")
 
 
-def _string(text: str) -> str:
-    return '"' + "".join(_character(char) for char in text) + '"'
+def _key_lines(data: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {inline(value)}" for key, value in data.items()]
 
 
-def _character(char: str) -> str:
-    if char in _ESCAPES:
-        return _ESCAPES[char]
-    if ord(char) < 0x20 or ord(char) == 0x7F:
-        return f"\\u{ord(char):04x}"
-    return char
-
-
-def _inline_table(table: Mapping[str, Any]) -> str:
-    if not table:
-        return "{}"
-    inside = ", ".join(f"{_key(key)} = {_value(value)}" for key, value in table.items())
-    return f"{{ {inside} }}"
-
-
-def _list(values: Sequence[Any]) -> str:
-    items = [_value(value) for value in values]
-    short = "[" + ", ".join(items) + "]"
-    if len(short) <= 80:
-        return short
-    return "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+def _is_array(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
 
 
 def _key(key: str) -> str:
-    if _BARE_KEY.fullmatch(key):
-        return key
-    return _string(key)
-
-
-_WRITERS: tuple[tuple[tuple[type, ...], Callable[[Any], str]], ...] = (
-    ((bool,), _boolean),  # before the numbers, since a bool is an int
-    ((str,), _string),
-    ((int, float), repr),
-    ((datetime.datetime, datetime.date, datetime.time), lambda value: value.isoformat()),
-    ((Mapping,), _inline_table),
-    ((Sequence,), _list),
-)
-"""Types of TOML values in the order they are tried, and the function that writes each."""
+    return key if _BARE_KEY.fullmatch(key) else inline(key)
