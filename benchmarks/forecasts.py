@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bundle.transfer.forecast import Nodes, staging
+from bundle.driver.forecast import Nodes, staging
 from stager import forecast
 from stager.forecast import JobTimer, Seen
 from stager.logs.job_record import records

@@ -131,7 +131,7 @@ def _agent(phase: str, handle: int | None) -> int:
 
 
 def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
-    from .channel import ssh_fanout
+    from .driver.transports import ssh_fanout
     from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)

@@ -9,6 +9,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from bundle.driver.forecast import (
+    BLOCK,
+    WIDEST,
+    Forecast,
+    Nodes,
+    a_step,
+    best_width,
+    forecast,
+    levels,
+    staging,
+    staging_by_reading,
+    staging_work,
+)
+from bundle.driver.plan import SENT, SHARED, excerpt_size
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.codec import decode, encode
 from bundle.protocol.counts import counted
@@ -24,20 +38,6 @@ from bundle.protocol.events import (
 from bundle.protocol.job import ASSUMED, Rates
 from bundle.protocol.messages import UnpackAnswer
 from bundle.redaction.secrets import masked
-from bundle.transfer.forecast import (
-    BLOCK,
-    WIDEST,
-    Forecast,
-    Nodes,
-    a_step,
-    best_width,
-    forecast,
-    levels,
-    staging,
-    staging_by_reading,
-    staging_work,
-)
-from bundle.transfer.plan import SENT, SHARED, excerpt_size
 
 from .building.current_bundle import offline_root
 from .config.load import Config

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
+from bundle.driver.forecast import BLOCK, WIDEST, best_width, levels
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED
 from bundle.transfer import relay_chunks
-from bundle.transfer.forecast import BLOCK, WIDEST, best_width, levels
 from bundle.transfer.relay_chunks import chunk_size
 
 from .events import Clock, Process, Processors, Queue

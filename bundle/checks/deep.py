@@ -41,7 +41,7 @@ from ..system.files import digest_of, error_text, read_file
 
 # --- The network as one node sees it: the addresses of names, and reaching the head node ---------
 
-# The answers of all nodes are compared in :mod:`bundle.checks.findings`.
+# The answers of all nodes are compared in :mod:`bundle.driver.findings`.
 
 _LOOKUPS = 16  # at a time: a name server that does not answer takes seconds for each
 _PATIENCE = 2.0
@@ -447,7 +447,7 @@ def _mark(path: str) -> None:
 # --- One node's part in ``verify --deep``: its clock, reaching the head, the names, every file
 
 # Faults are reported in the answer, and the agent ends well: only the answers of all nodes tell
-# which one is at fault (:mod:`bundle.checks.findings`), and a fault of one node must not end the
+# which one is at fault (:mod:`bundle.driver.findings`), and a fault of one node must not end the
 # check of another.
 
 REACH_SECONDS = 20.0

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import IO
 
-from ..checks.findings import few_names
 from ..launch import program_variables
 from ..protocol.counts import counted, sized
 from ..protocol.enumerations import Allocation, PhaseName
@@ -22,6 +21,7 @@ from ..results import patterns
 from ..results.receive import Received, receive
 from ..results.selection import Selection, Sizes, measure, select
 from ..results.stream import send
+from .findings import few_names
 from .placement import scratch, send_results
 from .state import NodesFailed, State
 
@@ -303,7 +303,7 @@ def _note_not_sent(state: State, what: str) -> None:
 def _refusal(state: State, size: Sizes) -> str:
     """Return why results are not sent; empty if they are."""
     limit = state.job.resume_limit
-    if not limit:  # the agents' program then lacks what receives them
+    if not limit:
         return "project.resume-limit is 0"
     if size.bytes > limit:
         return f"more than project.resume-limit, {sized(limit)}"

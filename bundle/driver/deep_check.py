@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..checks import deep, findings
-from ..checks.findings import ClockReading, Problems
+from ..checks import deep
 from ..launch.commands import choose_backend
 from ..protocol import messages
 from ..protocol.enumerations import Allocation, PhaseName
@@ -22,6 +21,8 @@ from ..protocol.messages import Answer, DeepRequest, GroupSettings, LaunchReques
 from ..protocol.problem import Problem, ProblemCode
 from ..protocol.reports import DeepAnswer, LaunchAnswer, NodeClock
 from ..system import network
+from . import findings
+from .findings import ClockReading, Problems
 from .state import State
 from .transports.transport import Event
 

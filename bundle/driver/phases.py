@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ..checks.cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
-from ..checks.findings import few_names, preflight_line
 from ..format.manifest import room_for
 from ..launch.commands import choose_backend, must_use_cpus
 from ..launch.program_variables import USE_CPU
@@ -33,6 +31,8 @@ from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..protocol.reports import Departure, LaunchAnswer, Started
 from . import collect, placement
 from .collect import note_unnamed, send_earlier_results
+from .cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed
+from .findings import few_names, preflight_line
 from .state import State
 from .transports.transport import Event
 

@@ -15,11 +15,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..checks.findings import few_names
 from ..checks.preflight import INCOMING_PREFIX
 from ..format.archive import BundleFile, digest_of
 from ..node import removal
-from ..protocol.enumerations import Allocation, PhaseName, Stage
+from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import FileSent, StagingForecast, TransferPlan
 from ..protocol.job import ASSUMED, Job
 from ..protocol.messages import (
@@ -32,8 +31,10 @@ from ..protocol.messages import (
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system.files import disk_problem
-from ..transfer.forecast import forecast
-from ..transfer.plan import (
+from ..transfer.relay_handshake import TOKEN_BYTES
+from .findings import few_names
+from .forecast import forecast
+from .plan import (
     RELAY,
     SBCAST,
     SENT,
@@ -48,7 +49,6 @@ from ..transfer.plan import (
     make_plan,
     write_excerpt,
 )
-from ..transfer.relay_handshake import TOKEN_BYTES
 from .state import State
 from .transports import slurm_text
 from .transports.transport import Delivery, Transfer
@@ -181,9 +181,7 @@ def send_results(state: State, source: str) -> None:
     """
     nodes = state.job.nodes
     rule = TransferRule(way=state.job.transfer, without_relay=_other_way(state.job))
-    # Where no bundle is to be sent, agents have no relay.
-    relays = state.job.stage is not Stage.NEVER
-    relayed = relays and is_relayed(rule, {node: state.facts[node] for node in nodes})
+    relayed = is_relayed(rule, {node: state.facts[node] for node in nodes})
     folder = f"{INCOMING_PREFIX}{state.job.id}.results"
     size = os.path.getsize(source)
     shipment = _Shipment(source, size, folder, relayed=relayed, results=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict, TypeVar
 
-from ..checks.findings import probe_line
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
 from ..protocol.enumerations import Launcher, PhaseName
@@ -29,10 +28,11 @@ from ..protocol.reports import LaunchAnswer, Started
 from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals
-from ..transfer.plan import Plan
 from . import output
+from .findings import probe_line
 from .logs import Logs
 from .output import Display, OutputLogs
+from .plan import Plan
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
 # --- The answers of a node's tasks as one, where Slurm starts several on a node ------------------

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from bundle.checks.findings import few_names
+from bundle.driver.findings import few_names
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.events import (

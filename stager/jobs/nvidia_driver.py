@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from bundle.checks.cuda import parsed
+from bundle.driver.cuda import parsed
 from bundle.driver.transports.slurm_text import step_argv
 from bundle.driver.transports.step import Step
 from bundle.node.machine import Question, kernel_driver, version_in

@@ -19,7 +19,7 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
-from bundle.checks.cuda import MINIMAL, OWN, needed, parsed
+from bundle.driver.cuda import MINIMAL, OWN, needed, parsed
 
 from ..core import toml
 from ..core.errors import ResolveError, StagerError

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
-from bundle.transfer.plan import digest_of_all
 from tests.support.building import STAGER, Project, left_in_tmp, listing
 from tests.support.namespaces import namespace
 from tests.support.needs import needs

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import broadcasts, forecasts, relays, tools
 from benchmarks.errors import BenchError
 from benchmarks.rounds import Samples
+from bundle.driver.forecast import Nodes, staging
 from bundle.protocol.events import StagingWork
-from bundle.transfer.forecast import Nodes, staging
 from stager.forecast import Seen
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)

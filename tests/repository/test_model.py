@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.forecast import block_seconds
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED
-from bundle.transfer.forecast import block_seconds
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))

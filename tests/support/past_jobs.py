@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bundle.driver.forecast import Nodes, a_step, staging
 from bundle.protocol.events import StagingWork
-from bundle.transfer.forecast import Nodes, a_step, staging
 from stager.forecast import Seen
 
 WORK = StagingWork(sent=300_000_000, bytes=1_400_000_000, files=34_000)

@@ -1,25 +1,22 @@
 """The program of a step's agents, and their first request.
 
-The program has not the driver's modules, those of phases that the step has not, bytecode, and what
-only readers need of a source; and it is compressed as one. It travels in variables of the step:
-Slurm passes them on with the step's start, from node to node along a tree, whereas ``srun`` itself
-sends standard input to each task, one by one. Where variables cannot take it, it comes there. On a
-node :mod:`bundle.channel.bootstrap` takes both.
+The program is all of ``bundle`` but the driver, compressed as one. It travels in variables of the
+step: Slurm passes them on with the step's start, from node to node along a tree, whereas ``srun``
+itself sends standard input to each task, one by one. Where variables cannot take it, it comes
+there. On a node :mod:`bundle.channel.bootstrap` takes both.
 """
 
 from __future__ import annotations
 
-import ast
 import binascii
-import copy
 import dataclasses
-import functools
 import io
 import json
 import os
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import AbstractSet, Any
 
 from ...channel.agent_channel import PACKED
@@ -29,184 +26,11 @@ from ...protocol.job import Job
 from ...protocol.messages import RelayStart, StepMessage
 from .transport import Requests
 
-# --- Stripping a module of what only its readers need; each statement stays on its line ----------
-
-# Docstrings, comments, annotations other than those of fields (a dataclass reads its own), and the
-# imports that only those used are removed. The rest runs alike, and a traceback names the same
-# lines.
-
-_Span = tuple[int, int, int, int, bytes]
-"""The line and column where it begins and where it ends, and the bytes that replace it."""
-_NOTHING = b"pass"
-"""A statement that does nothing."""
-_END_OF_LINE = 1 << 20
-"""A column behind that of any character."""
-
-
-def stripped(source: bytes) -> bytes:
-    """Return the source of a module without what only readers need."""
-    nodes = list(ast.walk(ast.parse(source)))
-    spans = [*_docstrings(nodes), *_annotations(source, nodes), *_comments(source, nodes)]
-    brief = _replaced(source, spans)
-    return _replaced(brief, _unused_imports(ast.parse(brief)))
-
-
-def _replaced(source: bytes, spans: Iterable[_Span]) -> bytes:
-    """Replace spans of a source; every line keeps its number."""
-    lines = source.split(b"\n")
-    for first, begin, last, end, replacement in sorted(spans, reverse=True):
-        whole = lines[first - 1][:begin] + replacement + lines[last - 1][end:]
-        lines[first - 1 : last] = [whole.rstrip(), *[b""] * (last - first)]
-    return b"\n".join(lines)
-
-
-def _end(node: ast.AST) -> tuple[int, int]:
-    return getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)
-
-
-def _statement(node: ast.stmt, replacement: bytes) -> _Span:
-    return (node.lineno, node.col_offset, *_end(node), replacement)
-
-
-def _docstrings(nodes: list[ast.AST]) -> Iterator[_Span]:
-    """Find strings that are statements: docstrings, and those below a constant or a field."""
-    for node in nodes:
-        body = getattr(node, "body", ())
-        if not isinstance(body, list):
-            continue  # of a lambda
-        texts = [statement for statement in body if _is_text(statement)]
-        replacement = _NOTHING if len(texts) == len(body) else b""
-        for text in texts:
-            yield _statement(text, replacement)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _annotations(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
-    """Find annotations except those of fields."""
-    lines = source.split(b"\n")
-    fields: set[ast.AST] = set()
-    for node in nodes:  # a class comes before what is in it
-        if isinstance(node, ast.ClassDef):
-            fields.update(node.body)
-        elif isinstance(node, ast.arg):
-            yield from _of_argument(node)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _of_result(node, lines)
-        elif isinstance(node, ast.AnnAssign) and node not in fields:
-            yield _of_variable(node)
-
-
-def _of_argument(node: ast.arg) -> Iterator[_Span]:
-    if node.annotation is not None:
-        column = node.col_offset + len(node.arg.encode())
-        yield (node.lineno, column, *_end(node.annotation), b"")
-
-
-def _of_result(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[bytes]) -> Iterator[_Span]:
-    if node.returns is not None:
-        line = node.returns.lineno
-        column = lines[line - 1].rindex(b"->", 0, node.returns.col_offset)
-        yield (line, column, *_end(node.returns), b"")
-
-
-def _of_variable(node: ast.AnnAssign) -> _Span:
-    if node.value is None:
-        return _statement(node, _NOTHING)
-    return (*_end(node.target), *_end(node.annotation), b"")
-
-
-def _comments(source: bytes, nodes: list[ast.AST]) -> Iterator[_Span]:
-    texts = _text_columns(nodes)
-    for number, line in enumerate(source.split(b"\n"), 1):
-        column = line.find(b"#")
-        while any(begin <= column < end for begin, end in texts.get(number, ())):
-            column = line.find(b"#", column + 1)
-        if column >= 0:
-            yield number, column, number, len(line), b""
-
-
-def _text_columns(nodes: list[ast.AST]) -> dict[int, list[tuple[int, int]]]:
-    columns: dict[int, list[tuple[int, int]]] = {}
-    for node in nodes:
-        if not isinstance(node, (ast.Constant, ast.JoinedStr)):
-            continue
-        last, end = _end(node)
-        for line in range(node.lineno, last + 1):
-            begin = node.col_offset if line == node.lineno else 0
-            columns.setdefault(line, []).append((begin, end if line == last else _END_OF_LINE))
-    return columns
-
-
-def _unused_imports(tree: ast.Module) -> Iterator[_Span]:
-    """Find the imports of a module that nothing uses; what ``__all__`` names is used."""
-    used = _used_names(tree)
-    for node in tree.body:
-        if not isinstance(node, (ast.Import, ast.ImportFrom)) or _is_future(node):
-            continue
-        kept = [alias for alias in node.names if _bound_name(alias) in used]
-        if len(kept) < len(node.names):
-            shorter = copy.copy(node)
-            shorter.names = kept
-            yield _statement(node, ast.unparse(shorter).encode() if kept else b"")
-
-
-def _used_names(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.Constant):
-            names.add(str(node.value))
-    return names
-
-
-def _is_future(node: ast.Import | ast.ImportFrom) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
-def _bound_name(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
-
-
 STRIPPED = "stripped/"
 """The folder of a program that holds its agents' modules as they are sent, if it has been made."""
-NOT_FOR_AGENTS = frozenset(
-    f"bundle/{name}"
-    for name in (
-        *("__main__", "protocol/events", "protocol/log_names"),
-        *("protocol/problem_table", "protocol/node_wordings"),
-        *("checks/findings", "checks/cuda", "launch/exec_command", "channel/ssh_fanout"),
-        *("redaction/known_values", "transfer/forecast", "transfer/plan"),
-    )
-)
-"""The modules outside ``driver/`` that no agent of a step uses."""
-OF_PHASES = {
-    "collect": ("results/stream", "results/selection"),
-    "results": (
-        *("launch/earlier_results", "results/receive", "results/publish"),
-        *("results/stream", "results/selection"),
-    ),
-    "clean": ("environment/clean", "protocol/reports"),
-    "deep": ("checks/deep", "protocol/reports"),
-    "relay": (
-        *("transfer/relay", "transfer/relay_chunks", "transfer/relay_handshake"),
-        *("transfer/relay_peers", "transfer/relay_process", "transfer/relay_receiver"),
-    ),
-    "signature": ("checks/signature",),
-    "processes": ("launch/rank_processes",),
-    "launch": (
-        *("launch/wrapper", "launch/watch", "launch/commands", "launch/output_reader"),
-        *("launch/rank_monitor", "launch/run_ranks", "launch/rank_results", "protocol/reports"),
-    ),
-}
-"""The modules that only agents of one phase use.
-
-``relay`` stands for a way of transfer, ``processes`` for a launcher, ``signature`` for a job that
-requires one, and ``results`` for one that may be sent earlier results.
-"""
+_NOT_SENT = ("bundle/driver/", "bundle/__main__.py")
+"""What begins the paths of modules that no agent needs."""
+_LAYOUT = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 MAIN = b"""import sys
 from bundle.agent.agent import command
 sys.exit(command(sys.argv[1:]))
@@ -229,36 +53,57 @@ def agent_modules(program: bytes) -> dict[str, bytes]:
         ready = [name for name in names if name.startswith(STRIPPED)]
         if ready:
             return {name[len(STRIPPED) :]: archive.read(name) for name in ready}
-        return {name: _as_sent(name, archive.read(name)) for name in names if _is_for_agents(name)}
+        sent = [name for name in names if name.startswith("bundle/") and name.endswith(".py")]
+        return {
+            name: _strip_module(name, archive.read(name))
+            for name in sent
+            if not name.startswith(_NOT_SENT)
+        }
 
 
-def _is_for_agents(name: str) -> bool:
-    if not name.startswith("bundle/") or not name.endswith(".py"):
-        return False
-    return not name.startswith("bundle/driver/") and name[: -len(".py")] not in NOT_FOR_AGENTS
-
-
-def _as_sent(name: str, source: bytes) -> bytes:
+def _strip_module(name: str, source: bytes) -> bytes:
     # Environments hold the source of these, which must be the same whoever makes them.
     hooks = [f"bundle/environment/{hook}.py" for hook in (*HOOKS, *HOOK_MODULES)]
-    return source if name in hooks else stripped(source)
+    return source if name in hooks else blank_texts(source)
+
+
+def blank_texts(source: bytes) -> bytes:
+    """Return the source of a module without docstrings and comments; each line keeps its number."""
+    lines = source.decode().split("\n")
+    for (first, start), (last, end), replacement in sorted(_find_texts(source), reverse=True):
+        line = lines[first - 1][:start] + replacement + lines[last - 1][end:]
+        lines[first - 1 : last] = [line.rstrip(), *[""] * (last - first)]
+    return "\n".join(lines).encode()
+
+
+def _find_texts(source: bytes) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
+    """Yield begin, end and replacement of each comment, and of each string that is a statement."""
+    begins_statement, text = True, None
+    for token in tokenize.generate_tokens(io.StringIO(source.decode()).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start, token.end, ""
+        elif token.type != tokenize.NL:
+            if text is not None and token.type == tokenize.NEWLINE:
+                yield text.start, text.end, '""'
+            text = token if begins_statement and token.type == tokenize.STRING else None
+            begins_statement = token.type in _LAYOUT
 
 
 class AgentProgram:
-    """The program of agents; it is compressed once for all steps of the same phases.
+    """The program of agents; it is compressed once for all steps.
 
     Attributes:
         bootstrap: the source of what runs first on a node.
     """
 
     def __init__(self, program: bytes) -> None:
-        self._modules = agent_modules(program)
-        self.bootstrap = self._modules["bundle/channel/bootstrap.py"].decode()
-        self._packed = functools.lru_cache(maxsize=None)(self._pack)
+        modules = agent_modules(program)
+        self.bootstrap = modules["bundle/channel/bootstrap.py"].decode()
+        self._packed = compressed({"__main__.py": MAIN, **modules})
 
-    def variables(self, phases: Collection[str]) -> dict[str, str]:
-        """Return the variables that carry the program of a step that has these phases."""
-        text = binascii.b2a_base64(self._packed(frozenset(phases)), newline=False).decode()
+    def variables(self) -> dict[str, str]:
+        """Return the variables that carry the program."""
+        text = binascii.b2a_base64(self._packed, newline=False).decode()
         starts = range(0, len(text), _LONGEST_VARIABLE)
         return {
             f"{VARIABLE}{number}": text[start : start + _LONGEST_VARIABLE]
@@ -267,28 +112,17 @@ class AgentProgram:
 
     def step_input(
         self,
-        phases: Collection[str],
         message: StepMessage,
         *,
         carried: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Return the input of a step that has these phases, and these requests first."""
-        program = b"" if carried else self._packed(frozenset(phases))
+        """Return the input of a step that has these requests first."""
+        program = b"" if carried else self._packed
         packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
         sent = zlib.compress(json.dumps(dict(variables)).encode()) if variables else b""
         head = b"%d %d %d\n" % (len(program), len(packed), len(sent))
         return head + program + packed + sent
-
-    def _pack(self, phases: frozenset[str]) -> bytes:
-        used = _modules_of(OF_PHASES.keys() & phases)
-        unused = _modules_of(OF_PHASES.keys() - phases) - used
-        modules = {"__main__.py": MAIN, **self._modules}
-        return compressed({name: modules[name] for name in sorted(modules.keys() - unused)})
-
-
-def _modules_of(phases: Collection[str]) -> set[str]:
-    return {f"bundle/{name}.py" for phase in phases for name in OF_PHASES[phase]}
 
 
 def may_carry(environment: Mapping[str, str]) -> bool:

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ...channel import agent_channel
-from ...checks.findings import few_names
 from ...format.archive import digest_of
 from ...protocol.codec import encode
 from ...protocol.counts import counted, sized
@@ -25,11 +24,12 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes
 from ...system.files import error_text
 from ...transfer import relay_chunks
-from ...transfer.plan import digest_of_all
 from ...transfer.relay import BACKLOG, MOST_OF_SOURCE
 from ...transfer.relay_chunks import ChunkFile
 from ...transfer.relay_peers import RelayCandidates, RelayPlace, key_of
 from ...transfer.relay_process import RelayProcess
+from ..findings import few_names
+from ..plan import digest_of_all
 from .agent_program import packed
 from .phase_run import FIRST_SECONDS as _FIRST_SECONDS
 from .phase_run import NEXT_SECONDS as _NEXT_SECONDS

@@ -14,7 +14,7 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import signals
 from ...system.hostlist import expand_hostlist, fold
 from ...system.processes import describe_exit
-from ...transfer import forecast
+from .. import forecast
 from .step import Step, StepFault
 
 # --- The errors of Slurm's commands, by node: what each of them means for a job. Pure functions

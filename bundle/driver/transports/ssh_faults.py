@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...channel import ssh_fanout
-from ...channel.ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX
 from ...protocol.codec import DecodeError, decode
 from ...protocol.problem import ProblemCode
 from ...system.processes import describe_exit
+from . import ssh_fanout
+from .ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX
 from .step import StepFault
 
 NO_PYTHON_STATUS = 91

@@ -23,7 +23,7 @@ from typing import IO, Protocol, cast
 from ...channel import agent_channel
 from ...channel.bootstrap import in_memory
 from ...launch import output_reader
-from ...protocol.enumerations import Action, Launcher, PhaseName, Stage, TransferWay
+from ...protocol.enumerations import Launcher, PhaseName
 from ...protocol.job import Job
 from ...protocol.messages import AgentRequest, LaunchRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
@@ -224,12 +224,10 @@ class StepStarter:
         argv = self._cluster.argv(step, self._program.bootstrap, command)
         if self.holds(phase):
             requests = {node: _held(request) for node, request in requests.items()}
-        phases = phases_of(self._job, command)
         variables = self._cluster.rank_variables if launches else self._cluster.variables
         if self._cluster.carries:
-            variables = {**variables, **self._program.variables(phases)}
+            variables = {**variables, **self._program.variables()}
         step_input = self._program.step_input(
-            phases,
             factored(requests),
             carried=self._cluster.carries,
             variables=self._cluster.sent_variables(ranks=launches),
@@ -248,32 +246,6 @@ class StepStarter:
         return (
             phase == PhaseName.LAUNCH and not self._job.one_step and self._job.min_nodes is not None
         )
-
-
-def phases_of(job: Job, command: str) -> set[str]:
-    """Return the phases, and other parts of a job, that agents with this command must know."""
-    signature = {"signature"} if job.trust is not None else set()
-    return {*signature, *_phases(job, command)}
-
-
-def _phases(job: Job, command: str) -> set[str]:
-    relays = job.transfer in (TransferWay.AUTO, TransferWay.RELAY)
-    relay = {"relay"} if relays and job.stage is not Stage.NEVER else set()
-    processes = job.launch.launcher is Launcher.PROCESSES
-    launch: set[str] = {PhaseName.LAUNCH, "processes"} if processes else {PhaseName.LAUNCH}
-    may_resume = job.action is Action.RUN and job.resume_limit and {*job.outputs} - {*job.tracked}
-    results = {"results"} if may_resume else set()
-    if command == PhaseName.UNPACK:
-        return {*relay, *results}
-    if command != PhaseName.SESSION:
-        return launch if command == PhaseName.LAUNCH else {command}
-    phases: set[str] = {job.action, *relay, *results}
-    if job.deep:
-        phases.add(PhaseName.DEEP)
-    # A deep check launches, too; and so may the session of a job that runs.
-    if job.one_step and phases & {Action.RUN, PhaseName.DEEP}:
-        phases |= launch
-    return phases
 
 
 def _held(request: AgentRequest) -> AgentRequest:

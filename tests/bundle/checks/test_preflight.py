@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bundle.checks import preflight
-from bundle.checks.findings import preflight_line
+from bundle.driver.findings import preflight_line
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import room_for

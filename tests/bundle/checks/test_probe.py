@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bundle.checks import probe
-from bundle.checks.findings import probe_line
+from bundle.driver.findings import probe_line
 from bundle.node.machine import host_facts
 from bundle.protocol.job import Requires
 from bundle.protocol.messages import ProbeAnswer
@@ -381,7 +381,7 @@ from bundle.protocol.codec import encode
 from bundle.system import network as net
 from bundle.node.node_root import choose_base
 from bundle.checks import probe
-from bundle.checks.findings import probe_line
+from bundle.driver.findings import probe_line
 from bundle.node import interpreter
 from bundle.node.machine import host_facts
 from bundle.node.node_root import secure_root

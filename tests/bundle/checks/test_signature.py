@@ -16,7 +16,6 @@ from bundle.agent import agent
 from bundle.checks import signature
 from bundle.checks.signature import NAMESPACE, check_signature, lines_of, statement
 from bundle.driver.transports.agent_program import AgentProgram, factored
-from bundle.driver.transports.step_transport import phases_of
 from bundle.protocol.enumerations import Action, Allocation, PhaseName
 from bundle.protocol.job import Job, Trust, redacted
 from bundle.protocol.messages import AgentRequest, EarlyRequest, PreflightRequest, ProbeRequest
@@ -219,7 +218,7 @@ def test_a_step_of_slurms_brings_what_its_agents_check_with(
     job = job_for(single, tmp_path, allocation=Allocation.SLURM, trust=alice.trusted(signed_id))
     program = AgentProgram(make_node_program())
     requests = {"local1": PreflightRequest(job, "local1", 0, 1)}
-    sent = program.step_input(phases_of(job, PhaseName.SESSION), factored(requests))
+    sent = program.step_input(factored(requests))
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", program.bootstrap, "agent", PhaseName.SESSION],
         env={**os.environ, "STAGER_NODE": "local1"},

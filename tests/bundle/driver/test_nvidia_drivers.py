@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.checks.cuda import CudaNeed
+from bundle.driver.cuda import CudaNeed
 from bundle.driver.phases import described, line, list_driver_notes
 from bundle.protocol.messages import Gpu, GpuFacts
 from stager.core.store import Store

@@ -16,10 +16,9 @@ from bundle.driver import collect
 from bundle.driver.collect import send_earlier_results
 from bundle.driver.logs import Logs
 from bundle.driver.state import NodesFailed, State
-from bundle.driver.transports.step_transport import phases_of
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.node.machine import host_facts
-from bundle.protocol.enumerations import Allocation, PhaseName, Stage
+from bundle.protocol.enumerations import Allocation
 from bundle.protocol.messages import PreflightAnswer, UnpackAnswer
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.results.receive import receive
@@ -148,17 +147,12 @@ def test_nothing_is_sent_that_is_not_named_as_a_result(
     assert not (tmp_path / "local1").exists()
 
 
-@pytest.mark.parametrize(("stage", "relayed"), [(Stage.AUTO, True), (Stage.NEVER, False)])
-def test_a_relay_brings_them_where_agents_have_one(
-    state: State, stage: Stage, relayed: bool
-) -> None:
-    state.job = replace(state.job, stage=stage)
+def test_a_relay_brings_them(state: State) -> None:
     for number, node in enumerate(state.job.nodes):
         state.facts[node] = replace(state.facts[node], address=f"127.0.0.{number + 1}")
     nodes = state.transport = Nodes(Path(state.job.run_dir).parent)
     send_earlier_results(state)
-    assert ("relay" in phases_of(state.job, PhaseName.UNPACK)) is relayed
-    assert {bool(transfer.token) for transfer in nodes.transfers} == {relayed}
+    assert {bool(transfer.token) for transfer in nodes.transfers} == {True}
 
 
 def test_a_node_without_them_fails_the_job(

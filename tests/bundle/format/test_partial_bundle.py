@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.plan import write_excerpt
 from bundle.environment import unpack
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.node.node_root import env_path, secure_root
 from bundle.protocol.problem import NodeError
-from bundle.transfer.plan import write_excerpt
 from stager.core.store import Store
 from stager.core.values import Wheel
 from stager.pack.bundle import Packed
@@ -104,7 +104,7 @@ def test_a_place_that_is_full_is_said(single: Packed, tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {repo!r})\n"
         "import resource, signal\n"
         "from bundle.format.archive import BundleFile\n"
-        "from bundle.transfer.plan import write_excerpt\n"
+        "from bundle.driver.plan import write_excerpt\n"
         "from bundle.protocol.problem import NodeError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bundle.channel.frames import FrameReader
+from bundle.driver.plan import write_excerpt
 from bundle.format.archive import BundleFile
-from bundle.transfer.plan import write_excerpt
 from stager.pack.bundle import Packed
 from tests.support.bundles import BASE_PYTHON, left_over
 from tests.support.jobs import job_for

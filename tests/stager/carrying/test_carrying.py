@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
-from bundle.transfer.plan import digest_of_all
 from stager.building.build import Built
 from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
 from stager.carrying.exports import Base, CarriedPart, ExportResult, Label, export, read_label

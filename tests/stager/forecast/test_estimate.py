@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bundle.driver.forecast import Nodes, forecast, staging, staging_work
+from bundle.driver.plan import excerpt_size
 from bundle.format.manifest import Layer, Manifest, Part
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, Launcher, TransferWay
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED, Requires
-from bundle.transfer.forecast import Nodes, forecast, staging, staging_work
-from bundle.transfer.plan import excerpt_size
 from stager.config.load import load
 from stager.forecast import (
     LUSTRE,

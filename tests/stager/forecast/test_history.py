@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bundle.driver.forecast import Nodes, a_step, staging
 from bundle.protocol.events import Record, StagingWork
 from bundle.protocol.job import ASSUMED
-from bundle.transfer.forecast import Nodes, a_step, staging
 from stager import forecast
 from stager.core.store import Store
 from stager.forecast import (

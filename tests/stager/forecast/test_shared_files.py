@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.transfer.forecast import Nodes
+from bundle.driver.forecast import Nodes
 from stager.forecast import LUSTRE, NFS, REFERENCE, SharedFiles, from_shared
 
 FILES, SIZE = int(REFERENCE["files"]), int(REFERENCE["bytes"])

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
+from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
 from bundle.format.layer import HEAD_PREFIX, Frame, head_summary
 from bundle.format.manifest import Layer
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.transfer.plan import digest_of_all
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel

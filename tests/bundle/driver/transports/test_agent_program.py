@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,16 +31,21 @@ from stager.pack.node_program import make_node_program, with_bytecode
 from tests.support.jobs import PLAIN
 
 REPO = Path(__file__).resolve().parents[4]
-AGENT = "bundle/agent/agent.py"
 PROGRAM = make_node_program()
 
 
-def imported(path: str, tree: ast.AST) -> set[str]:
-    """The modules of ours that a part of a module needs at any time: not for types only."""
+SENT = agent_program.agent_modules(PROGRAM)
+
+
+def imported(path: str) -> set[str]:
+    """The modules of ours that a module needs at any time: not for types only."""
     found = set()
-    optional = {id(inner) for node in ast.walk(tree) if spares(node) for inner in ast.walk(node)}
+    tree = ast.parse((REPO / path).read_text())
+    for_types = {
+        id(inner) for node in ast.walk(tree) if is_for_types(node) for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in optional:
+        if not isinstance(node, ast.ImportFrom) or not node.level or id(node) in for_types:
             continue
         base = (REPO / path).parents[node.level - 1].joinpath(*(node.module or "").split("."))
         named = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
@@ -49,55 +53,14 @@ def imported(path: str, tree: ast.AST) -> set[str]:
     return found
 
 
-def spares(node: ast.AST) -> bool:
-    """Whether what a statement imports is for types only, or may be missing."""
-    if isinstance(node, ast.Try):
-        return any("ImportError" in ast.dump(handler) for handler in node.handlers)
+def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
 
 
-def needed(path: str, tree: ast.AST | None = None) -> set[str]:
-    return imported(path, tree or ast.parse((REPO / path).read_text()))
-
-
-def of_phase(phase: str) -> set[str]:
-    return {f"bundle/{name}.py" for name in agent_program.OF_PHASES[phase]}
-
-
-@functools.cache
-def of_all() -> set[str]:
-    every = set(agent_program.agent_modules(PROGRAM))
-    return every.difference(*map(of_phase, agent_program.OF_PHASES))
-
-
-def agents_parts() -> Iterator[tuple[str, ast.AST]]:
-    """What an agent does, function by function: phases are imported in theirs."""
-    tree = ast.parse((REPO / AGENT).read_text())
-    inner = {id(node) for part in tree.body for node in ast.walk(part) if part is not node}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and id(node) not in inner:
-            yield node.name, node
-
-
-PHASES_OF = {"_clean": "clean", "_deep": "deep", "_launch": "launch", "_serve_session": "launch"}
-PHASES_OF |= {"_check_signature": "signature", "_run_ranks": "launch"}
-PHASES_OF |= {"_start_early": "launch", "collect": "collect", "_relay_receiver_of": "relay"}
-PHASES_OF |= {"_place_results": "results"}
-"""Which of an agent's functions are called for one phase only."""
-
-
-def test_agents_import_nothing_that_they_are_not_sent() -> None:
+@pytest.mark.parametrize("path", sorted(SENT))
+def test_agents_import_nothing_that_they_are_not_sent(path: str) -> None:
     """At no time: what is missing would be missed on a node only."""
-    for path in of_all() - {AGENT}:
-        assert needed(path) <= of_all(), path
-    for phase in agent_program.OF_PHASES:
-        for path in of_phase(phase):
-            assert needed(path) <= of_all() | of_phase(phase), path
-    for name, tree in agents_parts():
-        own = of_phase(PHASES_OF[name]) if name in PHASES_OF else set()
-        assert needed(AGENT, tree) <= of_all() | own, name
-    for name in [*agent_program.NOT_FOR_AGENTS, *(path[:-3] for path in of_all())]:
-        assert (REPO / f"{name}.py").exists(), name
+    assert imported(path) <= SENT.keys()
 
 
 @functools.cache
@@ -106,11 +69,11 @@ def compiled_program() -> bytes:
 
 
 @functools.cache
-def started(*phases: str, compiled: bool = False) -> tuple[bytes, str]:
+def started(phase: str, *, compiled: bool = False) -> tuple[bytes, str]:
     """What a step is sent, and its bootstrap program."""
     made = agent_program.AgentProgram(compiled_program() if compiled else PROGRAM)
-    asked = StepMessage(phases[0], {"job": PLAIN.to_json()}, {})
-    return made.step_input(phases, asked), made.bootstrap
+    asked = StepMessage(phase, {"job": PLAIN.to_json()}, {})
+    return made.step_input(asked), made.bootstrap
 
 
 def program_of(sent: bytes) -> bytes:
@@ -119,12 +82,9 @@ def program_of(sent: bytes) -> bytes:
     return bootstrap.zipped(zlib.decompress(rest[: int(head.split()[0])]))
 
 
-@pytest.mark.parametrize("phase", ["verify", *agent_program.OF_PHASES])
-def test_each_module_that_is_sent_imports_with_nothing_else_there(
-    phase: str, tmp_path: Path
-) -> None:
+def test_each_module_that_is_sent_imports_with_nothing_else_there(tmp_path: Path) -> None:
     path = tmp_path / "agent.pyz"
-    path.write_bytes(program_of(started(phase)[0]))
+    path.write_bytes(program_of(started("verify")[0]))
     code = f"""
 import importlib, sys, zipfile
 sys.path.insert(0, {str(path)!r})
@@ -137,28 +97,85 @@ print(len(names))
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert int(done.stdout) > 50
-    assert ("bundle/environment/clean.py" in path.read_bytes().decode(errors="replace")) == (
-        phase == "clean"
-    )
 
 
 def test_what_is_sent_of_a_compiled_program_is_the_same() -> None:
-    for phases in (("verify",), ("run", "launch")):
-        assert started(*phases, compiled=True) == started(*phases)
+    assert started("run", compiled=True) == started("run")
 
 
 def test_it_is_small() -> None:
-    """Each node gets the program once a step, with the step's start."""
-    assert len(started("verify")[0]) < 90_000
-    assert len(started("run", "launch")[0]) < 106_000
-    assert len(started("launch")[0]) < 106_000
-    assert len(started("verify", "deep", "launch")[0]) < 110_000
+    """Each node gets the program once a job, with the first step's start.
+
+    One program for all phases: tables of who needs what saved a quarter of it, and each new module
+    had to be entered there. Slurm passes the variables on along a tree.
+    """
+    assert len(started("run")[0]) < 165_000
+
+
+SOURCE = '''\
+# A comment.
+"""A docstring.
+
+# no comment
+"""
+LIMIT: int = 3  # three
+"""What a limit is."""
+TEXT = """\\
+# kept
+"""
+HASH = f"#{LIMIT}" + '#'  # "not" kept
+
+class Empty(Exception):
+    """Nothing."""
+
+def fail() -> str:
+    """Fail."""
+    # A comment.
+    "; ".join([])
+    raise Empty("so")
+'''
+BLANKED = '''\
+""
+LIMIT: int = 3
+""
+TEXT = """\\
+# kept
+"""
+HASH = f"#{LIMIT}" + '#'
+class Empty(Exception):
+    ""
+def fail() -> str:
+    ""
+    "; ".join([])
+    raise Empty("so")
+'''
+
+
+def test_docstrings_and_comments_are_blanked() -> None:
+    short = agent_program.blank_texts(SOURCE.encode()).decode()
+    assert short.count("\n") == SOURCE.count("\n")
+    assert [line for line in short.split("\n") if line] == BLANKED.splitlines()
+
+
+def outline(source: bytes) -> list[tuple[int, str]]:
+    """The statements of a module, each with its line and without texts that nothing uses."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return [(node.lineno, ast.dump(node)) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+@pytest.mark.parametrize("path", sorted(SENT))
+def test_every_module_that_is_sent_does_the_same_on_the_same_lines(path: str) -> None:
+    source = (REPO / path).read_bytes()
+    assert outline(SENT[path]) == outline(source)
+    assert agent_program.blank_texts(SENT[path]) == agent_program.blank_texts(source)
 
 
 def test_what_environments_hold_is_sent_as_it_is() -> None:
     """An environment has the same files, whether an agent has made it or the node program."""
-    sent = agent_program.agent_modules(PROGRAM)
-    whole = [name for name, data in sent.items() if data == (REPO / name).read_bytes()]
+    whole = [name for name, data in SENT.items() if data == (REPO / name).read_bytes()]
     copied = [path for path in hooks("3.11") if path.endswith(".py")]
     names = [Path(path).name.removeprefix("_stager_") for path in copied]
     assert {f"bundle/environment/{name}" for name in names} <= set(whole)
@@ -166,12 +183,10 @@ def test_what_environments_hold_is_sent_as_it_is() -> None:
 
 def test_variables_carry_the_program_and_are_gone_when_it_runs(tmp_path: Path) -> None:
     made = agent_program.AgentProgram(PROGRAM)
-    variables = made.variables({"run", "launch", "relay"})
+    variables = made.variables()
     assert len(variables) > 1
     assert all(len(f"{name}={value}") < 1 << 17 for name, value in variables.items())
-    sent = made.step_input(
-        {"tidy"}, StepMessage("tidy", {"job": PLAIN.to_json()}, {}), carried=True
-    )
+    sent = made.step_input(StepMessage("tidy", {"job": PLAIN.to_json()}, {}), carried=True)
     assert len(sent) < 1500
     code = made.bootstrap.replace("return binascii", "print(*names); return binascii")
     code = code.replace("    status", "    print(names_left()); status")

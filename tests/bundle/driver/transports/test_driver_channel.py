@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import pytest
 
-from bundle.channel.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports import driver_channel, slurm_text, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
+from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports.timeouts import endings
 from bundle.protocol.problem import ProblemCode
 from bundle.system import processes

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.channel.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports import ssh_faults
+from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
 from bundle.driver.transports.step import StepFault
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.needs import needs

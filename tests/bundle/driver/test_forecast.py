@@ -6,12 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bundle.driver.transports import slurm_text
-from bundle.protocol.codec import DecodeError, decode, encode
-from bundle.protocol.enumerations import Launcher
-from bundle.protocol.events import StagingWork
-from bundle.protocol.job import ASSUMED, Rates
-from bundle.transfer.forecast import (
+from bundle.driver.forecast import (
     BLOCK,
     Nodes,
     Staging,
@@ -26,6 +21,11 @@ from bundle.transfer.forecast import (
     staging_by_reading,
     staging_work,
 )
+from bundle.driver.transports import slurm_text
+from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.enumerations import Launcher
+from bundle.protocol.events import StagingWork
+from bundle.protocol.job import ASSUMED, Rates
 from stager.pack.bundle import Packed
 
 ROUND = Rates(

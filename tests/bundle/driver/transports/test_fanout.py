@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bundle.channel import ssh_fanout
-from bundle.channel.ssh_fanout import REPORT_PREFIX
+from bundle.driver.transports import ssh_fanout
+from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
 
 REPO = Path(__file__).resolve().parents[3]
 SSH = """\
@@ -41,7 +41,10 @@ case $2 in
 esac
 exec /bin/sh -c "$3"
 """
-START = f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import ssh_fanout"
+START = (
+    f"import sys; sys.path.insert(0, {str(REPO)!r}); "
+    "from bundle.driver.transports import ssh_fanout"
+)
 
 
 @pytest.fixture

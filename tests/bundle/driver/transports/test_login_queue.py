@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bundle.channel.ssh_fanout import LOGINS, PAUSES, LoginQueue
+from bundle.driver.transports.ssh_fanout import LOGINS, PAUSES, LoginQueue
 
 
 class Clock:

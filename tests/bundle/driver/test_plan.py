@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from bundle.format.archive import BundleFile
-from bundle.format.manifest import Manifest
-from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Stage, TransferWay
-from bundle.protocol.job import ASSUMED
-from bundle.protocol.messages import HostFacts, PreflightAnswer
-from bundle.transfer.forecast import Nodes, staging, staging_by_reading, staging_work
-from bundle.transfer.plan import (
+from bundle.driver.forecast import Nodes, staging, staging_by_reading, staging_work
+from bundle.driver.plan import (
     NodeGroup,
     Plan,
     TransferRule,
@@ -23,6 +17,12 @@ from bundle.transfer.plan import (
     make_plan,
     write_excerpt,
 )
+from bundle.format.archive import BundleFile
+from bundle.format.manifest import Manifest
+from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import Stage, TransferWay
+from bundle.protocol.job import ASSUMED
+from bundle.protocol.messages import HostFacts, PreflightAnswer
 from stager.pack.bundle import Packed
 from tests.support.generated import generated
 

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO, cast
 
-from ..protocol.problem import ProblemCode
-from ..system import processes, signals
+from ...protocol.problem import ProblemCode
+from ...system import processes, signals
 
 # --- The hosts that are still to be logged in to: which is next, and how many at a time ----------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.channel.ssh_fanout import reason, telling_line
+from bundle.driver.transports.ssh_fanout import reason, telling_line
 from bundle.protocol.problem import ProblemCode
 
 CLOSED = "kex_exchange_identification: Connection closed by remote host"

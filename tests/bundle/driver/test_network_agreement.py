@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.checks.findings import ClockReading, Offset, disagreements, offset, skewed
+from bundle.driver.findings import ClockReading, Offset, disagreements, offset, skewed
 from tests.support.namespaces import namespace
 
 REPO = Path(__file__).resolve().parents[3]

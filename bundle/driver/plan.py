@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..checks.findings import few_names
 from ..format.archive import END, BundleFile
 from ..format.manifest import BLOCK, Layer, Manifest, member_header, padding
 from ..protocol.counts import counted, sized
@@ -17,6 +16,7 @@ from ..protocol.job import ASSUMED, Rates
 from ..protocol.messages import PreflightAnswer
 from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..system import files
+from .findings import few_names
 from .forecast import Nodes, Staging, staging, staging_by_reading, staging_work
 
 # --- A file with only some members of a bundle, which the nodes do not have, or with all of them

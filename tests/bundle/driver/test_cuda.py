@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.checks import cuda
-from bundle.checks.cuda import CudaNeed, driver_problem, needed, parsed
+from bundle.driver import cuda
+from bundle.driver.cuda import CudaNeed, driver_problem, needed, parsed
 from bundle.protocol.messages import GpuFacts
 
 

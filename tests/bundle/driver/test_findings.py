@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bundle.checks import findings
+from bundle.driver import findings
 from bundle.protocol.codec import encode
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.reports import FailureRecord, LaunchAnswer, NetworkReport
