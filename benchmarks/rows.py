@@ -117,7 +117,7 @@ def _cuda(key: str, what: str, ours: str, peer: str, versus: str) -> Row:
     )
 
 
-_CUDA_TARGETS = {"build-uv": 0.80, "unpack-zst": 0.5}
+_CUDA_TARGETS = {"build-uv": 0.90, "unpack-zst": 0.5}
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -161,7 +161,7 @@ ROWS: tuple[Row, ...] = (
         ours="rebuild/same",
         peer="build/ours",
         versus="our build",
-        target=0.03,
+        target=0.02,
     ),
     Row(
         key="rebuild-one",
@@ -170,7 +170,7 @@ ROWS: tuple[Row, ...] = (
         ours="rebuild/one",
         peer="build/ours",
         versus="our build",
-        target=0.15,
+        target=0.07,
     ),
     Row(
         key="size-gz",
@@ -192,12 +192,12 @@ ROWS: tuple[Row, ...] = (
         target=0.88,
         kind="bytes",
     ),
-    _unpack("tmpfs", "gz", "tar xzf", 0.15),
-    _unpack("tmpfs", "zst", "tar --zstd -x", 0.5),
-    _unpack("tmpfs", "squashfs", "unsquashfs -p 2", 0.65),
-    _unpack("disk", "gz", "tar xzf", None),
-    _unpack("disk", "zst", "tar --zstd -x", None),
-    _unpack("disk", "squashfs", "unsquashfs -p 2", None),
+    _unpack("tmpfs", "gz", "tar xzf", 0.2),
+    _unpack("tmpfs", "zst", "tar --zstd -x", 0.6),
+    _unpack("tmpfs", "squashfs", "unsquashfs -p 2", 0.7),
+    _unpack("disk", "gz", "tar xzf", 0.5),
+    _unpack("disk", "zst", "tar --zstd -x", 0.5),
+    _unpack("disk", "squashfs", "unsquashfs -p 2", 0.5),
     Row(
         key="restage-same",
         group="restage",
@@ -250,9 +250,9 @@ ROWS: tuple[Row, ...] = (
         ours="start/ours",
         peer="start/torchrun",
         versus="bare torchrun",
-        target=1.10,
+        target=1.05,
     ),
-    Row(key="help", group="start", what="stager --help", ours="start/help", target=0.3),
+    Row(key="help", group="start", what="stager --help", ours="start/help", target=0.12),
     Row(
         key="slurm-verify",
         group="slurm",

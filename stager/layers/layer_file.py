@@ -101,7 +101,7 @@ FRAME_TARGET = 16 << 20
 """Tar bytes after which a frame is closed: large enough to compress well, small enough that the
 frames of one large wheel keep every process of an unpacking node busy."""
 LEVEL = 7
-"""zstd level of most files; see docs/performance.md for size against time."""
+"""zstd level of most files; see benchmarks/NOTES.md for size against time."""
 HUGE = 64 << 20
 """Bytes from which a file is huge: a build of PyTorch has few of them, and they take most of the
 time."""
