@@ -7,7 +7,6 @@ import os
 import pwd
 import re
 import shlex
-import signal
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -59,11 +58,10 @@ def run(argv: Sequence[str], text: str) -> CompletedCommand:
     except CommandError as exc:
         if exc.completed.returncode == REFUSED:
             return exc.completed
-        slow = exc.completed.returncode == -signal.SIGKILL  # at the end of its time
         raise StagerError(
             f"{exc.message.splitlines()[0]}: it cannot check signatures",
             hint="see what keeps this machine busy, and run the command again"
-            if slow
+            if exc.timed_out
             else f"install {OLDEST} or newer",
             context=exc.context,
         ) from exc

@@ -207,7 +207,6 @@ GOOD = [
     (house.against_the_order, "stager.pack.x", "from ..wheels import fetch\nfrom .. import core"),
     (house.against_the_order, "stager.lock.x", "from .spec import Spec"),
     (house.classes_of_one_name, "stager.x", "class A: ...\nclass _B: ...\nclass _B: ..."),
-    (house.starts_processes, "stager.core.processes", "import subprocess"),
     (house.starts_processes, "bundle.system.processes", "import subprocess"),
     (house.banned_calls, "bundle.x", "import re\nre.compile('x')"),
     (house.leaves_early, "stager.__main__", "import sys\nsys.exit(main())"),

@@ -199,6 +199,7 @@ _KILL_LOOKS = 20
 _SERIAL_NUMBERS = itertools.count()
 
 PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
+TimeoutExpired = subprocess.TimeoutExpired
 
 Stream = Union[int, IO[bytes], None]
 """A stream as ``subprocess.Popen`` takes it."""
@@ -425,7 +426,7 @@ def _read(pipe: IO[bytes] | None, until: float, limit: int) -> bytes | None:
     return output
 
 
-def start(
+def start(  # noqa: PLR0913 - those of Popen
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -433,8 +434,9 @@ def start(
     stdin: Stream = DEVNULL,
     stdout: Stream = None,
     stderr: Stream = None,
+    new_session: bool = True,
 ) -> Process:
-    """Start a command as the leader of a new session and return at once.
+    """Start a command, as the leader of a new session unless told otherwise; return at once.
 
     The kernel sends it SIGTERM when the *thread* that called this ends: start from a thread that
     lives as long as the process should.
@@ -454,7 +456,7 @@ def start(
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,
+            start_new_session=new_session,
             preexec_fn=_before_exec(),  # few system calls; libc is loaded before the fork
         )
     except (OSError, subprocess.SubprocessError) as exc:

@@ -1,7 +1,6 @@
-"""The only place on the login side that starts processes.
+"""Commands that the login side runs, feeds and follows; bundle.system.processes starts them.
 
-Arguments are lists, never a shell's line. Each command is logged before it runs, has a time limit,
-and on failure raises an error that carries the command, its exit code and the end of its output.
+A command that fails raises an error with the command, its exit code and the end of its output.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import selectors
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -24,14 +22,13 @@ from typing import IO
 
 from bundle.channel.frames import Lines
 from bundle.redaction.secrets import masked
-from bundle.system.processes import CompletedCommand, end_with_parent
+from bundle.system import processes
+from bundle.system.processes import TAIL_LINES, CompletedCommand, ProcessError
 from bundle.system.signals import USER_SIGNALS
 
 from .errors import StagerError
 
 log = logging.getLogger(__name__)
-
-TAIL_LINES = 15
 
 _CHUNK = 1 << 16
 
@@ -39,10 +36,13 @@ _CHUNK = 1 << 16
 class CommandError(StagerError):
     """A command ended with an exit status other than 0, or ran out of time."""
 
-    def __init__(self, completed: CompletedCommand, *, reason: str) -> None:
+    def __init__(
+        self, completed: CompletedCommand, *, reason: str, timed_out: bool = False
+    ) -> None:
         tail = (completed.stderr.strip() or completed.stdout.strip()).splitlines()[-TAIL_LINES:]
         super().__init__(f"{reason}: {shlex.join(masked(completed.argv))}", context=tail)
         self.completed = completed
+        self.timed_out = timed_out
 
 
 Runner = Callable[..., CompletedCommand]
@@ -57,72 +57,44 @@ def run(
     cwd: Path | None = None,
     check: bool = True,
 ) -> CompletedCommand:
-    """Run one command to its end and return its output.
+    """Run one command to its end, with ``env`` added to the environment; return its output.
 
     Raises:
         CommandError: the command failed (with ``check``), or took longer than ``timeout``.
         StagerError: the program does not exist or cannot be started.
     """
     full_env = {**os.environ, **env} if env is not None else None
-    return _finish(argv, _Setting(environment=full_env, cwd=cwd), timeout=timeout, check=check)
+    return _finish(argv, timeout, check, full_env, cwd=None if cwd is None else str(cwd))
 
 
 def feed(
     argv: Sequence[str], text: str, *, environment: Mapping[str, str], timeout: float
 ) -> CompletedCommand:
-    """Run one command that reads a text from its standard input.
+    """Run one command that reads a text from its standard input, in this environment.
 
     Raises:
         CommandError: the command failed, or took longer than ``timeout``.
         StagerError: the program does not exist or cannot be started.
     """
-    setting = _Setting(environment=environment, text=text)
-    return _finish(argv, setting, timeout=timeout, check=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Setting:
-    environment: Mapping[str, str] | None = None
-    cwd: Path | None = None
-    text: str | None = None
+    return _finish(argv, timeout, True, environment, text=text)
 
 
 def _finish(
-    argv: Sequence[str], setting: _Setting, *, timeout: float, check: bool
+    argv: Sequence[str],
+    timeout: float,
+    check: bool,
+    env: Mapping[str, str] | None,
+    cwd: str | None = None,
+    text: str | None = None,
 ) -> CompletedCommand:
-    log.debug("run: %s", shlex.join(masked(argv)))
     try:
-        process = subprocess.Popen(
-            list(argv),
-            env=setting.environment,
-            cwd=setting.cwd,
-            stdin=subprocess.DEVNULL if setting.text is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
-        )
-    except OSError as exc:
-        raise _cannot_start(argv, exc) from exc
-    timed_out = False
-    try:
-        stdout, stderr = process.communicate(setting.text, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-    finally:
-        # The whole session: a resolver that outlives its time may have children of its own.
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    if timed_out:
-        stdout, stderr = process.communicate()
-    completed = CompletedCommand(
-        argv=tuple(argv), returncode=process.returncode, stdout=stdout, stderr=stderr
-    )
-    if timed_out:
-        raise CommandError(completed, reason=f"the command took more than {timeout:g} s")
+        completed = processes.run(argv, timeout=timeout, env=env, cwd=cwd, input=text, check=False)
+    except ProcessError as exc:
+        if not exc.timed_out:
+            raise _cannot_start(argv, exc.__cause__) from exc
+        completed = CompletedCommand(tuple(argv), exc.code or 0, "", "\n".join(exc.lines))
+        reason = f"the command {exc.reason}"
+        raise CommandError(completed, reason=reason, timed_out=True) from exc
     if check and completed.returncode != 0:
         raise CommandError(completed, reason=f"exit status {completed.returncode}")
     return completed
@@ -137,33 +109,20 @@ def inform(argv: Sequence[str], text: str, *, timeout: float) -> None:
         CommandError: the command failed, or took longer than ``timeout``.
         StagerError: the program does not exist or cannot be started.
     """
-    log.debug("run: %s", shlex.join(masked(argv)))
+    process = _start(argv, stdin=processes.PIPE, stdout=sys.stderr.fileno())
+    reason, timed_out = "", False
     try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno(),
-            text=True,
-            start_new_session=True,
-            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
-        )
-    except OSError as exc:
-        raise _cannot_start(argv, exc) from exc
-    reason = ""
-    try:
-        process.communicate(text, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        reason = f"the command took more than {timeout:g} s"
+        process.communicate(text.encode(), timeout=timeout)
+    except processes.TimeoutExpired:
+        reason, timed_out = f"the command took more than {timeout:g} s", True
     finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    code = process.wait()
-    if code and not reason:
-        reason = f"exit status {code}"
+        if process.returncode is None:
+            processes.stop(process, 0)
+    if process.returncode and not timed_out:
+        reason = f"exit status {process.returncode}"
     if reason:
-        completed = CompletedCommand(argv=tuple(argv), returncode=code, stdout="", stderr="")
-        raise CommandError(completed, reason=reason)
+        completed = CompletedCommand(tuple(argv), process.returncode, "", "")
+        raise CommandError(completed, reason=reason, timed_out=timed_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +162,13 @@ def stream(
     Raises:
         StagerError: it cannot be started.
     """
-    process = _start_piped(argv, environment, talks=on_talk is not None, alone=end_it is not None)
+    process = _start(
+        argv,
+        env=environment,
+        stdout=processes.PIPE,
+        stderr=None if on_talk is None else processes.PIPE,
+        new_session=end_it is not None,
+    )
     interrupted = False
 
     def interrupt() -> None:
@@ -232,22 +197,21 @@ def stream(
         return Streamed(returncode=process.wait(), interrupted=interrupted)
 
 
-def _start_piped(
-    argv: Sequence[str], environment: Mapping[str, str] | None, *, talks: bool, alone: bool
-) -> subprocess.Popen[bytes]:
-    log.debug("stream: %s", shlex.join(masked(argv)))
+def _start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: int = processes.DEVNULL,
+    stdout: int,
+    stderr: int | None = None,
+    new_session: bool = True,
+) -> processes.Process:
     try:
-        return subprocess.Popen(
-            list(argv),
-            env=dict(environment) if environment is not None else None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if talks else None,
-            start_new_session=alone,
-            preexec_fn=end_with_parent(),  # noqa: PLW1509 - two system calls, no lock is taken
+        return processes.start(
+            argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, new_session=new_session
         )
-    except OSError as exc:
-        raise _cannot_start(argv, exc) from exc
+    except ProcessError as exc:
+        raise _cannot_start(argv, exc.__cause__) from exc
 
 
 @contextlib.contextmanager
@@ -359,8 +323,8 @@ def become(argv: Sequence[str]) -> None:
         raise _cannot_start(argv, exc) from exc
 
 
-def _cannot_start(argv: Sequence[str], exc: OSError) -> StagerError:
+def _cannot_start(argv: Sequence[str], cause: BaseException | None) -> StagerError:
     return StagerError(
-        f"cannot start {argv[0]}: {exc.strerror or exc}",
+        f"cannot start {argv[0]}: {getattr(cause, 'strerror', None) or cause}",
         hint="check that the program is installed and on PATH",
     )

@@ -171,7 +171,8 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
             break
         except CommandError as exc:
             # Slurm may have received the script of one that took too long and was killed.
-            if exc.completed.returncode < 0 or not waiting.again(exc.completed.stderr):
+            killed = exc.timed_out or exc.completed.returncode < 0
+            if killed or not waiting.again(exc.completed.stderr):
                 raise _refused(exc) from exc
     last = (done.stdout.split() or [""])[-1]
     found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)

@@ -81,7 +81,6 @@ FAR_SIDE_EXCEPTIONS = {
     "zstandard",
 }
 PROCESS_STARTERS = (
-    "stager.core.processes",
     "bundle.system.processes",
     "stager.carrying.install_program",  # runs alone, where nothing of this package is
 )
