@@ -99,13 +99,11 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 @grouped
 def diagnose(*, job: JobArgument = None, log_dir: LogDir = None, talk: Talk) -> None:
     """Say what failed first in a job, why, and what to do."""
-    from ..diagnosis.failure import diagnosis_result
-
     console = talk.console()
     with boundary(console):
         diagnosis = _diagnosis(job, log_dir, console)
         if talk.json:
-            console.emit(diagnosis_result(diagnosis))
+            console.emit(diagnosis)
         else:
             console.diagnosed(diagnosis)
 

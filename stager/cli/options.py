@@ -300,8 +300,7 @@ def chosen_files(
     """Return a job's files, or the newest's; its project, maybe a secret, is shown if ``named``."""
     files = job_files(job, log_dir)
     if job is None:
-        summary = files.summary
-        console.say(f"newest job: {summary if named else replace(summary, project='')}")
+        console.say(f"newest job: {files.describe(with_project=named)}")
     if files.other_jobs:
         newest = max(log.job for log in files.logs)
         jobs = counted(len(files.other_jobs) + 1, "job")

@@ -274,7 +274,7 @@ class Console(Events, JobLogs):
 
     def _run_failed(self, outcome: Outcome, failure: FirstFailure) -> int:
         self._problems(outcome)
-        if failure.exit_code is None and not outcome.logs_lost:
+        if failure.exit_code is None and not outcome.ending.logs_lost:
             self._advise(outcome, [node for node, problems in outcome.problems.items() if problems])
         self._first(outcome, failure)
         return EXIT_JOB
@@ -285,7 +285,7 @@ class Console(Events, JobLogs):
         self.say(f"done: {counted(count, 'rank')}; {spent}", "good")
         for trained in outcome.trained:
             self.say(metrics.format_figures(trained), "good")
-        for note in outcome.notes:
+        for note in outcome.ending.notes or ():
             self._write(f"note: {note}", "warning")
         self.say(f"logs: {outcome.job.log_dir}/{outcome.job.name}.{outcome.job.id}.*.out")
         self._advise(outcome, _left_out(outcome))
@@ -386,7 +386,7 @@ class Console(Events, JobLogs):
             for problem in problems
             if problem.code in _LOSSES
         }
-        losses = [(loss.node, str(loss)) for loss in outcome.logs_lost]
+        losses = [(loss.node, str(loss)) for loss in outcome.ending.logs_lost]
         unreported = [loss for loss in losses if loss not in reported]
         for node, source in unreported[:_MAX_NAMED]:
             self._write(f"warning: {node}: output of {source} is lost", "warning")

@@ -17,18 +17,16 @@ from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, FailureClass
 from bundle.protocol.events import Event, JobEnds
-from bundle.protocol.job import load
 from bundle.protocol.messages import Answer
-from bundle.protocol.problem import NodeError, Problem
+from bundle.protocol.problem import Problem
 from bundle.protocol.reports import Departure, FailureRecord, LaunchAnswer, Lingering, Vanished
 from bundle.redaction.secrets import is_secret
 
 from ..catalogue.catalogue import LineRole, LineTells
 from ..config import load as settings
 from ..core.errors import StagerError
-from ..logs import job_record
-from ..logs.job_files import JobFiles, LogFile
-from ..logs.job_record import EventSummary, JobResult, Refused, job_result, parse_event
+from ..logs.job_files import JobFiles, KeptJob, LogFile
+from ..logs.job_record import JobRecord, Refused, parse_event, read_events
 from ..logs.lines import Clock, last_lines, numbered
 from ..slurm import messages
 from . import verdict
@@ -75,12 +73,12 @@ _OF_ENVIRONMENT = re.compile(r"\benviron\b|<frozen os>|/os\.py\"")
 """Lines of a traceback through ``os.environ``; a key of any other mapping may have such a name."""
 
 
-def explain_withheld_variable(first: FirstFailure, job_file: Path) -> FirstFailure:
+def explain_withheld_variable(first: FirstFailure, job: KeptJob) -> FirstFailure:
     """Return a failure, with its reason and remedy if a withheld variable has caused it."""
     name = _missing_variable(first)
     if not is_secret(name):
         return first
-    if name in _passed(job_file):
+    if name in job.launch.pass_env:
         return replace(
             first,
             meaning=f"{name} is named in pass-env, but was not set where the job was started",
@@ -102,13 +100,6 @@ def _missing_variable(first: FirstFailure) -> str:
     return missing[1]
 
 
-def _passed(job_file: Path) -> tuple[str, ...]:
-    try:
-        return load(str(job_file)).launch.pass_env
-    except NodeError:
-        return ()
-
-
 # --- A module that a rank did not find: where the project has it, or the package to add ----------
 
 _NAME = re.compile(r"No module named '?([\w.]+)")
@@ -123,24 +114,18 @@ _PACKAGES = {
 """Packages that are not called like the module they are known for."""
 
 
-def explain_missing_module(first: FirstFailure, job_file: Path) -> FirstFailure:
-    """Return a failure, with its reason and remedy if a module was missing.
-
-    Args:
-        first: the first failure of a job of stager's.
-        job_file: the job's description, which names its bundle and its directory.
-    """
+def explain_missing_module(first: FirstFailure, job: KeptJob) -> FirstFailure:
+    """Return a failure, with its reason and remedy if a module was missing."""
     found = _NAME.search(first.cause)
     if first.entry != _ENTRY or found is None:
         return first
     from ..pack.bundle_file import layer_paths, opened
 
     try:
-        job = load(str(job_file))
         with opened(Path(job.bundle), job.bundle_id) as bundle:
             paths = {path.partition("/")[2] for path in layer_paths(bundle, "project")}
             manifest = bundle.manifest
-    except (NodeError, StagerError):  # it was removed, or replaced by a newer one
+    except (StagerError, OSError, ValueError):  # it was removed, or replaced by a newer one
         return first
     root = _project_folder(Path(job.run_dir))
     reason = _elsewhere(found[1], paths) or _left_out(found[1], root)
@@ -393,10 +378,10 @@ _AFTER_SLURM = (FailureClass.UNKNOWN, FailureClass.KILLED, FailureClass.HANG)
 class _Case:
     files: JobFiles
     """The job's files, or a directory of somebody else's logs."""
-    events: EventSummary
+    record: JobRecord
     """The driver's events; empty where there was no such driver."""
-    result: JobResult
-    """The driver's result, without what followed from an interrupt."""
+    result: JobEnds
+    """What of its result can be used; an empty one of a job without a result."""
     launched: Torchruns
     """The logs that are of whole torchruns."""
     seen: Scanned
@@ -405,16 +390,23 @@ class _Case:
     """The node of each rank, as far as it is known."""
 
 
-def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
+def diagnose(files: JobFiles, record: JobRecord | None = None) -> Diagnosis:
     """Find the first failure of a job.
 
     The driver's result counts most: the records of the ranks, the problems of the nodes, and the
     way Slurm ended the job. Logs explain it, and stand in for it where there was no such driver.
+
+    Args:
+        files: the job's files.
+        record: its events; None to read them from its files.
     """
-    case = _gather(files, result)
+    if record is None:
+        record = read_events(files.events) if files.job_id else JobRecord()
+    case = _gather(files, record)
     restarts = max((log.attempt or 0 for log in files.logs), default=0)
     in_logs = log_verdict(case.seen, case.nodes, restarts)
-    ok, first = case.result.ok, verdict.verdict(case.result, files.job_id)
+    ok = None if record.result is None else record.result.ok
+    first = verdict.verdict(case.result, files.job_id)
     if first is not None:
         first, in_logs = _explained(case, first, in_logs)
     elif ok is None:
@@ -431,12 +423,14 @@ def diagnose(files: JobFiles, result: JobEnds | None = None) -> Diagnosis:
     if first is None:
         return replace(diagnosis, evidence=() if ok else weak_evidence(in_logs))
     if files.ours:
-        first = explain_withheld_variable(first, files.job)
-        first = explain_missing_module(first, files.job)
+        job = files.read_job()
+        first = explain_withheld_variable(first, job)
+        first = explain_missing_module(first, job)
     same_failure = _same_failure(first, case.result)
     return replace(
         diagnosis,
         first=_with_last_words(first, files),
+        entry=first.entry,
         evidence=tuple(evidence(first, in_logs, case.seen, files)),
         same_failure=same_failure,
         consequences=_consequences(first, in_logs, case.result, same_failure),
@@ -464,17 +458,15 @@ def of_refused(refused: Refused, log_dir: Path) -> Diagnosis:
     )
 
 
-def _gather(files: JobFiles, result: JobEnds | None) -> _Case:
-    summary = job_record.summarize(files.events) if files.job_id else EventSummary()
-    parsed = job_result(summary.result if result is None else result)
-    parsed = verdict.before_the_interrupt(parsed)
+def _gather(files: JobFiles, record: JobRecord) -> _Case:
+    result = verdict.usable_result(record.result or JobEnds(ok=False))
     files = replace(files, logs=tuple(_of_last_attempt(files.logs)))
     launched = torchruns(files.logs)
-    nodes = _nodes_of_ranks(files, summary, parsed) | launched.nodes(files.logs)
+    nodes = _nodes_of_ranks(files, record, result) | launched.nodes(files.logs)
     return _Case(
         files=files,
-        events=summary,
-        result=parsed,
+        record=record,
+        result=result,
         launched=launched,
         seen=launched.with_ranks(_scan(files, launched)),
         nodes=nodes,
@@ -492,12 +484,9 @@ def _of_last_attempt(logs: Sequence[LogFile]) -> Iterator[LogFile]:
 
 
 def _failed_before_launch(case: _Case) -> bool:
-    if not case.events.begun or case.events.launched:
+    if case.record.begun is None or case.record.has_launched:
         return False
-    try:
-        return load(str(case.files.job)).action is Action.RUN
-    except NodeError:
-        return False
+    return case.files.read_job().action is Action.RUN
 
 
 def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
@@ -509,10 +498,10 @@ def _scan(files: JobFiles, launched: Torchruns) -> Scanned:
     return Scanned.joined(scan(log, clock, texts) for log in logs)
 
 
-def _nodes_of_ranks(files: JobFiles, summary: EventSummary, result: JobResult) -> dict[int, str]:
+def _nodes_of_ranks(files: JobFiles, record: JobRecord, result: JobEnds) -> dict[int, str]:
     """Return the node of each rank: the names of logs win over the order of the nodes."""
     named = {log.rank: log.node for log in files.logs if log.rank is not None}
-    return _dealt(result.world_size or 0, summary.nodes) | named
+    return _dealt(result.world_size or 0, record.nodes) | named
 
 
 def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
@@ -526,7 +515,7 @@ def _dealt(world_size: int, nodes: Sequence[str]) -> dict[int, str]:
 def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, FirstFailure | None]:
     """Return the verdict without a driver's result, from Slurm's accounting and the logs."""
     job_id = case.files.job_id
-    state = messages.read_job_state(job_id, begun=case.events.begun) if job_id else ""
+    state = messages.read_job_state(job_id, begun=case.record.begun) if job_id else ""
     first = _ended_by_slurm(state, job_id, in_logs) or _placed(case, in_logs)
     if first is not None:
         return False, first
@@ -583,7 +572,7 @@ def _explained_hang(
     case: _Case, first: FirstFailure, in_logs: LogVerdict
 ) -> tuple[FirstFailure, LogVerdict]:
     """Name the ranks missing in a collective, if the blamed rank itself timed out in it."""
-    waited = {record.rank for record in case.result.failures if waited_in_vain(record)}
+    waited = {record.rank for record in case.result.failures or () if waited_in_vain(record)}
     waiting = case.seen.waiting()
     if first.rank not in waited or not waiting:
         return first, in_logs
@@ -605,8 +594,8 @@ def _with_last_words(first: FirstFailure, files: JobFiles) -> FirstFailure:
     return replace(first, lines=(), hint=_SILENT)
 
 
-def _same_failure(first: FirstFailure, result: JobResult) -> tuple[int, ...]:
-    records = {record.rank: record for record in result.failures}
+def _same_failure(first: FirstFailure, result: JobEnds) -> tuple[int, ...]:
+    records = {record.rank: record for record in result.failures or ()}
     record = None if first.rank is None else records.pop(first.rank, None)
     if record is None or not _raised_by_itself(record):
         return ()
@@ -619,7 +608,7 @@ def _raised_by_itself(record: FailureRecord) -> bool:
 
 
 def _consequences(
-    first: FirstFailure, in_logs: LogVerdict, result: JobResult, same_failure: tuple[int, ...]
+    first: FirstFailure, in_logs: LogVerdict, result: JobEnds, same_failure: tuple[int, ...]
 ) -> tuple[int, ...]:
-    failed = {record.rank for record in result.failures} | set(in_logs.failed)
+    failed = {record.rank for record in result.failures or ()} | set(in_logs.failed)
     return tuple(sorted(failed - {first.rank} - set(in_logs.missing) - set(same_failure)))

@@ -65,31 +65,33 @@ class FirstFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The outcome of a job, and its reason."""
+    """The outcome of a job, and its reason: the result of ``stager diagnose``."""
 
-    job_id: str
-    """The job; empty where files have no number."""
-    folder: Path
-    """The directory of its files."""
     ok: bool | None
     """Whether the job ended well; None if unknown."""
-    first: FirstFailure | None
+    job_id: str
+    """The job; empty where files have no number."""
+    folder: Path = field(metadata={"json": "log_dir"})
+    """The directory of its files."""
+    first: FirstFailure | None = field(metadata={"json": "first_failure"})
     """The first failure; None where nothing failed."""
+    entry: str = ""
+    """The catalogue's entry that explains it; empty for none."""
     evidence: tuple[Evidence, ...] = ()
     """The lines that show it, in order."""
-    same_failure: tuple[int, ...] = ()
+    same_failure: tuple[int, ...] = field(default=(), metadata={"json": "alike"})
     """Ranks that failed by themselves with the same error."""
     consequences: tuple[int, ...] = ()
     """Ranks that failed because of it."""
-    missing: tuple[int, ...] = ()
+    missing: tuple[int, ...] = field(default=(), metadata={"json": "missing_ranks"})
     """For a hang: ranks that did not reach the collective that the others waited in."""
-    interrupted: bool = False
-    """Whether its user ended it."""
-    read: int = 0
+    read: int = field(default=0, metadata={"json": "files_read"})
     """The number of files read."""
     before_launch: bool = False
     """Whether it failed before any rank was started, though ranks were to be started."""
-    command: str = ""
+    interrupted: bool = field(default=False, metadata={"json": None})
+    """Whether its user ended it."""
+    command: str = field(default="", metadata={"json": None})
     """The command that failed before it had a job; empty where there was one."""
 
 
@@ -141,53 +143,4 @@ def lingering_in_words(
     return (
         f"{ended}: it waits for {', '.join(waits_for)}",
         "end such threads and processes before the program ends, or make them daemons",
-    )
-
-
-# --- The result of ``stager diagnose`` -----------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnosisResult:
-    """The result of ``stager diagnose``, under the names that scripts rely on."""
-
-    ok: bool | None
-    """True if the job ended well; None if unknown."""
-    job_id: str
-    """The job; empty where files have no number."""
-    log_dir: Path
-    """The directory of its files."""
-    first_failure: FirstFailure | None
-    """The first failure; None where nothing failed."""
-    entry: str
-    """The catalogue's entry that explains it; empty for none."""
-    evidence: tuple[Evidence, ...]
-    """The lines that show it, in order."""
-    alike: tuple[int, ...]
-    """Ranks that failed by themselves with the same error."""
-    consequences: tuple[int, ...]
-    """Ranks that failed because of it."""
-    missing_ranks: tuple[int, ...]
-    """For a hang: ranks that did not reach the collective that the others waited in."""
-    files_read: int
-    """Number of files read."""
-    before_launch: bool
-    """True if it failed before any rank was started, though ranks were to be started."""
-
-
-def diagnosis_result(diagnosis: Diagnosis) -> DiagnosisResult:
-    """Return the result of ``stager diagnose``."""
-    first = diagnosis.first
-    return DiagnosisResult(
-        ok=diagnosis.ok,
-        job_id=diagnosis.job_id,
-        log_dir=diagnosis.folder,
-        first_failure=first,
-        entry="" if first is None else first.entry,
-        evidence=diagnosis.evidence,
-        alike=diagnosis.same_failure,
-        consequences=diagnosis.consequences,
-        missing_ranks=diagnosis.missing,
-        files_read=diagnosis.read,
-        before_launch=diagnosis.before_launch,
     )

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from functools import partial
+from typing import TypeVar
 
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
 from bundle.protocol.enumerations import Ending, FailureClass
+from bundle.protocol.events import JobEnds
 from bundle.protocol.problem import Problem
 from bundle.protocol.problem_table import JOB_ENDINGS, TABLE, ending_problem
-from bundle.protocol.reports import FailureRecord
+from bundle.protocol.reports import Departure, FailureRecord, Lingering, Vanished
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
-from ..logs.job_record import JobResult, RankProcess
 from .failure import FirstFailure, lingering_in_words
 from .hits import Hit
 from .process_exits import LINES, Exit, of_rank, own_words, weigh
@@ -173,7 +174,7 @@ _NOTICE_SECONDS = 1.0
 """Seconds by which a busy node may be late to notice that a rank has ended."""
 
 
-def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
+def verdict(result: JobEnds, job_id: str) -> FirstFailure | None:
     """Return the first failure; Slurm's end of the job comes before what followed from it."""
     if result.ok:
         return None
@@ -185,30 +186,51 @@ def verdict(result: JobResult, job_id: str) -> FirstFailure | None:
     return convert_ending(result.ended_by, job_id, node)
 
 
-def before_the_interrupt(result: JobResult) -> JobResult:
-    """Return a result without what only followed from its user's interrupt, if that ended it."""
+def usable_result(result: JobEnds) -> JobEnds:
+    """Return a result without ranks that cannot be.
+
+    If its user's interrupt ended the job, it is also without what only followed from that.
+    """
+    # Without the time of its end it is unknown which ranks a rank delayed.
+    vanished = [rank for rank in _with_number(result.vanished) if rank.time is not None]
+    result = replace(
+        result,
+        failures=_with_number(result.failures),
+        left=_with_number(result.left),
+        vanished=tuple(vanished),
+        lingering=_with_number(result.lingering),
+    )
     if not result.interrupted or result.ended_by:
         return result
-    failures = tuple(record for record in result.failures if not record.told_to_end)
-    codes = dict(result.exit_codes)
-    for node in result.stopped:
-        codes.pop(node, None)
-    return replace(result, failures=failures, exit_codes=codes)
+    stopped = result.stopped or ()
+    codes = (result.exit_codes or {}).items()
+    return replace(
+        result,
+        failures=tuple(record for record in result.failures or () if not record.told_to_end),
+        exit_codes={node: code for node, code in codes if node not in stopped},
+    )
 
 
-def first_failure(result: JobResult) -> FirstFailure | None:
+_OfRank = TypeVar("_OfRank", FailureRecord, Departure, Vanished, Lingering)
+
+
+def _with_number(records: Iterable[_OfRank] | None) -> tuple[_OfRank, ...]:
+    return tuple(record for record in records or () if record.rank >= 0)
+
+
+def first_failure(result: JobEnds) -> FirstFailure | None:
     """Return the earliest failure that is a cause and not a consequence; None for no failure."""
     first = blamed(_candidates(result))
     return None if first is None else first.failure()
 
 
-def _candidates(result: JobResult) -> Iterator[Candidate]:
+def _candidates(result: JobEnds) -> Iterator[Candidate]:
     # Of two ranks that failed at the same time, torchrun's root cause comes first.
-    records = sorted(result.failures, key=lambda record: not record.root_cause)
+    records = sorted(result.failures or (), key=lambda record: not record.root_cause)
     ranks = [_rank(record) for record in records]
     yield from ranks
     yield from _nodes(result, ranks)
-    yield from map(_vanished, result.vanished)
+    yield from map(_vanished, result.vanished or ())
     yield from _left_early(result)
     yield from _launchers(result)
     lingering = _lingering(result)
@@ -230,7 +252,7 @@ def _rank(record: FailureRecord) -> Candidate:
     )
 
 
-def _nodes(result: JobResult, ranks: Sequence[Candidate]) -> Iterator[Candidate]:
+def _nodes(result: JobEnds, ranks: Sequence[Candidate]) -> Iterator[Candidate]:
     for node, problems in result.problems.items():
         for problem in problems:
             yield Candidate(
@@ -240,7 +262,7 @@ def _nodes(result: JobResult, ranks: Sequence[Candidate]) -> Iterator[Candidate]
 
 
 def _of_node(
-    node: str, problem: Problem, result: JobResult, ranks: Sequence[Candidate]
+    node: str, problem: Problem, result: JobEnds, ranks: Sequence[Candidate]
 ) -> FirstFailure:
     failure = convert_problem(problem, node)
     first = blamed(rank for rank in ranks if rank.node == node)
@@ -253,7 +275,7 @@ def _of_node(
     return failure if lingering is None else _of_lingering(lingering)
 
 
-def _vanished(gone: RankProcess) -> Candidate:
+def _vanished(gone: Vanished) -> Candidate:
     failure = FirstFailure(
         node=gone.node,
         rank=gone.rank,
@@ -265,24 +287,24 @@ def _vanished(gone: RankProcess) -> Candidate:
     return Candidate(role=Role.VANISHED, failure=lambda: failure, time=gone.time)
 
 
-def _left_early(result: JobResult) -> Iterator[Candidate]:
+def _left_early(result: JobEnds) -> Iterator[Candidate]:
     """Yield the ranks that exited, or left the group, before others lost their peer."""
     # Their processes' ends count: an exception is often noted before the kernel tells of the end
     # that it follows from.
-    lost = [record for record in result.failures if weigh(record) == LOST_PEER]
+    lost = [record for record in result.failures or () if weigh(record) == LOST_PEER]
     if not lost:
         return
     missed = min(record.ended or record.time for record in lost)
-    for gone in result.left:
-        if (gone.time or 0.0) <= missed + _NOTICE_SECONDS:
+    for gone in result.left or ():
+        if gone.time <= missed + _NOTICE_SECONDS:
             yield Candidate(
                 role=Role.LEFT_EARLY, failure=partial(_of_departed, gone), time=gone.time
             )
 
 
-def _of_departed(gone: RankProcess) -> FirstFailure:
+def _of_departed(gone: Departure) -> FirstFailure:
     if gone.goes_on:
-        return _of_lingering(replace(gone, finished=None, left=gone.time))
+        return _of_lingering(Lingering(gone.node, gone.rank, left=gone.time))
     return FirstFailure(
         node=gone.node,
         rank=gone.rank,
@@ -295,14 +317,14 @@ def _of_departed(gone: RankProcess) -> FirstFailure:
     )
 
 
-def _launchers(result: JobResult) -> Iterator[Candidate]:
-    with_ranks = {record.node for record in result.failures}
-    for node, code in result.exit_codes.items():
+def _launchers(result: JobEnds) -> Iterator[Candidate]:
+    with_ranks = {record.node for record in result.failures or ()}
+    for node, code in (result.exit_codes or {}).items():
         if code == 0 or node in with_ranks:
             continue
         yield Candidate(
             role=Role.ENDED_LAUNCHER if code == _ENDED_BY_SIGTERM else Role.BARE_STATUS,
-            failure=partial(_of_launcher, node, code, result.tails.get(node, ())),
+            failure=partial(_of_launcher, node, code, (result.tails or {}).get(node, ())),
         )
 
 
@@ -328,22 +350,22 @@ def _names_cause(entry: CatalogueEntry) -> bool:
     return entry.role == LineRole.PRIMARY and entry.tells != LineTells.EXIT
 
 
-def _lingering(result: JobResult, node: str = "") -> RankProcess | None:
+def _lingering(result: JobEnds, node: str = "") -> Lingering | None:
     """Return the rank whose process does not end; an empty node stands for all nodes."""
-    processes = [process for process in result.lingering if node in ("", process.node)]
+    processes = [process for process in result.lingering or () if node in ("", process.node)]
     out_of_group = [process for process in processes if process.left is not None]
     if len(out_of_group) == result.world_size:
         return None  # nobody is in the group any more, so nobody waits there for anybody
     return min(processes, key=_since, default=None)
 
 
-def _since(process: RankProcess) -> tuple[bool, bool, float, int]:
+def _since(process: Lingering) -> tuple[bool, bool, float, int]:
     """Order lingering ranks: first finished ones, then those that have left their group."""
     finished, left = process.finished, process.left
     return finished is None, left is None, finished or left or 0.0, process.rank
 
 
-def _of_lingering(process: RankProcess) -> FirstFailure:
+def _of_lingering(process: Lingering) -> FirstFailure:
     cause, hint = lingering_in_words(process.finished, process.left, process.waits_for)
     return FirstFailure(
         node=process.node,

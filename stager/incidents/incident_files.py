@@ -22,7 +22,7 @@ from ..core.errors import StagerError
 from ..core.files import opened
 from ..core.store import INCIDENTS, PENDING_JOBS, Store
 from ..logs.job_files import of_job
-from ..logs.job_record import parse_event, summarize
+from ..logs.job_record import parse_event, read_events
 from ..pack.bundle_file import unmark
 from .node_history import EndedJob, Incident, incidents_of
 
@@ -160,7 +160,7 @@ def ended_job(log_dir: Path, job_id: str, project: str, since: float = 0.0) -> E
     events = log_dir / log_names.events(job_id)
     if not _may_have_ended(events):
         return None
-    summary = summarize(events)
+    summary = read_events(events)
     if summary.result is None or summary.ended is None or (summary.begun or since) < since:
         return None
     return EndedJob(
@@ -198,7 +198,7 @@ def diagnosed(job: EndedJob, log_dir: Path) -> EndedJob:
     from ..diagnosis.diagnosis import diagnose  # not before: it takes a while
 
     with suppress(StagerError, OSError):
-        return replace(job, first=diagnose(of_job(log_dir, job.job_id), result).first)
+        return replace(job, first=diagnose(of_job(log_dir, job.job_id)).first)
     return job
 
 

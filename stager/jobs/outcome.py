@@ -16,7 +16,6 @@ from bundle.protocol import log_names
 from bundle.protocol.enumerations import Launcher, PhaseName
 from bundle.protocol.events import (
     DeepReport,
-    Event,
     JobBegins,
     JobEnds,
     OutputLoss,
@@ -26,13 +25,13 @@ from bundle.protocol.events import (
     TransferPlan,
 )
 from bundle.protocol.job import Job
-from bundle.protocol.messages import ProbeAnswer
 from bundle.protocol.problem import Problem
 from bundle.protocol.reports import Started
 from bundle.results import patterns
 
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.job_files import of_job
+from ..logs.job_record import JobRecord
 
 # --- The figures of a training job, which its program wrote into its outputs ---------------------
 
@@ -137,40 +136,36 @@ def _finite(value: object) -> bool:
 
 
 @dataclass(kw_only=True)
-class Outcome:
-    """The outcome of a job."""
+class Outcome(JobRecord):
+    """The record of a job that this command follows."""
 
     job: Job
     """The job; with the allocation's id and nodes as soon as they are known."""
     bundle: Path
     """The bundle that was used."""
-    result: JobEnds | None = None
-    """The driver's last event; None when it ended without one."""
-    probes: dict[str, ProbeAnswer] = field(default_factory=dict)
-    """Each node's answer to the probe."""
-    plan: TransferPlan | None = None
-    """The plan of the transfer, with the reason; None where there was none."""
-    collected: list[OutputsCollected] = field(default_factory=list)
-    """Results that were brought back."""
-    launch_begun: float | None = None
-    """When the launch began, by the driver's clock; None where it did not."""
-    started: dict[str, float] = field(default_factory=dict)
-    """When each node started its ranks, by the same clock."""
     before: Times = field(init=False)
     """The figures that earlier jobs have left, by the times of their files."""
 
     def __post_init__(self) -> None:
         self.before = read_output_times(Path(self.job.run_dir), self.job.outputs)
 
-    @property
-    def ok(self) -> bool:
-        """Return whether every node did its part."""
-        return self.ending.ok
+    def take(self, record: Record) -> None:
+        """Add an event; the first one has the job's number and nodes."""
+        super().take(record)
+        event = record.event
+        if isinstance(event, JobBegins):
+            log_dir = event.log_dir or self.job.log_dir
+            self.job = replace(self.job, id=record.job_id, nodes=event.nodes, log_dir=log_dir)
 
     @property
     def ending(self) -> JobEnds:
         """The driver's last event; without one, that of a job that never began."""
         return self.result or JobEnds(ok=False)
+
+    @property
+    def ok(self) -> bool:
+        """Return whether every node did its part."""
+        return self.ending.ok
 
     @property
     def interrupted(self) -> bool:
@@ -181,16 +176,6 @@ class Outcome:
     def ended_by(self) -> str:
         """The reason why Slurm ended it: ``time-limit``, ``cancelled``...; empty for none."""
         return self.ending.ended_by
-
-    @property
-    def repaired(self) -> Mapping[str, Problem]:
-        """The damage to environments on the nodes that was repaired, by node."""
-        return self.ending.repaired or {}
-
-    @property
-    def logs_lost(self) -> tuple[OutputLoss, ...]:
-        """Output of ranks that no log has."""
-        return self.ending.logs_lost
 
     @property
     def problems(self) -> Mapping[str, tuple[Problem, ...]]:
@@ -209,13 +194,27 @@ class Outcome:
         They are one phase where the driver has not told when the ranks started.
         """
         spent: dict[str, float] = {}
+        waited = self._find_launch_seconds()
         for name, seconds in self.ending.seconds.items():
             spent[name] = seconds
-            if name == PhaseName.LAUNCH.value and self.launch_begun is not None and self.started:
-                waited = max(self.started.values()) - self.launch_begun
+            if name == PhaseName.LAUNCH.value and waited is not None:
                 spent[name] = min(max(waited, 0.0), seconds)
                 spent["train"] = seconds - spent[name]
         return spent
+
+    def _find_launch_seconds(self) -> float | None:
+        """Return the time from the launch to the last node's start; None where it is not known."""
+        begun: float | None = None
+        started: dict[str, float] = {}
+        for record in self.records:
+            event, time = record.event, record.time
+            if time is None:
+                continue
+            if isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
+                begun, started = time, {}
+            elif isinstance(event, Started):
+                started.setdefault(event.node, time)
+        return None if begun is None or not started else max(started.values()) - begun
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
@@ -228,8 +227,7 @@ class Outcome:
         # Imported only where something failed: it takes a while.
         from ..diagnosis.diagnosis import diagnose
 
-        files = of_job(Path(self.job.log_dir), self.job.id)
-        return diagnose(files, self.result)
+        return diagnose(of_job(Path(self.job.log_dir), self.job.id), self)
 
     @property
     def first_failure(self) -> FirstFailure | None:
@@ -237,47 +235,9 @@ class Outcome:
         return None if self.diagnosis is None else self.diagnosis.first
 
     @property
-    def notes(self) -> list[str]:
-        """Notes for its user though nothing failed."""
-        return list(self.ending.notes or ())
-
-    @property
     def trained(self) -> tuple[Figures, ...]:
         """The figures that its program has written, see :func:`read_figures`."""
         return read_figures(Path(self.job.run_dir), self.job.outputs, self.before)
-
-    def take(self, record: Record) -> None:
-        """Learn from one event."""
-        event = record.event
-        if isinstance(event, JobBegins):
-            self._begin(event, record.job_id)
-        elif isinstance(event, JobEnds):
-            self.result = event
-        elif isinstance(event, ProbeAnswer):
-            self.probes[event.node] = event
-        elif isinstance(event, TransferPlan):
-            self.plan = event
-        elif isinstance(event, OutputsCollected):
-            self.collected.append(event)
-        elif record.time is not None:
-            self._take_time(event, record.time)
-
-    def _take_time(self, event: Event, time: float) -> None:
-        if isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
-            self.launch_begun, self.started = time, {}
-        elif isinstance(event, Started):
-            self.started.setdefault(event.node, time)
-
-    def _begin(self, event: JobBegins, job_id: str) -> None:
-        """Set number and nodes; forget the attempt before Slurm requeued the job."""
-        self.result, self.plan = None, None
-        self.probes, self.launch_begun, self.started = {}, None, {}
-        self.job = replace(
-            self.job,
-            id=job_id,
-            nodes=event.nodes,
-            log_dir=event.log_dir or self.job.log_dir,
-        )
 
 
 # --- The results of ``verify``, ``run`` and ``script`` as scripts and Python programs get them
@@ -457,9 +417,9 @@ def verify_result(outcome: Outcome) -> VerifyResult:
         left_out=ending.left_out,
         ended_by=ending.ended_by,
         bytes_broadcast=ending.bytes_broadcast,
-        plan=outcome.plan or ending.plan,
+        plan=outcome.plan,
         deep=ending.deep,
-        repaired=dict(outcome.repaired),
+        repaired=ending.repaired or {},
     )
 
 
@@ -486,12 +446,12 @@ def run_result(outcome: Outcome) -> RunResult:
         task_codes=ending.task_codes or {},
         left_out=ending.left_out,
         ended_by=ending.ended_by,
-        collected=tuple(outcome.collected),
-        plan=outcome.plan or ending.plan,
+        collected=tuple(outcome.find_events(OutputsCollected)),
+        plan=outcome.plan,
         trained=outcome.trained,
-        logs_lost=outcome.logs_lost,
-        notes=tuple(outcome.notes),
-        repaired=dict(outcome.repaired),
+        logs_lost=ending.logs_lost,
+        notes=ending.notes or (),
+        repaired=ending.repaired or {},
     )
 
 

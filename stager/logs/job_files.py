@@ -8,37 +8,62 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bundle.protocol import log_names
-from bundle.protocol.enumerations import Action
-from bundle.protocol.job import parse
-from bundle.protocol.problem import NodeError
+from bundle.protocol.codec import decode
+from bundle.protocol.enumerations import Action, LogMode
 
 from ..core.errors import StagerError
-from ..core.files import expanded, opened
+from ..core.files import bytes_of, expanded
 
-# --- A job in one line: its number, action, project and time, as its description has them --------
+# --- A job's description, ``job.json``, as a driver of whatever version has written it -----------
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSummary:
-    """A job in short, as far as it is known without reading its logs."""
+class KeptLaunch:
+    """The way the ranks were started."""
 
-    job_id: str
-    """The job's number."""
-    action: Action | None
-    """Its purpose; None for a job that has left no description, or one of another version."""
-    dry_run: bool
-    """Whether it was to stop after the plan."""
-    project: str
-    """The project's name; empty if unknown."""
-    time: float
-    """When it began, or when it last wrote something; in seconds since the epoch."""
+    command: tuple[str, ...] = ()
+    """The command of each rank."""
+    launcher: str = ""
+    """The program that starts the ranks."""
+    backend: str = ""
+    """The backend of torch.distributed; ``auto`` where the driver chose it."""
+    pass_env: tuple[str, ...] = ()
+    """Names of secret variables that the ranks got."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptJob:
+    """A job as its driver got it; what is not known is empty."""
+
+    id: str = ""
+    """Its number."""
+    name: str = ""
+    """The project's name."""
+    action: Action | None = None
+    """Its purpose."""
+    dry_run: bool = False
+    """True if it was to stop after the plan."""
+    bundle: str = ""
+    """The bundle's file."""
+    bundle_id: str = ""
+    """Its id."""
+    nodes: tuple[str, ...] = ()
+    """The nodes."""
+    run_dir: str = ""
+    """The directory that the job was started in."""
+    outputs: tuple[str, ...] = ()
+    """Patterns of its results."""
+    log_mode: LogMode = LogMode.PRIVATE
+    """The readers of its files."""
+    launch: KeptLaunch = field(default_factory=KeptLaunch)
+    """The way the ranks were started."""
 
     @property
-    def planned_only(self) -> bool:
+    def is_plan(self) -> bool:
         """True if it neither verified nor ran anything."""
         return self.dry_run or self.action is Action.CLEAN
 
@@ -49,25 +74,13 @@ class JobSummary:
             return ""
         return f"dry run of {self.action.value}" if self.dry_run else self.action.value
 
-    def __str__(self) -> str:
-        what = self.action.value if self.action else ""
-        of_project = f" of {self.project}" if self.project else ""
-        dry_run = "dry run" if self.dry_run else ""
-        parts = (self.job_id, what + of_project, dry_run, _minute(self.time))
-        return ", ".join(part for part in parts if part)
 
-
-def job_summary(job_id: str, description: Path, changed: float) -> JobSummary:
-    """Summarize a job; ``changed`` (s since the epoch) is its time without a ``job.json``."""
+def kept_job(content: bytes) -> KeptJob:
+    """Read ``job.json``; what is damaged says nothing."""
     try:
-        with opened(description) as handle:
-            job = parse(json.load(handle))
-            changed = os.fstat(handle.fileno()).st_mtime
-    except (OSError, ValueError, RecursionError, NodeError):
-        return JobSummary(job_id=job_id, action=None, dry_run=False, project="", time=changed)
-    return JobSummary(
-        job_id=job_id, action=job.action, dry_run=job.dry_run, project=job.name, time=changed
-    )
+        return decode(KeptJob, json.loads(content.decode("utf-8", "replace")), strict=False)
+    except (ValueError, RecursionError):
+        return KeptJob()
 
 
 def _minute(seconds: float) -> str:
@@ -170,10 +183,21 @@ class JobFiles:
         """True if stager's driver wrote them."""
         return bool(self.job_id) and (self.events.exists() or self.job.exists())
 
-    @property
-    def summary(self) -> JobSummary:
-        """The job in short."""
-        return job_summary(self.job_id, self.job, _changed(self.events))
+    def read_job(self) -> KeptJob:
+        """Return the job's description; empty where there is none."""
+        try:
+            return kept_job(bytes_of(self.job)) if self.job_id else KeptJob()
+        except OSError:
+            return KeptJob()
+
+    def describe(self, *, with_project: bool = True) -> str:
+        """Return the job in a line: its number, action, project and time."""
+        job = self.read_job()
+        what = job.action.value if job.action else ""
+        of_project = f" of {job.name}" if job.name and with_project else ""
+        dry_run = "dry run" if job.dry_run else ""
+        when = _minute(_changed(self.job) or _changed(self.events))
+        return ", ".join(part for part in (self.job_id, what + of_project, dry_run, when) if part)
 
     @property
     def events(self) -> Path:
@@ -236,7 +260,7 @@ def find(wanted: str | None, log_dir: Path) -> JobFiles:
 def _newest(folder: Path, jobs: Sequence[str]) -> str:
     """Return the last job that verified or ran something; the last one of all where none did."""
     for job_id in reversed(jobs):
-        if not _summary(folder, job_id).planned_only:
+        if not _without_logs(folder, job_id).read_job().is_plan:
             return job_id
     return jobs[-1]
 
@@ -244,14 +268,15 @@ def _newest(folder: Path, jobs: Sequence[str]) -> str:
 def last_of(project: str, folder: Path) -> JobFiles | None:
     """Return the last job of a project that verified or ran something, without its logs."""
     for job_id in reversed(_jobs(folder)):
-        summary = _summary(folder, job_id)
-        if summary.project == project and not summary.planned_only:
-            return JobFiles(folder=folder, job_id=job_id, logs=())
+        files = _without_logs(folder, job_id)
+        job = files.read_job()
+        if job.name == project and not job.is_plan:
+            return files
     return None
 
 
-def _summary(folder: Path, job_id: str) -> JobSummary:
-    return JobFiles(folder=folder, job_id=job_id, logs=()).summary
+def _without_logs(folder: Path, job_id: str) -> JobFiles:
+    return JobFiles(folder=folder, job_id=job_id, logs=())
 
 
 def _no_logs(what: str, log_dir: Path, jobs: Sequence[str]) -> StagerError:
@@ -276,7 +301,9 @@ def _no_such_path(wanted: str, log_dir: Path, jobs: Sequence[str]) -> StagerErro
 def _list_of_jobs(log_dir: Path, jobs: Sequence[str]) -> list[str]:
     if not jobs:
         return []
-    lines = [f"  {_summary(log_dir, job_id)}" for job_id in reversed(jobs[-_LISTED:])]
+    lines = [
+        f"  {_without_logs(log_dir, job_id).describe()}" for job_id in reversed(jobs[-_LISTED:])
+    ]
     return [f"the jobs in {log_dir}, the last active first:", *lines]
 
 

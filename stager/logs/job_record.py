@@ -1,153 +1,121 @@
-"""The record of a job: its description, events and result, or the command that failed."""
+"""The record of a job: the events of its last attempt; and the command that failed before it."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.enumerations import LogMode, PhaseName
 from bundle.protocol.events import (
+    PRINTED_ONLY,
     JobBegins,
     JobEnds,
     NodesLeftOut,
     PhaseBegins,
     Record,
+    TransferPlan,
     read_record,
 )
+from bundle.protocol.messages import ProbeAnswer
 from bundle.protocol.problem import Problem
-from bundle.protocol.reports import Departure, FailureRecord, Lingering, Vanished
 from bundle.system import permissions
 
 from ..core.errors import StagerError
 from ..core.files import opened, replacing
 from . import job_files
 
-# --- Values from untrusted JSON, each of the type that was asked for -----------------------------
+# --- The events of a job, live or from the file that its driver keeps ----------------------------
 
-_LARGEST = 1e15
-"""Beyond this a number is an accident, and no axis can show it beside others."""
-
-
-def read_number(raw: Mapping[str, Any], key: str) -> float | None:
-    """Return a finite number of a usual size; None where there is none."""
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        known = float(value)
-    except OverflowError:
-        return None
-    return known if math.isfinite(known) and abs(known) < _LARGEST else None
+_Kind = TypeVar("_Kind")
 
 
-def read_integer(raw: Mapping[str, Any], key: str) -> int | None:
-    """Return a whole number; None where there is none."""
-    value = read_number(raw, key)
-    if value is None or value != int(value):
-        return None
-    return int(value)
+@dataclass(kw_only=True)
+class JobRecord:
+    """The last attempt of a job, fed event by event: live, or from its file."""
 
-
-def read_text(raw: Mapping[str, Any], key: str) -> str:
-    """Return a text, or a number as one; empty where there is neither."""
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return ""
-    return str(value)
-
-
-def read_table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an object; empty where there is none."""
-    value = raw.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def read_list(raw: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list; empty where there is none."""
-    value = raw.get(key)
-    return value if isinstance(value, list) else []
-
-
-def read_texts(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return the texts of a list."""
-    return tuple(value for value in read_list(raw, key) if isinstance(value, str))
-
-
-# --- A job's description, ``job.json``: written by a driver of whatever version ------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptLaunch:
-    """The way the ranks were started."""
-
-    command: tuple[str, ...] = ()
-    """The command of each rank."""
-    launcher: str = ""
-    """The program that starts the ranks."""
-    backend: str = ""
-    """The backend of torch.distributed; ``auto`` where the driver chose it."""
-    pass_env: tuple[str, ...] = ()
-    """Names of secret variables that the ranks got."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptJob:
-    """A job as its driver got it; what is not known is empty."""
-
-    name: str = ""
-    """The project's name."""
-    bundle: str = ""
-    """The bundle's file."""
-    bundle_id: str = ""
-    """Its id."""
-    nodes: tuple[str, ...] = ()
-    """The nodes."""
-    run_dir: str = ""
-    """The directory that the job was started in."""
-    outputs: tuple[str, ...] = ()
-    """Patterns of its results."""
-    log_mode: LogMode = LogMode.PRIVATE
-    """The readers of its files."""
-    launch: KeptLaunch = field(default_factory=KeptLaunch)
-    """The way the ranks were started."""
-
-
-def kept_job(content: bytes) -> KeptJob:
-    """Read ``job.json``; what is damaged says nothing."""
-    try:
-        return decode(KeptJob, json.loads(content.decode("utf-8", "replace")), strict=False)
-    except (ValueError, RecursionError):
-        return KeptJob()
-
-
-# --- The events that a job's driver has kept, read back ------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventSummary:
-    """The last attempt of a job, by its events."""
-
-    nodes: tuple[str, ...] = ()
-    """The nodes, in order."""
-    cluster: str = ""
-    """The name of its cluster; empty where that is unknown, or it is not Slurm's."""
+    records: list[Record] = field(default_factory=list)
+    """The events of the attempt, without the output of ranks."""
+    attempts: int = 0
+    """Times that it has begun: more than one where Slurm put it into the queue again."""
     result: JobEnds | None = None
     """The last event; None for a job that runs, or whose driver was killed."""
-    launched: bool = False
-    """True if ranks were started."""
-    begun: float | None = None
-    """When it began, in seconds since the epoch."""
-    ended: float | None = None
-    """When it ended, by the same clock."""
-    left_out: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
-    """The problems of nodes that it went on without."""
+
+    def take(self, record: Record) -> None:
+        """Add an event."""
+        event = record.event
+        if isinstance(event, PRINTED_ONLY):
+            return
+        if isinstance(event, JobBegins):
+            self.records, self.result = [], None
+            self.attempts += 1
+        elif isinstance(event, JobEnds):
+            self.result = event
+        self.records.append(record)
+
+    def find_events(self, kind: type[_Kind]) -> list[_Kind]:
+        """Return the events of a class, in order."""
+        return [record.event for record in self.records if isinstance(record.event, kind)]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes, in order."""
+        return next((event.nodes for event in self.find_events(JobBegins)), ())
+
+    @property
+    def cluster(self) -> str:
+        """The name of its cluster; empty where that is unknown, or it is not Slurm's."""
+        return next((event.cluster for event in self.find_events(JobBegins)), "")
+
+    @property
+    def begun(self) -> float | None:
+        """The first time of an event, in seconds since the epoch; None where no event has one."""
+        return next((record.time for record in self.records if record.time is not None), None)
+
+    @property
+    def ended(self) -> float | None:
+        """The time of the result; None where there is none, or it has no time."""
+        last = [record.time for record in self.records if isinstance(record.event, JobEnds)]
+        return last[-1] if last else None
+
+    @property
+    def has_launched(self) -> bool:
+        """True if ranks were started."""
+        return any(event.phase is PhaseName.LAUNCH for event in self.find_events(PhaseBegins))
+
+    @property
+    def left_out(self) -> Mapping[str, tuple[Problem, ...]]:
+        """The problems of nodes that it went on without."""
+        problems: dict[str, tuple[Problem, ...]] = {}
+        for event in self.find_events(NodesLeftOut):
+            problems |= event.problems
+        return problems
+
+    @property
+    def probes(self) -> Mapping[str, ProbeAnswer]:
+        """Each node's last answer to the probe."""
+        return {event.node: event for event in self.find_events(ProbeAnswer)}
+
+    @property
+    def plan(self) -> TransferPlan | None:
+        """The plan of the transfer, with the reason; None where there was none."""
+        plans = self.find_events(TransferPlan)
+        if plans or self.result is None:
+            return plans[-1] if plans else None
+        return self.result.plan
+
+
+def read_events(path: Path) -> JobRecord:
+    """Return what the file of a job's events has; nothing if there is no such file."""
+    job = JobRecord()
+    for record in records(path):
+        job.take(record)
+    return job
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -172,125 +140,6 @@ def parse_event(line: str | bytes) -> Record | None:
         return read_record(json.loads(line))
     except (ValueError, RecursionError):
         return None
-
-
-def summarize(path: Path) -> EventSummary:
-    """Summarize the events of a job's last attempt."""
-    summary = EventSummary()
-    for record in records(path):
-        event = record.event
-        if isinstance(event, JobBegins):  # also of a job that was put into the queue again
-            summary = EventSummary(nodes=event.nodes, cluster=event.cluster, begun=record.time)
-        elif isinstance(event, PhaseBegins) and event.phase is PhaseName.LAUNCH:
-            summary = replace(summary, launched=True)
-        elif isinstance(event, NodesLeftOut):
-            summary = replace(summary, left_out={**summary.left_out, **event.problems})
-        elif isinstance(event, JobEnds):
-            summary = replace(summary, result=event, ended=record.time)
-    return summary
-
-
-# --- The result of a job as its diagnosis uses it ------------------------------------------------
-
-_OfRank = TypeVar("_OfRank", FailureRecord, Departure, Vanished, Lingering)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankProcess:
-    """The process of a rank that ended well, ended unseen, or runs for too long."""
-
-    node: str
-    """The node it ran on."""
-    rank: int
-    """The rank."""
-    time: float | None = None
-    """The time of its end, in seconds since the epoch."""
-    finished: float | None = None
-    """The time at which its program ended; None for one that had not."""
-    left: float | None = None
-    """The time at which it left its process group; None for one that had not."""
-    goes_on: bool = False
-    """Whether its process ran on after it had left its process group."""
-    waits_for: tuple[str, ...] = ()
-    """The threads and processes that keep its process from ending."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobResult:
-    """The driver's ``result`` event; of a job that has none, all fields have their defaults."""
-
-    ok: bool | None = None
-    """Whether the job ended well; None for a job without a result."""
-    ended_by: str = ""
-    """The :class:`~bundle.protocol.enumerations.Ending`, or another version's; empty for none."""
-    interrupted: bool = False
-    """Whether its user ended it."""
-    failures: tuple[FailureRecord, ...] = ()
-    """The ranks that failed."""
-    problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
-    """The problems of each node."""
-    left: tuple[RankProcess, ...] = ()
-    """Ranks that ended with status 0, or left their process group, while others ran."""
-    vanished: tuple[RankProcess, ...] = ()
-    """Ranks that made their launcher end the others, with a status that nobody saw."""
-    lingering: tuple[RankProcess, ...] = ()
-    """Ranks whose process ran for too long after their program, or other ranks, had ended."""
-    stopped: tuple[str, ...] = ()
-    """Nodes whose launcher was told to end."""
-    exit_codes: Mapping[str, int] = field(default_factory=dict)
-    """The exit status of each node's launcher."""
-    tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The last lines of each node's output."""
-    world_size: int | None = None
-    """The number of ranks."""
-
-
-def job_result(event: JobEnds | None) -> JobResult:
-    """Return the result of a job as its diagnosis uses it, without what cannot be true."""
-    if event is None:
-        return JobResult()
-    return JobResult(
-        ok=event.ok,
-        ended_by=event.ended_by,
-        interrupted=event.interrupted,
-        failures=_with_rank(event.failures),
-        problems=event.problems,
-        left=_departed(_with_rank(event.left)),
-        vanished=_departed(_with_rank(event.vanished)),
-        lingering=tuple(map(_lingering, _with_rank(event.lingering))),
-        stopped=event.stopped or (),
-        exit_codes=event.exit_codes or {},
-        tails=event.tails or {},
-        world_size=event.world_size,
-    )
-
-
-def _with_rank(records: Iterable[_OfRank] | None) -> tuple[_OfRank, ...]:
-    return tuple(record for record in records or () if record.rank >= 0)
-
-
-def _departed(ranks: Iterable[Departure | Vanished]) -> tuple[RankProcess, ...]:
-    """Return ranks whose end has a time: without one it is unknown which ranks they delayed."""
-    return tuple(
-        RankProcess(
-            node=rank.node,
-            rank=rank.rank,
-            time=rank.time,
-            goes_on=isinstance(rank, Departure) and rank.goes_on,
-        )
-        for rank in ranks
-        if rank.time is not None
-    )
-
-
-def _lingering(rank: Lingering) -> RankProcess:
-    return RankProcess(
-        node=rank.node,
-        rank=rank.rank,
-        finished=rank.finished,
-        left=rank.left,
-        waits_for=rank.waits_for,
-    )
 
 
 # --- The last command that failed before its job began: such a job leaves no files of its own ----

@@ -208,7 +208,7 @@ def _grow(
 
 def _has_ended(files: JobFiles) -> bool:
     """Return whether a job has its result; logs of other tools have no visible end."""
-    return bool(files.job_id) and job_record.summarize(files.events).result is not None
+    return bool(files.job_id) and job_record.read_events(files.events).result is not None
 
 
 def _added(reader: LogReader, added_at: float | None, ended: bool) -> Iterator[Line]:
@@ -229,15 +229,15 @@ def _no_such_log(files: JobFiles) -> StagerError:
 
 
 def _without_logs(files: JobFiles) -> StagerError:
-    job, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
-    summary = files.summary
-    if summary.planned_only or summary.action is Action.VERIFY:
+    number, diagnose = files.job_id, f"`stager diagnose {files.job_id}`"
+    job = files.read_job()
+    if job.is_plan or job.action is Action.VERIFY:
         return StagerError(
-            f"job {job} was a {summary.kind}: it started no ranks",
+            f"job {number} was a {job.kind}: it started no ranks",
             hint=f"only `stager run` starts ranks; {diagnose} says how this job ended",
         )
     return StagerError(
-        f"job {job} has left no logs of ranks in {files.folder}",
+        f"job {number} has left no logs of ranks in {files.folder}",
         hint=f"it ended before any rank was started: {diagnose} says why",
     )
 

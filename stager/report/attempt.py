@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bundle.protocol.events import (
     Event,
@@ -15,15 +14,12 @@ from bundle.protocol.events import (
     NodesLeftOut,
     PhaseBegins,
     PhaseEnds,
-    Record,
 )
 from bundle.protocol.messages import Answer, ProbeAnswer
 from bundle.protocol.problem import Problem
 from bundle.protocol.reports import LaunchAnswer, Started
 
-from ..core.files import bytes_of
-from ..logs.job_files import JobFiles
-from ..logs.job_record import KeptJob, kept_job, records
+from ..logs.job_record import JobRecord
 
 # --- The last attempt of a job by its events, each with a moment even where it has no time -------
 
@@ -31,77 +27,23 @@ TIMED = (Answer, PhaseEnds, FileSent)
 """Events that tell how long something took."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """The events from the last beginning of the job on."""
+def moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
+    """Yield each event with its moment in seconds: since the epoch, or since the beginning.
 
-    records: tuple[Record, ...] = ()
-    """The events, in their order."""
-    count: int = 0
-    """The number of attempts: more than one where Slurm put the job into the queue again."""
-    job: KeptJob = field(default_factory=KeptJob)
-    """The job as the driver got it."""
-
-    @property
-    def result(self) -> JobEnds | None:
-        """The last event; None for a job that runs, or whose driver was killed."""
-        results = (event for event in reversed(self.events) if isinstance(event, JobEnds))
-        return next(results, None)
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events alone."""
-        return tuple(record.event for record in self.records)
-
-    @property
-    def first(self) -> float | None:
-        """The first time of an event; None where no event has one."""
-        times = (record.time for record in self.records)
-        return next((time for time in times if time is not None), None)
-
-    @property
-    def ended(self) -> float | None:
-        """The time of the result; None where there is none, or it has no time."""
-        results = (record for record in reversed(self.records) if isinstance(record.event, JobEnds))
-        return next((record.time for record in results), None)
-
-    def moments(self) -> Iterator[tuple[float, Event]]:
-        """Return each event with its moment in seconds: since the epoch, or since the beginning.
-
-        Events of older drivers have no time. A phase's length is told at its end, though, and a
-        node's with its answer, so one phase is put after the other. A clock that was set back
-        while the job ran makes no phase end before it has begun.
-        """
-        begun = now = self.first or 0.0
-        for record in self.records:
-            at = record.time
-            if at is None:
-                at = now if not isinstance(record.event, TIMED) else begun + record.event.seconds
-            at = max(at, begun)
-            now = max(now, at)
-            if isinstance(record.event, PhaseBegins):
-                begun = at
-            yield at, record.event
-
-
-def last_attempt(files: JobFiles) -> Attempt:
-    """Return the last attempt of a job; empty where its events were not kept."""
-    if not files.job_id:
-        return Attempt()
-    kept: list[Record] = []
-    count = 0
-    for record in records(files.events):
-        if isinstance(record.event, JobBegins):
-            kept, count = [], count + 1
-        kept.append(record)
-    return Attempt(records=tuple(kept), count=count, job=_job(files.job))
-
-
-def _job(path: Path) -> KeptJob:
-    try:
-        return kept_job(bytes_of(path))
-    except OSError:
-        return KeptJob()
+    Events of older drivers have no time. A phase's length is told at its end, though, and a
+    node's with its answer, so one phase is put after the other. A clock that was set back
+    while the job ran makes no phase end before it has begun.
+    """
+    begun = now = job.begun or 0.0
+    for record in job.records:
+        at = record.time
+        if at is None:
+            at = now if not isinstance(record.event, TIMED) else begun + record.event.seconds
+        at = max(at, begun)
+        now = max(now, at)
+        if isinstance(record.event, PhaseBegins):
+            begun = at
+        yield at, record.event
 
 
 # --- The facts about each node of a job: its Python, its packages, its network interface ---------
@@ -142,20 +84,19 @@ class Node:
             return str(self.exit_code)
 
 
-def nodes(attempt: Attempt) -> tuple[Node, ...]:
-    """Return every node of an attempt, in the job's order."""
-    reports: dict[str, _Learned] = {}
-    for event in attempt.events:
-        if isinstance(event, JobBegins):
-            reports = {node: _Learned() for node in event.nodes}
-        elif isinstance(event, NodesLeftOut):
+def nodes(job: JobRecord) -> tuple[Node, ...]:
+    """Return every node, in the job's order."""
+    reports = {node: _Learned() for node in job.nodes}
+    for record in job.records:
+        event = record.event
+        if isinstance(event, NodesLeftOut):
             for name in reports.keys() & event.nodes.keys():
                 reports[name].leave_out(event.nodes[name])
         elif isinstance(event, Answer) and event.node in reports:
             reports[event.node].take(event)
     for name, learned in reports.items():
-        learned.conclude(attempt.result, name)
-    return tuple(learned.node(name, attempt.result) for name, learned in reports.items())
+        learned.conclude(job.result, name)
+    return tuple(learned.node(name, job.result) for name, learned in reports.items())
 
 
 def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
@@ -251,7 +192,7 @@ class PhaseSpan:
     phase: str
     """One of :data:`PHASES`."""
     begin: float
-    """The moment of its beginning, as :meth:`Attempt.moments` counts."""
+    """The moment of its beginning, as :func:`moments` counts."""
     end: float
     """The moment of its end, or of the last event."""
     state: str = ENDED
@@ -301,17 +242,17 @@ class JobPhases:
         return max(begins, default=None)
 
 
-def job_phases(attempt: Attempt, now: float | None = None) -> JobPhases:
+def job_phases(job: JobRecord, now: float | None = None) -> JobPhases:
     """Return the phases of the nodes; those of a running job last until ``now``."""
     collected = _Collected()
     begin = end = None
-    for at, event in attempt.moments():
+    for at, event in moments(job):
         begin = at if begin is None else begin
         end = at if end is None else max(at, end)
         collected.take(at, event)
     if begin is None or end is None:
         return JobPhases()
-    end = end if now is None or attempt.first is None else max(end, now)
+    end = end if now is None or job.begun is None else max(end, now)
     collected.close(end, OPEN)
     rows = (NodePhases(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
     return JobPhases(rows=tuple(rows), begin=begin, end=end)

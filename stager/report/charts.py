@@ -16,9 +16,8 @@ from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
 from bundle.results import patterns
 
-from ..logs.job_files import JobFiles
-from ..logs.job_record import read_number
-from .attempt import Attempt
+from ..logs.job_files import JobFiles, KeptJob
+from ..logs.job_record import JobRecord
 
 # --- The course of a training, from the ``metrics.jsonl`` files among a job's outputs ------------
 
@@ -31,6 +30,8 @@ _LONGEST = 1 << 26
 """Bytes that are read of a file."""
 _LINE = 1 << 16
 _FILES = 8
+_LARGEST = 1e15
+"""Beyond this a number is an accident, and no axis can show it beside others."""
 _AFTER = 5.0
 """Seconds by which a file server's clock may be ahead of the driver's. Where it is behind, only a
 training that took less than that is missed."""
@@ -81,15 +82,15 @@ class Training:
     """Files that this job has not written: they are older, or were changed after its end."""
 
 
-def training(files: JobFiles, attempt: Attempt) -> Training:
+def training(files: JobFiles, job: KeptJob, record: JobRecord) -> Training:
     """Return the course of a job's training, as far as its outputs show it."""
     if not files.job_id:
         paths = [log.path for log in files.logs if log.path.name == NAME]
         return Training(curves=tuple(_read_all(paths[:_FILES])))
     mine: list[Path] = []
     others: list[Path] = []
-    for path in _candidates(attempt):
-        (mine if _written_by(path, attempt) else others).append(path)
+    for path in _candidates(job, record):
+        (mine if _written_by(path, record) else others).append(path)
     return Training(curves=tuple(_read_all(mine[:_FILES])), others=tuple(map(str, others)))
 
 
@@ -102,16 +103,16 @@ def read(path: Path) -> Curves:
     rate: dict[float, float] = {}
     epochs: dict[float, Epoch] = {}
     for raw in _records(path):
-        step = read_number(raw, "step")
+        step = _read_number(raw, "step")
         if step is None:
             continue
         for name, curve in (("loss", loss), ("samples_per_second", rate)):
-            value = read_number(raw, name)
+            value = _read_number(raw, name)
             if value is not None:
                 curve[step] = value
         if "avg_loss" in raw or "accuracy" in raw:
-            figures = read_number(raw, "avg_loss"), read_number(raw, "accuracy")
-            epoch = read_number(raw, "epoch") or 0.0
+            figures = _read_number(raw, "avg_loss"), _read_number(raw, "accuracy")
+            epoch = _read_number(raw, "epoch") or 0.0
             epochs[epoch] = Epoch(step=step, epoch=epoch, loss=figures[0], accuracy=figures[1])
     return Curves(
         path=str(path),
@@ -125,19 +126,17 @@ def _read_all(paths: Iterable[Path]) -> Iterator[Curves]:
     return (curves for curves in map(read, paths) if not curves.empty)
 
 
-def _candidates(attempt: Attempt) -> list[Path]:
+def _candidates(job: KeptJob, record: JobRecord) -> list[Path]:
     """Return the outputs' files of this kind; those whose name was taken have been renamed."""
-    run_dir = attempt.job.run_dir
-    if not run_dir:
+    if not job.run_dir:
         return []
-    outputs = list(attempt.job.outputs)
-    for event in attempt.events:
-        if isinstance(event, OutputsCollected):
-            outputs += event.renamed.values()
+    outputs = list(job.outputs)
+    for event in record.find_events(OutputsCollected):
+        outputs += event.renamed.values()
     candidates: dict[Path, None] = {}
     for output in outputs:
         with suppress(ValueError, OSError):
-            for path in _metrics_files(run_dir, output):
+            for path in _metrics_files(job.run_dir, output):
                 candidates[path] = None
     return list(candidates)
 
@@ -156,12 +155,12 @@ def _metrics_files(run_dir: str, output: str) -> Iterator[Path]:
             yield path
 
 
-def _written_by(path: Path, attempt: Attempt) -> bool:
+def _written_by(path: Path, record: JobRecord) -> bool:
     """Return whether a file was last written while the ranks ran, or that is not known."""
-    launches = [record for record in attempt.records if record.phase == PhaseName.LAUNCH]
+    launches = [kept.time for kept in record.records if kept.phase == PhaseName.LAUNCH]
     if not launches:
         return False
-    begun, ended = launches[0].time, attempt.ended
+    begun, ended = launches[0], record.ended
     try:
         changed = path.stat().st_mtime
     except OSError:
@@ -193,6 +192,15 @@ def _object(line: bytes) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return raw if isinstance(raw, dict) else None
+
+
+def _read_number(raw: Mapping[str, Any], key: str) -> float | None:
+    """Return a finite number of a usual size; None where there is none."""
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # A longer integer has no float, and neither NaN nor infinity is below the limit.
+    return float(value) if abs(value) < _LARGEST else None
 
 
 # --- Lines over axes: the places of all that is drawn, and the numbers beside it -----------------

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from bundle.protocol.enumerations import LogMode
-from bundle.protocol.events import JobEnds, TransferPlan
 from bundle.redaction.secrets import masked
 
 from .. import __version__
 from ..core.errors import BundleError
-from ..core.files import text_of
+from ..core.files import bytes_of
 from ..diagnosis.diagnosis import diagnose
 from ..diagnosis.failure import Diagnosis
-from ..logs.job_files import JobFiles
-from ..logs.job_record import read_text, summarize
+from ..logs.job_files import JobFiles, KeptJob, kept_job
+from ..logs.job_record import JobRecord, read_events
 from ..pack.bundle_file import manifest_of
 from ..redaction.redactor import Redactor
 from ..slurm import messages
 from ..support.evidence import cleaned
-from .attempt import Attempt, JobPhases, Node, job_phases, last_attempt, nodes
+from .attempt import JobPhases, Node, job_phases, nodes
 from .charts import Training, training
 
 
@@ -46,45 +41,6 @@ _AT_WORK = {
     *("STOPPED", "SIGNALING", "STAGE_OUT", "REQUEUE_HOLD"),
 }
 """Slurm's states of a job that has not ended (``man squeue``, job state codes)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFacts:
-    """The facts about a job; those not known are empty, or None."""
-
-    job_id: str
-    """Its number; empty for somebody else's logs."""
-    folder: Path
-    """Its log directory."""
-    name: str = ""
-    """The project's name."""
-    command: str = ""
-    """The command of each rank, without what looks like a secret."""
-    world_size: int | None = None
-    """The number of ranks."""
-    launcher: str = ""
-    """The launcher of the ranks."""
-    backend: str = ""
-    """The backend of the process group."""
-    begun: float | None = None
-    """The time of its beginning, in seconds since the epoch."""
-    attempts: int = 0
-    """The number of times it was started."""
-    plan: str = ""
-    """The way the bundle came to the nodes, with the reason."""
-    sent: float | None = None
-    """Bytes that were broadcast."""
-    logs_lost: str = ""
-    """The reason why its logs are not complete."""
-    log_mode: LogMode = LogMode.PRIVATE
-    """The mode of its files, and so of the page about it."""
-
-    @property
-    def title(self) -> str:
-        """The title of the page."""
-        if not self.job_id:
-            return f"Logs in {self.folder.name or self.folder}"
-        return f"Job {self.job_id}{f' ({self.name})' if self.name else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +75,14 @@ class BundleContents:
 class ReportData:
     """Everything that a page about a job shows."""
 
-    facts: JobFacts
-    """The job as a whole."""
+    job_id: str
+    """The job's number; empty for somebody else's logs."""
+    folder: Path
+    """Its log directory."""
+    job: KeptJob
+    """The job as its driver got it, without what looks like a secret."""
+    record: JobRecord
+    """Its events."""
     verdict: Verdict
     """What became of it."""
     diagnosis: Diagnosis | None
@@ -139,6 +101,34 @@ class ReportData:
     """The program that writes it, with its version."""
 
     @property
+    def title(self) -> str:
+        """The title of the page."""
+        if not self.job_id:
+            return f"Logs in {self.folder.name or self.folder}"
+        return f"Job {self.job_id}{f' ({self.job.name})' if self.job.name else ''}"
+
+    @property
+    def command(self) -> str:
+        """The command of each rank."""
+        return shlex.join(self.job.launch.command)
+
+    @property
+    def backend(self) -> str:
+        """The backend of the process group; empty where it is not known."""
+        asked = self.job.launch.backend
+        result = self.record.result
+        return (result and result.backend) or ("" if asked == "auto" else asked)
+
+    @property
+    def logs_lost(self) -> str:
+        """The reason why its logs are not complete."""
+        result = self.record.result
+        if result is None:
+            return ""
+        who = ", ".join(f"{loss.node} {loss}".strip() for loss in result.logs_lost)
+        return "; ".join(filter(None, [result.logs_fault, who]))
+
+    @property
     def first(self) -> str:
         """The node that failed first; empty where there is none, or it has no name."""
         first = None if self.diagnosis is None else self.diagnosis.first
@@ -147,100 +137,64 @@ class ReportData:
 
 def collect(files: JobFiles) -> ReportData:
     """Return everything known about a job, from the files that it has left."""
-    attempt, diagnosis = last_attempt(files), _diagnosis(files)
-    verdict, now = _verdict(files, attempt.result, diagnosis), time.time()
+    job = files.read_job()
+    launch = replace(job.launch, command=tuple(masked(job.launch.command)))
+    record = read_events(files.events) if files.job_id else JobRecord()
+    diagnosis = _diagnosis(files, record)
+    verdict, now = _verdict(files, record, diagnosis), time.time()
     return ReportData(
-        facts=_facts(files, attempt),
+        job_id=files.job_id,
+        folder=files.folder.absolute(),
+        job=replace(job, launch=launch),
+        record=record,
         verdict=verdict,
         diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
-        phases=job_phases(attempt, now if verdict is Verdict.RUNNING else None),
-        nodes=nodes(attempt),
-        training=training(files, attempt),
-        contents=_bundle_contents(attempt),
+        phases=job_phases(record, now if verdict is Verdict.RUNNING else None),
+        nodes=nodes(record),
+        training=training(files, job, record),
+        contents=_bundle_contents(job),
         written=now,
         program=f"stager {__version__}",
     )
 
 
-def _diagnosis(files: JobFiles) -> Diagnosis | None:
+def _diagnosis(files: JobFiles, record: JobRecord) -> Diagnosis | None:
     """Return the diagnosis; None if the events are not a driver's: the rest still makes a page."""
     try:
-        return diagnose(files)
+        return diagnose(files, record)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
 
 
-def _facts(files: JobFiles, attempt: Attempt) -> JobFacts:
-    job, result = attempt.job, attempt.result
-    backend = "" if job.launch.backend == "auto" else job.launch.backend
-    plans = [event for event in attempt.events if isinstance(event, TransferPlan)]
-    return JobFacts(
-        job_id=files.job_id,
-        folder=files.folder.absolute(),
-        name=job.name,
-        command=shlex.join(masked(job.launch.command)),
-        world_size=None if result is None else result.world_size,
-        launcher=job.launch.launcher,
-        backend=(result and result.backend) or backend,
-        begun=attempt.first,
-        attempts=attempt.count,
-        plan=plans[-1].why if plans else "",
-        sent=None if result is None else result.bytes_broadcast,
-        logs_lost=_losses(result),
-        log_mode=job.log_mode,
-    )
-
-
-def _verdict(files: JobFiles, result: JobEnds | None, diagnosis: Diagnosis | None) -> Verdict:
+def _verdict(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> Verdict:
     """Return the verdict of the driver's result; without one, of the job's state or its logs."""
-    if result is not None:
-        return _reported(result)
-    if _is_running(files):
-        return Verdict.RUNNING
-    return _of_logs(diagnosis)
-
-
-def _reported(result: JobEnds) -> Verdict:
-    if result.ok:
+    result = record.result
+    if result is not None and result.ok:
         return Verdict.WELL
-    if result.interrupted and not result.ended_by:
-        return Verdict.INTERRUPTED
-    return Verdict.FAILED
-
-
-def _of_logs(diagnosis: Diagnosis | None) -> Verdict:
+    if result is not None:
+        is_the_users = result.interrupted and not result.ended_by
+        return Verdict.INTERRUPTED if is_the_users else Verdict.FAILED
+    if files.job_id:
+        state = messages.read_job_state(files.job_id, begun=record.begun)
+        if state in _AT_WORK or _driven_here(files):
+            return Verdict.RUNNING
     if diagnosis is None or diagnosis.ok is None:
         return Verdict.UNKNOWN
     return Verdict.WELL if diagnosis.ok else Verdict.FAILED
 
 
-def _is_running(files: JobFiles) -> bool:
-    if not files.job_id:
-        return False
-    begun = summarize(files.events).begun
-    return messages.read_job_state(files.job_id, begun=begun) in _AT_WORK or _driven_here(files)
-
-
 def _driven_here(files: JobFiles) -> bool:
     """Return whether a driver runs here: its file beside the logs has the process's number."""
     for path in files.folder.glob(".job.*.json"):
-        with suppress(OSError, ValueError, RecursionError, IndexError):
-            raw: Mapping[str, Any] = json.loads(text_of(path))
+        with suppress(OSError, ValueError, IndexError):
             process = Path("/proc", str(int(path.name.split(".")[2])))
-            if isinstance(raw, dict) and read_text(raw, "id") == files.job_id:
+            if kept_job(bytes_of(path)).id == files.job_id:
                 return b"stager" in (process / "cmdline").read_bytes()
     return False
 
 
-def _losses(result: JobEnds | None) -> str:
-    if result is None:
-        return ""
-    who = [f"{loss.node} {loss}".strip() for loss in result.logs_lost]
-    return "; ".join(filter(None, [result.logs_fault, ", ".join(who)]))
-
-
-def _bundle_contents(attempt: Attempt) -> BundleContents | None:
-    path = attempt.job.bundle
+def _bundle_contents(job: KeptJob) -> BundleContents | None:
+    path = job.bundle
     if not path:
         return None
     try:
@@ -251,7 +205,7 @@ def _bundle_contents(attempt: Attempt) -> BundleContents | None:
         manifest = manifest_of(Path(path))
     except (BundleError, OSError, ValueError) as exc:
         return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
-    if manifest.id != attempt.job.bundle_id:
+    if manifest.id != job.bundle_id:
         return BundleContents(path=path, missing="a different bundle is there now")
     parts = [
         BundlePart(

@@ -443,6 +443,6 @@ def report(files: JobFiles, output: Path | None = None) -> Report:
     place = output_place(path, files, "the report")
     data = collect(files)
     html = page(data).encode("utf-8", "replace")
-    with output_file(place, permissions.opener(data.facts.log_mode)) as file:
+    with output_file(place, permissions.opener(data.job.log_mode)) as file:
         file.write(html)
     return Report(path=path, job_id=files.job_id, size=len(html))

@@ -24,7 +24,7 @@ from ..config.load import load
 from ..core.errors import StagerError
 from ..core.files import expanded, output_file
 from ..diagnosis.diagnosis import diagnose
-from ..diagnosis.failure import Diagnosis, diagnosis_result
+from ..diagnosis.failure import Diagnosis
 from ..logs.job_files import JobFiles, output_place
 from ..redaction.redactor import Pseudonyms, Redactor
 from ..redaction.secret_values import KnownValues, spellings, worth_looking_for
@@ -359,7 +359,7 @@ class _Gathering:
         diagnosis = self._diagnosis(left_out) if readable else None
         if diagnosis is not None:
             clean = cleaned(diagnosis, self.redactor)
-            report = as_json({"schema": 1, **encode(diagnosis_result(clean))})
+            report = as_json({"schema": 1, **encode(clean)})
             yield "diagnosis.json", self.redactor.text(report)
             yield "diagnosis.txt", self.redactor.words(describe(clean)).encode() + b"\n"
         report = as_json(versions(self.found.files if readable else None))

@@ -21,8 +21,7 @@ from ..core.errors import StagerError
 from ..core.processes import Runner, run
 from ..diagnosis.failure import Diagnosis
 from ..logs import job_record
-from ..logs.job_files import JobFiles
-from ..logs.job_record import KeptJob, kept_job
+from ..logs.job_files import JobFiles, KeptJob, kept_job
 from ..pack.bundle_file import manifest_of
 from ..redaction.redactor import HELD, Kept, Redactor
 

@@ -24,7 +24,6 @@ from stager.logs.prefixes import show_block_as_terminal
 from stager.catalogue.catalogue import match
 from stager.diagnosis.diagnosis import comparable
 from bundle.protocol.events import read_record
-from stager.logs.job_record import job_result
 from stager.redaction.redactor import Redactor
 from stager.core.errors import visible
 
@@ -32,7 +31,7 @@ def failure(text):
     lines = ["Traceback (most recent call last)", f"RuntimeError: {text}", f"error: {text}"]
     record = {"exception": "RuntimeError", "message": text, "lines": lines}
     record |= {"exit_code": 1, "node": "node01", "rank": 0, "time": 1.0}
-    return job_result(read_record({"event": "result", "ok": False, "failures": [record]}).event)
+    return read_record({"event": "result", "ok": False, "failures": [record]}).event
 
 READERS = {
     "masked": lambda text: masked(["train.py", text, "x"]),

@@ -15,7 +15,7 @@ import pytest
 from bundle.protocol.codec import encode
 from bundle.system.processes import CompletedCommand
 from stager.diagnosis.diagnosis import diagnose
-from stager.diagnosis.failure import Diagnosis, diagnosis_result, ranks_in_words
+from stager.diagnosis.failure import Diagnosis, ranks_in_words
 from stager.logs.job_files import find, of_job
 from stager.slurm import messages
 
@@ -267,7 +267,7 @@ def test_a_result_of_another_make_is_read_as_far_as_it_goes(
     job: Callable[..., Diagnosis], changed: dict[str, Any]
 ) -> None:
     found = job({3: trace("KeyError: 'label'")}, changed)
-    assert json.dumps(encode(diagnosis_result(found)))
+    assert json.dumps(encode(found))
 
 
 def test_ranks_that_fail_in_the_same_way_are_no_consequences(job: Callable[..., Diagnosis]) -> None:

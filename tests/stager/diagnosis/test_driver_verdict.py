@@ -8,14 +8,14 @@ import pytest
 
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import FailureClass
+from bundle.protocol.events import JobEnds
 from bundle.protocol.problem import Problem, ProblemCode
 from bundle.protocol.problem_table import TABLE
 from bundle.protocol.reports import FailureRecord
 from stager.diagnosis.diagnosis import comparable
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.process_exits import LINES
-from stager.diagnosis.verdict import before_the_interrupt, first_failure
-from stager.logs.job_record import JobResult, job_result
+from stager.diagnosis.verdict import first_failure, usable_result
 from tests.support.events import job_ends
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45724. GLHF!"
@@ -52,17 +52,17 @@ def silent(kind: str, node: str, **values: str) -> dict[str, Any]:
     return Problem(code, node, {**values, "phase": "launch", "log_dir": "/logs"}).to_json()
 
 
-def parsed(raw: dict[str, Any]) -> JobResult:
-    return job_result(job_ends(**raw))
+def parsed(raw: dict[str, Any]) -> JobEnds:
+    return usable_result(job_ends(**raw))
 
 
 def record(raw: dict[str, Any]) -> FailureRecord:
-    (failure,) = parsed({"failures": [raw]}).failures
+    (failure,) = parsed({"failures": [raw]}).failures or ()
     return failure
 
 
-def found(raw: dict[str, Any] | JobResult) -> FirstFailure:
-    failure = first_failure(raw if isinstance(raw, JobResult) else parsed(raw))
+def found(raw: dict[str, Any] | JobEnds) -> FirstFailure:
+    failure = first_failure(raw if isinstance(raw, JobEnds) else parsed(raw))
     assert failure is not None
     assert isinstance(failure.kind, FailureClass)
     assert failure.hint
@@ -385,12 +385,10 @@ def test_what_followed_from_ctrl_c_is_no_failure() -> None:
     codes = {"n1": 143, "n2": 1}
     told = rank(0, exception="KeyboardInterrupt", told_to_end=True)
     raw = result(told, exit_codes=codes, stopped=["n1"], tails={"n2": ["own fault"]})
-    assert found(before_the_interrupt(parsed({**raw, "interrupted": True}))).cause == "own fault"
-    everywhere = parsed({**raw, "interrupted": True, "stopped": ["n1", "n2"]})
-    assert first_failure(before_the_interrupt(everywhere)) is None
-    assert before_the_interrupt(parsed(raw)) == parsed(raw)
-    ended = parsed({**raw, "interrupted": True, "ended_by": "time-limit"})
-    assert before_the_interrupt(ended) == ended
+    assert found({**raw, "interrupted": True}).cause == "own fault"
+    everywhere = {**raw, "interrupted": True, "stopped": ["n1", "n2"]}
+    assert first_failure(parsed(everywhere)) is None
+    assert found({**raw, "interrupted": True, "ended_by": "time-limit"}) == found(raw)
 
 
 ROOT = "/scratch/n1/stager-1000"

@@ -8,6 +8,7 @@ from pathlib import Path
 from bundle.protocol.enumerations import FailureClass
 from stager.diagnosis import diagnosis
 from stager.diagnosis.failure import FirstFailure
+from stager.logs.job_files import kept_job
 from tests.support.building import Project
 from tests.support.jobs import job_for
 
@@ -17,9 +18,9 @@ def test_the_remedy_is_that_of_this_project(project: Project, tmp_path: Path) ->
         (project.root / path).parent.mkdir(parents=True, exist_ok=True)
         (project.root / path).touch()
     packed = project.settings("alpha", more='[project]\nexclude = ["left_out/"]').build().packed
-    job_file = tmp_path / "job.json"
-    job = job_for(packed, tmp_path, run_dir=str(project.root))
-    job_file.write_text(json.dumps(job.to_json()))
+    job = kept_job(
+        json.dumps(job_for(packed, tmp_path, run_dir=str(project.root)).to_json()).encode()
+    )
 
     def said(module: str) -> tuple[str, str]:
         first = FirstFailure(
@@ -29,7 +30,7 @@ def test_the_remedy_is_that_of_this_project(project: Project, tmp_path: Path) ->
             hint="",
             entry="module-missing",
         )
-        told = diagnosis.explain_missing_module(first, job_file)
+        told = diagnosis.explain_missing_module(first, job)
         return told.meaning, told.hint
 
     meaning, hint = said("tools")

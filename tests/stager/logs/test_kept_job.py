@@ -3,7 +3,7 @@
 import json
 
 from bundle.protocol.enumerations import LogMode
-from stager.logs.job_record import KeptJob, KeptLaunch, kept_job
+from stager.logs.job_files import KeptJob, KeptLaunch, kept_job
 
 
 def test_what_cannot_be_used_is_left_out_and_the_rest_is_read() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stager.report.attempt import last_attempt
+from stager.logs.job_record import read_events
 from stager.report.charts import Epoch, Training, read, training
 from tests.support.stories import T0, Told, went_well
 
@@ -25,7 +25,7 @@ def left(folder: Path, when: float, *lines: object) -> Path:
 
 def found(told: Told, run_dir: Path, *outputs: str) -> Training:
     files = told.write(run_dir=str(run_dir), outputs=list(outputs))
-    return training(files, last_attempt(files))
+    return training(files, files.read_job(), read_events(files.events))
 
 
 STEP = {"step": 1, "epoch": 0.5, "loss": 2.0, "lr": 0.1, "samples_per_second": 100.0, "seconds": 1}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stager.report.attempt import JobPhases, job_phases, last_attempt
+from stager.logs.job_record import read_events
+from stager.report.attempt import JobPhases, job_phases
 from tests.support.stories import T0, Told, went_well
 
 NODES = ["a", "b"]
@@ -12,7 +13,7 @@ NODES = ["a", "b"]
 
 def told(job: Told, now: float | None = None) -> dict[str, list[tuple[str, float, float, str]]]:
     """Each node's phases with their times since the beginning."""
-    found: JobPhases = job_phases(last_attempt(job.write()), now)
+    found: JobPhases = job_phases(read_events(job.write().events), now)
     begin = found.begin
     return {
         row.node: [
@@ -49,7 +50,7 @@ def test_the_same_without_times(tmp_path: Path) -> None:
         ("launch", 2.75, 2.75, "ended"),
         ("train", 2.75, 62.75, "ended"),
     ]
-    assert last_attempt(job.write()).first is None
+    assert read_events(job.write().events).begun is None
 
 
 def test_unpacking_includes_the_sending(tmp_path: Path) -> None:
@@ -128,4 +129,4 @@ def test_the_all_reduce_of_a_deep_look(tmp_path: Path) -> None:
 
 def test_nothing_is_told(tmp_path: Path) -> None:
     assert told(Told(tmp_path)) == {}
-    assert job_phases(last_attempt(Told(tmp_path).write())) == JobPhases()
+    assert job_phases(read_events(Told(tmp_path).write().events)) == JobPhases()
