@@ -25,11 +25,10 @@ from bundle.protocol.events import OF_AGENTS, OF_DRIVER, PRINTED_ONLY, DriverEve
 from bundle.protocol.messages import (  # noqa: E402
     AgentEvent,
     Answer,
+    Heartbeat,
     OutOfReach,
     Ready,
     Relayed,
-    Relaying,
-    Unpacking,
 )
 
 PAGE = HERE.parent / "docs" / "events.md"
@@ -59,7 +58,7 @@ A job begins with `job` and ends with `result`. Each phase is between its `begin
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
 that Slurm has put back into the queue continues in the same file with another `job`.
 """
-FOR_THE_DRIVER = (Ready, OutOfReach, Relaying, Unpacking, Relayed)
+FOR_THE_DRIVER = (Ready, OutOfReach, Heartbeat, Relayed)
 """Messages of agents to the driver alone: it never passes them on."""
 _WORDS = {
     "str": "text",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from ..protocol import messages
 from ..protocol.codec import decode, encode
-from ..protocol.messages import AgentEvent, FramesAgain, Handover, RequestReader, Unpacking
+from ..protocol.messages import AgentEvent, FramesAgain, Handover, Heartbeat, RequestReader
 from ..system import processes, signals
 from ..system.hostlist import node_name
 from ..system.signals import USER_SIGNALS
@@ -28,8 +28,6 @@ PACKED = "="
 """The beginning of a compressed request; zlib's result follows, in base64."""
 RELAY = "relay"
 """The beginning of the command to take part in a relay; the nodes of it follow, compressed."""
-REPORT = "report"
-"""The question whether a relay's file is still on its way; who has it need not answer."""
 END = "end"
 """The command to agents at work: end it, and stay until all output has come."""
 SIGNAL = "signal "
@@ -45,13 +43,17 @@ on everything.
 """
 _LONGEST_PAUSE_SECONDS = 600.0
 BEAT_SECONDS = 10.0
-"""Time between two heartbeats of an agent.
+"""Time between two heartbeats of an agent, in every phase.
 
 The driver notices by them that a node is lost: ``srun`` may never report it, as Slurm's controller
 must resolve the name of the host of ``srun`` for that, since 23.11. And an sshd that never sends
 does not notice that the network to the driver has gone until TCP's own keepalive does after two
 hours; ranks would go on that long.
 """
+HANG_SECONDS = 60.0
+"""Time without progress after which processes hang: no disk takes as long for one request."""
+_MOST_NAMED = 3
+"""Processes that a heartbeat names."""
 _REPEAT_SECONDS = 4.0
 """Time after which an agent that stays repeats its last message; the pause doubles each time."""
 
@@ -95,6 +97,8 @@ class AgentChannel:
         self._source = f"{self.node}:{task}"
         self._writer: FrameWriter | None = None
         self._writing = threading.Lock()
+        self._progress: TaskProgress | None = None
+        """The progress of what this process does, while it is watched."""
         self._before_last = 0
         """The number of the frame before the last message."""
         if self._in_step:
@@ -132,7 +136,7 @@ class AgentChannel:
             if not line:
                 return False
             # A command is too late: this node had failed before.
-            late = line in (GO, STOP, END, REPORT) or line.startswith(RELAY)
+            late = line in (GO, STOP, END) or line.startswith(RELAY)
             message = None if late else unpacked(line)
             if message is not None and self._accept(message):
                 return True
@@ -212,13 +216,28 @@ class AgentChannel:
             for line in lines.feed(chunk):
                 self._take(line.decode(errors="replace"))
 
+    @contextlib.contextmanager
+    def watch_progress(self) -> Iterator[None]:
+        """Say in heartbeats what this process hangs in, or its children, while the block runs."""
+        self._progress = TaskProgress(processes.own_tasks())
+        try:
+            yield
+        finally:
+            self._progress = None
+
     def _beat(self) -> None:
+        """Send heartbeats, from a thread: the other one may be what hangs."""
         frame = heartbeat(self._source)
         with contextlib.suppress(OSError):  # the driver has gone
             while True:
                 time.sleep(BEAT_SECONDS)
+                progress, payload = self._progress, b""
+                if progress is not None:
+                    hung = progress.find_hang(processes.own_tasks(), BEAT_SECONDS)
+                    event = Heartbeat(hung=hung, seconds=progress.still_seconds)
+                    payload = json.dumps(event.to_json()).encode() if hung else b""
                 with self._writing:
-                    _write(frame)
+                    _write(frame.replace(b"\n", payload + b"\n"))
 
     def _take(self, line: str) -> None:
         if line == END:
@@ -272,72 +291,22 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-# --- Reports while a node unpacks: that it makes progress, or what its processes hang in ---------
-
-LOOK_SECONDS = 5.0
-"""Time between two looks at this node's processes."""
-REPORT_SECONDS = 20.0
-"""Time between two reports; none is sent meanwhile by a node that makes no progress."""
-HANG_SECONDS = 60.0
-"""Time without progress after which processes hang: no disk takes as long for one request."""
-_MOST_NAMED = 3
-"""Processes that a report names."""
-
-
-@contextlib.contextmanager
-def reporting(channel: AgentChannel) -> Iterator[None]:
-    """Report while the block runs, from a thread: this one may be what hangs.
-
-    Nothing is reported where the driver is on this machine itself.
-    """
-    if not channel.in_step:
-        yield
-        return
-    over = threading.Event()
-    thread = threading.Thread(target=_report, args=(channel, over), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(LOOK_SECONDS)  # the answer, which follows, is to be this phase's last word
-
-
-def _report(channel: AgentChannel, over: threading.Event) -> None:
-    progress = UnpackProgress(processes.own_tasks())
-    next_report = time.monotonic() + REPORT_SECONDS
-    while not over.wait(LOOK_SECONDS):
-        hung = progress.look(processes.own_tasks(), LOOK_SECONDS)
-        if time.monotonic() < next_report or not (hung or progress.has_moved):
-            continue
-        event = Unpacking(hung=hung, seconds=round(progress.still_seconds, 1))
-        with contextlib.suppress(OSError):  # the driver has gone
-            channel.emit(event)
-        progress.has_moved = False
-        next_report = time.monotonic() + REPORT_SECONDS
-
-
-class UnpackProgress:
+class TaskProgress:
     """The progress of some processes.
 
     Attributes:
         still_seconds: the time for which none of them has made progress.
-        has_moved: True if one has made progress; who reports it makes it False again.
     """
 
     def __init__(self, tasks: tuple[processes.TaskState, ...]) -> None:
         self._tasks = tasks
         self.still_seconds = 0.0
-        self.has_moved = False
 
-    def look(self, tasks: tuple[processes.TaskState, ...], seconds: float) -> str:
+    def find_hang(self, tasks: tuple[processes.TaskState, ...], seconds: float) -> str:
         """Return what the processes hang in, or empty; no clock: all may have been stopped."""
         moved = processes.made_progress(self._tasks, tasks)
         self._tasks = tasks
-        if moved:
-            self.still_seconds, self.has_moved = 0.0, True
-            return ""
-        self.still_seconds += seconds
+        self.still_seconds = 0.0 if moved else self.still_seconds + seconds
         if self.still_seconds < HANG_SECONDS:
             return ""
         hung = [task for task in tasks if task.hangs]

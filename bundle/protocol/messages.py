@@ -718,28 +718,18 @@ class OutOfReach(AgentEvent):
 
 
 @dataclass(frozen=True)
-class Relaying(AgentEvent):
-    """The file of a relay is still on its way to a node: the driver has asked.
+class Heartbeat(AgentEvent):
+    """A node is alive, but what it does hangs; a heartbeat of any other node is empty.
 
     The driver keeps this to itself: no job's events have it.
     """
 
-    event: ClassVar[str] = "relaying"
-
-
-@dataclass(frozen=True)
-class Unpacking(AgentEvent):
-    """A node still unpacks: it makes progress, or hangs.
-
-    The driver keeps this to itself: no job's events have it.
-    """
-
-    event: ClassVar[str] = "unpacking"
+    event: ClassVar[str] = "heartbeat"
 
     hung: str = ""
-    """The processes that hang, and what in; empty while it makes progress."""
+    """The processes that hang, and what in."""
     seconds: float = 0.0
-    """Time since its last progress."""
+    """Time since their last progress."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..channel.agent_channel import RELAY, REPORT, AgentChannel, unpacked
+from ..channel.agent_channel import RELAY, AgentChannel, unpacked
 from ..format.archive import Arrival
 from ..protocol.codec import decode
 from ..protocol.messages import (
@@ -21,7 +21,6 @@ from ..protocol.messages import (
     OutOfReach,
     Ready,
     Relayed,
-    Relaying,
     RelayStart,
     RelayTask,
 )
@@ -166,9 +165,7 @@ class RelayReceiver:
             self._report(channel, RelayOutcome(failure=str(exc)), {})
             return
         self._taking = taking
-        while channel.command() == REPORT:  # whatever else it is, there is no more to do for others
-            if taking.is_alive():
-                channel.emit(Relaying())
+        channel.command()  # whatever it is, there is no more to do for others
         self._end()
 
     def _take(self, channel: AgentChannel, start: RelayStart) -> None:

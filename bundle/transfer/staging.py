@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from ..channel.agent_channel import GO, AgentChannel, reporting
+from ..channel.agent_channel import GO, AgentChannel
 from ..environment import unpack
 from ..environment.listing import own_python
 from ..format import archive
@@ -46,9 +46,9 @@ def stage(
     driver if they were damaged on their way.
     """
     if request.incoming is None:
-        with reporting(channel):
+        with channel.watch_progress():
             return _unpack(request, request.bundle, unpack.Source(checked=request.checked))
-    with reporting(channel), node_root.using_root(request.root):
+    with channel.watch_progress(), node_root.using_root(request.root):
         receiver = receiver_of or BroadcastReceiver
         return _receive(request, request.incoming, channel, receiver, place)
 

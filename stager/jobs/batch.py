@@ -156,10 +156,10 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
     Raises:
         StagerError: Slurm refuses it; the hint says what to change.
     """
-    from bundle.driver.transports.timeouts import Waiting
+    from bundle.driver.transports.slurm import ControllerWait
 
     older = {path.name: path.stat() for path in log_dir.glob(log_names.events("*"))}
-    waiting = Waiting(lambda remark: on_event(Record(remark)), fault=messages.unsent)
+    wait = ControllerWait(lambda remark: on_event(Record(remark)), fault=messages.unsent)
     while True:
         try:
             done = feed(
@@ -172,7 +172,7 @@ def submit(submission: Submission, on_event: OnEvent, log_dir: Path) -> Submitte
         except CommandError as exc:
             # Slurm may have received the script of one that took too long and was killed.
             killed = exc.timed_out or exc.completed.returncode < 0
-            if killed or not waiting.again(exc.completed.stderr):
+            if killed or not wait.may_retry(exc.completed.stderr):
                 raise _refused(exc) from exc
     last = (done.stdout.split() or [""])[-1]
     found = re.fullmatch(r"(\d+)(?:;(\S+))?", last)

@@ -188,9 +188,9 @@ class _Driven:
                 environment=start.environment,
                 pass_on=os.kill,
             )
-        from bundle.driver.transports.timeouts import Waiting
+        from bundle.driver.transports.slurm import ControllerWait
 
-        waiting = Waiting(lambda remark: self._on_event(Record(remark)), fault=messages.unsent)
+        wait = ControllerWait(lambda remark: self._on_event(Record(remark)), fault=messages.unsent)
         while True:
             self.output.clear()
             ended = stream(
@@ -204,7 +204,7 @@ class _Driven:
             if ended.interrupted or ended.returncode == 0 or self._pid is not None:
                 return ended
             try:
-                if not waiting.again("\n".join(self.output)):
+                if not wait.may_retry("\n".join(self.output)):
                     return ended
             except KeyboardInterrupt:
                 return replace(ended, interrupted=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bundle.driver.cuda import parsed
 from bundle.driver.transports.slurm_text import step_argv
-from bundle.driver.transports.step import Step
+from bundle.driver.transports.transport import Step
 from bundle.node.machine import Question, kernel_driver, version_in
 from bundle.protocol.messages import PreflightAnswer
 from bundle.system.hostlist import expand_hostlist

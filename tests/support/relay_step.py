@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from bundle.driver.transports import slurm_text
 from bundle.driver.transports.driver_channel import DriverChannel
+from bundle.driver.transports.liveness import Liveness
 from bundle.driver.transports.phase_run import PhaseAnswers, PhaseRun
-from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests
 
 WELL = "well"
@@ -26,17 +27,17 @@ LATE = "late"
 FALLS_SILENT = "falls-silent"
 """... that listens, and says nothing more ..."""
 KILLED = "killed"
-"""... that listens, and is killed when it is asked ..."""
-SLOW = "slow"
-"""... that has the file after five questions ..."""
+"""... that listens, and is killed when the relay begins ..."""
+SLOW = "slow "
+"""... that sends heartbeats, and has the file once another file is there, whose path follows ..."""
 GIVES_UP = "gives-up "
 """... that reports that the file did not come once another file is there, whose path follows ..."""
 REPORTING = "reporting"
-"""... that is well, and reports that it unpacks ever since it listens."""
+"""... that is well, and sends heartbeats ever since it listens."""
 _REPO = Path(__file__).resolve().parents[2]
 _SRUN = """\
 import json, os, sys, threading, time
-from bundle.channel.frames import FrameWriter
+from bundle.channel.frames import FrameWriter, heartbeat
 
 kinds = json.loads(sys.argv[1])
 writers = {node: FrameWriter(f"{node}:0") for node in kinds}
@@ -53,25 +54,29 @@ def ready(*wanted):
     nodes = [node for node, kind in kinds.items() if kind in wanted]
     say(nodes, "ready", address="127.0.0.1", port=9)
 
-def report(nodes):
+def beat():
     while True:
-        say(nodes, "unpacking")
+        with writing:
+            for node, kind in kinds.items():
+                if kind == "reporting" or kind.startswith("slow "):
+                    sys.stdout.buffer.write(heartbeat(f"{node}:0"))
+            sys.stdout.buffer.flush()
         time.sleep(0.1)
 
-def give_up():
+def await_files():
     for node, kind in kinds.items():
         mark, _, path = kind.partition(" ")
+        while path and not os.path.exists(path):
+            time.sleep(0.02)
         if mark == "gives-up":
-            while not os.path.exists(path):
-                time.sleep(0.02)
             say([node], "relayed", failure="no other node can be reached")
+        if mark == "slow":
+            say([node], "relayed", seconds=9.0)
 
-gives_up = [kind for kind in kinds.values() if kind.startswith("gives-up ")]
-ready("well", "failing", "falls-silent", "killed", "slow", "reporting", *gives_up)
-reporting = [node for node, kind in kinds.items() if kind == "reporting"]
-threading.Thread(target=report, args=(reporting,), daemon=True).start()
-threading.Thread(target=give_up, daemon=True).start()
-questions = 0
+with_path = [kind for kind in kinds.values() if " " in kind]
+ready("well", "failing", "falls-silent", "killed", "reporting", *with_path)
+threading.Thread(target=beat, daemon=True).start()
+threading.Thread(target=await_files, daemon=True).start()
 for line in map(str.strip, sys.stdin):
     if line.startswith("relay"):
         ready("late")
@@ -80,15 +85,8 @@ for line in map(str.strip, sys.stdin):
                 say([node], "relayed", seconds=1.0)
             if kind == "failing":
                 say([node], "relayed", failure="no other node can be reached")
-    if line == "report":
-        questions += 1
-        for node, kind in kinds.items():
-            if kind == "killed" and questions == 1:
+            if kind == "killed":
                 print(f"srun: error: {node}: task 0: Killed", file=sys.stderr, flush=True)
-            if kind == "slow" and questions < 5:
-                say([node], "relaying")
-            if kind == "slow" and questions == 5:
-                say([node], "relayed", seconds=9.0)
 """
 
 
@@ -104,7 +102,7 @@ def relay_run(kinds: Mapping[str, str], events: list[Event] | None = None) -> It
     nodes = cast("Requests", dict.fromkeys(kinds))
     argv = [sys.executable, "-c", _SRUN, json.dumps(dict(kinds))]
     env = {**os.environ, "PYTHONPATH": str(_REPO)}
-    with DriverChannel(argv, env, b"") as step:
-        watch = Watch("unpack", nodes, take)
-        with contextlib.closing(watch):
-            yield PhaseRun(step, PhaseAnswers(nodes, 1, watch.take, "unpack"), watch)
+    with DriverChannel(argv, env, b"", slurm_text) as step:
+        liveness = Liveness("unpack", nodes, take, step.heartbeats)
+        with contextlib.closing(liveness):
+            yield PhaseRun(step, PhaseAnswers(nodes, 1, liveness.take, "unpack"), liveness)

@@ -16,8 +16,8 @@ from typing import IO, Protocol, cast
 from ...channel.agent_channel import AGAIN, END
 from ...channel.frames import FrameReader, Gap
 from ...system import processes
-from . import slurm_text
-from .step import StepErrors, StepFault
+from .liveness import Heartbeats
+from .transport import StepErrors, StepFault
 
 OnLine = Callable[[str, str], None]
 """Called with the source of a message (``node:task``) and the message."""
@@ -56,7 +56,7 @@ class DriverChannel:
     Leaving the ``with`` block ends it, politely first: the agents see their standard input end.
 
     Attributes:
-        heard: True once a message has come from some task.
+        heartbeats: when something last came from each node.
         stopped: True once it had to be stopped: the last messages of its nodes may be missing.
     """
 
@@ -65,21 +65,20 @@ class DriverChannel:
         argv: Sequence[str],
         env: Mapping[str, str],
         first: bytes,
-        reader: StepErrors = slurm_text,
+        reader: StepErrors,
     ) -> None:
         """Start it.
 
         Raises:
             ProcessError: it cannot be started.
         """
-        self.heard = self.stopped = False
+        self.heartbeats = Heartbeats()
+        self.stopped = False
         self._process = processes.start(
             argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=processes.PIPE
         )
         self._fault_reader = reader
         self._reader = FrameReader()
-        self._signs: dict[str, float] = {}
-        """The time of the last sign of life of each source."""
         self._asked: dict[str, tuple[int, float]] = {}
         """How often each source was asked for missing frames, and when last."""
         self._stray: list[str] = []
@@ -153,15 +152,6 @@ class DriverChannel:
             self._faults = self._fault_reader.step_faults(text)
             self._gone = self._fault_reader.ended_tasks(text)
             self._parsed_errors = self._errors
-
-    def silent_nodes(self, seconds: float) -> set[str]:
-        """Return the nodes that have sent something, but nothing for so many seconds."""
-        since = time.monotonic() - seconds
-        alive: set[str] = set()
-        silent: set[str] = set()
-        for source, last in self._signs.items():
-            (silent if last < since else alive).add(source.rpartition(":")[0])
-        return silent - alive
 
     def losses(self) -> dict[str, int]:
         """Return how many frames of each source were lost since the last call."""
@@ -249,11 +239,9 @@ class DriverChannel:
             self._pass_on(self._reader.feed(chunk), on_line)
 
     def _pass_on(self, messages: Iterable[tuple[str, str]], on_line: OnLine) -> None:
-        now = time.monotonic()
         for source, line in messages:
             if source:
-                self.heard = True
-                self._signs[source] = now
+                self.heartbeats.note(source.rpartition(":")[0])
                 if line:  # else it is a heartbeat
                     on_line(source, line)
             elif len(self._stray) < _MOST_STRAY_LINES:

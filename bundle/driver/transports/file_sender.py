@@ -15,8 +15,7 @@ from ...protocol.enumerations import PhaseName
 from ...system import processes
 from ...system.files import error_text
 from .phase_run import SECONDS, PhaseAnswers, PhaseRun
-from .timeouts import Waiting
-from .transport import Transfer
+from .transport import Retry, Transfer
 
 _GRACE = 5.0
 NOT_READY = "not every node was ready for it"
@@ -103,7 +102,7 @@ class FileSender:
         self._env, self._command = env, command
 
     def send(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
+        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
     ) -> tuple[dict[str, str], float]:
         """Send a file once all agents are ready; then tell them that it is there, or will not come.
 
@@ -112,16 +111,17 @@ class FileSender:
             is sent where some agents have ended, or are lost, before all are ready.
         """
         deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
-        if not _all_ready(run, deadline):
+        run.lose_late(run.await_ready(deadline))
+        if run.step.ended or run.answers.answered or run.lost_nodes():
             run.step.tell(agent_channel.STOP)
             return {"": NOT_READY}, 0.0  # how those nodes' agents ended says why
         started = time.monotonic()
-        failed = self._send_now(transfer, run, waiting, deadline)
+        failed = self._send_now(transfer, run, may_retry, deadline)
         run.step.tell(agent_channel.STOP if failed else agent_channel.GO)
         return failed, time.monotonic() - started
 
     def _send_now(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting, deadline: float
+        self, transfer: Transfer, run: PhaseRun, may_retry: Retry, deadline: float
     ) -> dict[str, str]:
         step, answers = run.step, run.answers
         command = self._command(transfer, answers)
@@ -132,25 +132,5 @@ class FileSender:
                         return {"": "it did not finish in time"}
                     step.pump(answers.take, _TICK_SECONDS)
                 failed = sending.failed
-            if step.ended or not waiting.again(failed.get("", "")):
+            if step.ended or not may_retry(failed.get("", "")):
                 return failed
-
-
-def _all_ready(run: PhaseRun, deadline: float) -> bool:
-    """Wait until each agent is ready or lost; for silent ones only a while after the last ready."""
-    step, answers = run.step, run.answers
-    ready, until, late = -1, deadline, False
-    while not step.ended:
-        over = answers.answered.keys() | run.lost_nodes()
-        if answers.ready | over >= answers.nodes:
-            return not over
-        if ready != len(answers.ready):
-            ready = len(answers.ready)
-            until = min(deadline, time.monotonic() + run.patience(first=not ready))
-        elif late:  # and none has become ready while this process itself stood still
-            for node in sorted(answers.nodes - answers.ready - over):
-                run.lose_silent(node, run.patience(first=not ready))
-        late = time.monotonic() > until
-        step.pump(answers.take)
-        run.lose_hung()
-    return False

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Collection, KeysView, Mapping
+from collections.abc import Collection, Iterable, KeysView, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from ...agent import agent
-from ...channel import agent_channel
-from ...channel.agent_channel import HANG_SECONDS, REPORT_SECONDS
 from ...protocol.enumerations import PhaseName
 from ...protocol.events import FramesLost, NodesLate, RankOutput, StrayLines, read_agent_line
 from ...protocol.job import Job
-from ...protocol.messages import AgentEvent, Answer, OutOfReach, Ready, Relayed, Relaying, Unpacking
-from ...protocol.problem import ProblemCode
+from ...protocol.messages import AgentEvent, Answer, Heartbeat, OutOfReach, Ready, Relayed
 from ...protocol.reports import LaunchAnswer
 from .driver_channel import DriverChannel
-from .timeouts import Watch
+from .liveness import START_SECONDS, Liveness
 from .transport import OnEvent, Requests
 
 # --- The answers that the agents of one step have given so far -----------------------------------
@@ -52,7 +49,6 @@ class PhaseAnswers:
         self.listening: dict[str, Ready] = {}
         self.out_of_reach: dict[str, dict[str, str]] = {}
         self.relayed: dict[str, Relayed] = {}
-        self._unpacking: dict[str, Unpacking] = {}
         self._heard: list[str] = []
         self._done: dict[str, set[int]] = {}
         self._open = dict.fromkeys(requests)
@@ -70,11 +66,6 @@ class PhaseAnswers:
         """Return the nodes that an event has come from since the last call, once for each."""
         heard, self._heard = self._heard, []
         return heard
-
-    def unpacking(self) -> dict[str, Unpacking]:
-        """Return the latest report of each node that has sent one since the last call."""
-        reports, self._unpacking = self._unpacking, {}
-        return reports
 
     def complete(
         self, lost: Collection[str], gone: Mapping[str, Collection[int]] | None = None
@@ -112,15 +103,14 @@ class PhaseAnswers:
         if node not in self._requests:
             if isinstance(event, RankOutput):  # else a late answer of one that is left out already
                 self._unknown[source] += 1
-        elif isinstance(event, Unpacking):
-            # Not heard from: nodes that are ready report, too, and nobody waits longer for others.
-            self._unpacking[node] = event
-        elif isinstance(event, (Ready, OutOfReach, Relaying, Relayed)):
+        elif isinstance(event, Heartbeat):
+            self._on_event(event)  # not heard from: nobody waits longer for others
+        elif isinstance(event, (Ready, OutOfReach, Relayed)):
             self._keep(node, event)
         else:
             self._pass_on(node, task, event)
 
-    def _keep(self, node: str, event: Ready | OutOfReach | Relaying | Relayed) -> None:
+    def _keep(self, node: str, event: Ready | OutOfReach | Relayed) -> None:
         """Keep a message that is for the driver only."""
         self._heard.append(node)
         if isinstance(event, Ready):
@@ -164,15 +154,11 @@ SECONDS: dict[str, float] = {
     PhaseName.CLEAN: 3600.0,
 }
 """Time that a phase may take; nodes that have not answered by then are named."""
-FIRST_SECONDS = 300.0
+FIRST_SECONDS = START_SECONDS
 """Time for the first agent to be ready for a file: a step may still have to begin, and Slurm's
-controller to come back before (:data:`bundle.driver.transports.timeouts.CONTROLLER_SECONDS`)."""
+controller to come back before (:data:`bundle.driver.transports.slurm.CONTROLLER_SECONDS`)."""
 NEXT_SECONDS = 20.0
 """Time for each further one, unless agents are still to be started in containers."""
-SILENT_SECONDS = 3 * agent_channel.BEAT_SECONDS
-"""Time without a sign of life after which a node is looked at."""
-_CHECK_SECONDS = 1.0
-"""Time between two checks which nodes are silent."""
 _ELASTIC_GRACE = 2.0
 """Seconds that the rest of an elastic group gets to end by itself when too few nodes are left.
 
@@ -183,76 +169,68 @@ _STRAY_LINES, _STRAY_CHARACTERS = 5, 200
 
 
 class PhaseRun:
-    """A step, the answers of its agents to one phase, and the watch over its nodes."""
+    """A step, the answers of its agents to one phase, and which of its nodes are alive."""
 
     def __init__(
         self,
         step: DriverChannel,
         answers: PhaseAnswers,
-        watch: Watch,
+        liveness: Liveness,
         *,
         in_container: bool = False,
     ) -> None:
-        self.step, self.answers, self.watch = step, answers, watch
-        self.starts_slowly = in_container and not step.heard
+        self.step, self.answers, self.liveness = step, answers, liveness
+        self.starts_slowly = in_container and not step.heartbeats.has_begun
         """True if agents are still to be started, each in a container that may have to be fetched
         and unpacked first."""
-        self._silent: Collection[str] = ()
-        """The nodes that sent no heartbeat lately."""
-        self._next_check = 0.0
         self._lost: frozenset[str] = frozenset()
         self._lost_of: tuple[Mapping[str, object], int] = ({}, 0)
         """What they were made from: the step's faults, and the number of nodes given up."""
 
     def lost_nodes(self) -> frozenset[str]:
-        """Return the nodes on which something went wrong, or that cannot be reached any more.
+        """Return the nodes on which something went wrong, or that are given up.
 
         It is the same object as the last time, unless there are more.
         """
-        faults, lost = self.step.faults, self.watch.lost
-        now = time.monotonic()
-        if (
-            now >= self._next_check
-        ):  # not after each piece of input: there may be thousands of nodes
-            self._next_check = now + _CHECK_SECONDS
-            self._silent = self.step.silent_nodes(SILENT_SECONDS)
-        self.watch.look(faults, self._silent)
+        faults, lost = self.step.faults, self.liveness.lost
+        self.liveness.check(faults)
         known, count = self._lost_of
         if faults is not known or len(lost) != count:
             self._lost = frozenset(faults.keys() & self.answers.nodes | lost.keys())
             self._lost_of = faults, len(lost)
         return self._lost
 
-    def first_lost(self) -> str:
-        """Return the node that was lost first, or seems to be, as nothing comes from it."""
-        silent = self.step.silent_nodes(1.5 * agent_channel.BEAT_SECONDS)
-        lost = [*self.watch.lost, *silent - self.answers.answered.keys()]
-        return min(lost, key=lambda node: node not in self.watch.lost, default="")
-
-    def patience(self, *, first: bool) -> float:
-        """Return how many seconds to wait for agents that have sent nothing yet."""
+    def patience(self, *, first: bool = False) -> float:
+        """Return how many seconds to wait for agents that are not ready for a file yet."""
         return FIRST_SECONDS if first or self.starts_slowly else NEXT_SECONDS
 
-    def lose_hung(self) -> list[str]:
-        """Give up the nodes that report a hang; return all that have reported since the last call.
+    def await_ready(self, deadline: float) -> set[str]:
+        """Wait until the agents are ready for a file, have failed, or are lost; return the others.
 
-        Nodes that make progress are among them.
+        These are late: only a while after the last of the ready ones is waited for them.
         """
-        reports = self.answers.unpacking()
-        for node, report in reports.items():
-            if report.hung:
-                values = {"seconds": f"{report.seconds:g}", "why": report.hung}
-                self.watch.lose(node, ProblemCode.NO_ANSWER_HANGS, values)
-        return list(reports)
+        awaited = Awaited(self, self.answers.nodes)
+        until = min(deadline, time.monotonic() + self.patience(first=True))
+        while awaited.nodes and not self.step.ended:
+            is_late = time.monotonic() >= until
+            heard = awaited.take_news()
+            if heard:
+                awaited.nodes.difference_update(heard)
+                until = min(deadline, time.monotonic() + self.patience())
+            elif is_late:  # and nothing has come while this process itself stood still
+                break
+        return set() if self.step.ended else awaited.nodes
 
-    def lose_silent(self, node: str, seconds: float) -> None:
-        """Give up a node from which nothing has come for so many seconds."""
-        self.watch.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:g}"})
+    def lose_late(self, nodes: Collection[str]) -> None:
+        """Give up those nodes that are still neither ready nor done."""
+        for node in sorted({*nodes} - self.answers.ready - self.answers.answered.keys()):
+            if node not in self.lost_nodes():
+                self.liveness.lose_silent(node, self.patience())
 
     def settled(self) -> bool:
         """Return whether every task has answered, or is known to have ended without an answer."""
         gone = self.step.gone
-        lost = {*self.watch.lost, *(self.step.faults.keys() - gone.keys())}
+        lost = {*self.liveness.lost, *(self.step.faults.keys() - gone.keys())}
         return self.answers.complete(lost, gone)
 
     def finish(self, grace: float) -> None:
@@ -267,6 +245,25 @@ class PhaseRun:
         if lines:
             shown = tuple(line[:_STRAY_CHARACTERS] for line in lines[:_STRAY_LINES])
             on_event(StrayLines(len(lines), shown))
+
+
+class Awaited:
+    """The nodes still awaited; the caller removes those that are done."""
+
+    def __init__(self, run: PhaseRun, nodes: Iterable[str]) -> None:
+        self._run = run
+        self.nodes = set(nodes)
+        self._lost: Collection[str] = ()
+
+    def take_news(self) -> list[str]:
+        """Take what comes, remove the nodes that are lost; return those that have sent an event."""
+        run = self._run
+        run.step.pump(run.answers.take)
+        lost = run.lost_nodes()
+        if lost is not self._lost:  # not each time: there may be thousands of nodes
+            self.nodes.difference_update(lost)
+            self._lost = lost
+        return run.answers.heard()
 
 
 class Limit(Protocol):
@@ -305,50 +302,8 @@ class LaunchLimit:
             self._deadline = time.monotonic() + self._grace
         late = run.answers.late(self._patience)
         if late:
-            run.watch.take(NodesLate(tuple(late), self._patience))
+            run.liveness.take(NodesLate(tuple(late), self._patience))
             return True
-        if not complete and run.watch.over(lost):
+        if not complete and run.liveness.is_over(lost):
             return True
         return self._deadline is not None and time.monotonic() > self._deadline
-
-
-# --- Waiting for nodes that unpack: one that hangs is given up a minute later, a slow one never is
-
-# Each node reports that it makes progress, or what its processes hang in
-# (:mod:`bundle.channel.agent_channel`); one that says neither is stopped as a whole, or cannot be
-# reached.
-
-UNPACK_SILENT_SECONDS = HANG_SECONDS + REPORT_SECONDS
-"""Time without a report after which a node is lost."""
-_START_SECONDS = 300.0
-"""Time that agents get to start where nothing has come from their step yet."""
-_LOOK_SECONDS = 5.0
-"""Time between two looks at all nodes."""
-
-
-class UnpackWait:
-    """The limit of unpacking: its time, and the nodes that are given up before."""
-
-    def __init__(self, run: PhaseRun, clock: Callable[[], float] = time.monotonic) -> None:
-        now = clock()
-        self._clock = clock
-        self._deadline = now + SECONDS[PhaseName.UNPACK]
-        self._begun = now if run.step.heard else now + _START_SECONDS
-        self._next_look = now + _LOOK_SECONDS
-        self._heard: dict[str, float] = {}
-        """The time of the last report of each node."""
-
-    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
-        """Give up the nodes that hang; return whether the time is over."""
-        now = self._clock()
-        self._heard.update(dict.fromkeys(run.lose_hung(), now))
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
-            self._lose_silent(run, now)
-        return now > self._deadline
-
-    def _lose_silent(self, run: PhaseRun, now: float) -> None:
-        lost = run.watch.lost
-        for node in run.answers.nodes - run.answers.answered.keys() - lost.keys():
-            if now - self._heard.get(node, self._begun) > UNPACK_SILENT_SECONDS:
-                run.lose_silent(node, UNPACK_SILENT_SECONDS)

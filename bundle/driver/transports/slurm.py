@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
 from ...channel.bootstrap import in_memory
+from ...protocol.events import Remark
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secrets import without_secrets
@@ -18,10 +19,63 @@ from . import apptainer, slurm_text
 from .agent_program import may_carry
 from .file_sender import FileSender, SendCommand
 from .phase_run import PhaseAnswers, PhaseRun
-from .step import Step, StepErrors
 from .step_transport import StepTransport
-from .timeouts import CONTROLLER_SECONDS, Waiting
-from .transport import Ended, OnEvent, Transfer
+from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
+
+# --- The wait for a controller that does not answer --------------------------------------------
+
+CONTROLLER_SECONDS = 180.0
+"""Time that Slurm's controller may be away before a step that has not started is given up.
+
+A restart takes seconds; a backup controller takes over after ``SlurmctldTimeout``, 120 s.
+"""
+_SETTLING_SECONDS = 30.0
+"""Time that it may refuse a step once it is back."""
+_RETRY_SECONDS = 3.0
+
+
+class ControllerWait:
+    """Waits for a controller that does not answer: for a while, and saying so only once."""
+
+    def __init__(
+        self,
+        on_event: Callable[[Remark], None],
+        seconds: float = CONTROLLER_SECONDS,
+        fault: Callable[[str], str] = slurm_text.controller_fault,
+    ) -> None:
+        """Wait for a controller that does not answer: ``fault`` returns such a reason, or empty."""
+        self._on_event, self._seconds, self._fault = on_event, seconds, fault
+        self._until = 0.0
+        """The time at which the controller is given up; 0 before it has failed to answer."""
+        self._settled = 0.0
+        """The time from which it may not refuse a step; 0 before it has refused one."""
+
+    def may_retry(self, errors: str) -> bool:
+        """Return whether a command is to be tried again; pause before that."""
+        now = time.monotonic()
+        fault = self._fault(errors)
+        if fault and not self._until:
+            self._until = now + self._seconds
+            text = (
+                f"Slurm's controller does not answer ({fault}); trying again for up to "
+                f"{self._seconds:.0f} s"
+            )
+            self._on_event(Remark(text))
+        elif not self._until and slurm_text.is_of_new_controller(errors):
+            self._until = now + self._seconds
+        waits = bool(fault) or self._is_settling(errors, now)
+        if not waits or now > self._until:
+            return False
+        time.sleep(_RETRY_SECONDS)
+        return True
+
+    def _is_settling(self, errors: str, now: float) -> bool:
+        """Tell whether the controller is back, but most nodes have not registered yet."""
+        if not self._until or not slurm_text.not_created(errors):
+            return False
+        self._settled = self._settled or now + _SETTLING_SECONDS
+        return now < self._settled
+
 
 # --- Broadcasts with Slurm's ``sbcast`` ----------------------------------------------------------
 
@@ -185,9 +239,9 @@ class SlurmCluster:
         """Return none: ``srun`` passes its own on."""
         return {}
 
-    def waiting(self, on_event: OnEvent) -> Waiting:
-        """Return the wait for a controller that does not answer."""
-        return Waiting(on_event, self._controller_seconds)
+    def retries(self, on_event: OnEvent) -> Retry:
+        """Return what waits for a controller that does not answer."""
+        return ControllerWait(on_event, self._controller_seconds).may_retry
 
     def look_at(self, nodes: Sequence[str]) -> SlurmLook:
         """Start a step that looks whether nodes can be reached."""
@@ -205,10 +259,10 @@ class SlurmCluster:
         }
 
     def send(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
+        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
     ) -> tuple[dict[str, str], float]:
         """Broadcast a file to agents that wait for it."""
-        return self._broadcaster.send(transfer, run, waiting)
+        return self._broadcaster.send(transfer, run, may_retry)
 
     def relay_ports(self) -> range | None:
         """Return the ports of this host that a cluster's firewall lets nodes connect to.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +10,10 @@ from dataclasses import replace
 from ...protocol.enumerations import Action, Ending, Launcher
 from ...protocol.job import Job, check
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...system import signals
 from ...system.hostlist import expand_hostlist, fold
 from ...system.processes import describe_exit
 from .. import forecast
-from .step import Step, StepFault
+from .transport import TOLD_TO_END, Step, StepFault
 
 # --- The errors of Slurm's commands, by node: what each of them means for a job. Pure functions
 
@@ -38,8 +36,6 @@ _NETWORK = re.compile(
     r"Communication (?:connection|shutdown) failure|timed out|Connection (?:refused|reset)"
     r"|unreachable|No route|(?:receive|send) failure|Zero Bytes|find an address|not responding"
 )
-TOLD_TO_END = (signals.TERMINATED, -signal.SIGTERM)
-"""Exit statuses of an agent that was ended for a rank of another node."""
 _SIGNALS = {"Killed": -9, "Terminated": -15}
 """Exit status of a task that a signal ended, by Slurm's word for it."""
 

@@ -17,12 +17,11 @@ from ...redaction.secrets import without_secrets
 from ...system.hostlist import wrong_hosts
 from . import apptainer, ssh_faults
 from .file_sender import FileSender, SendCommand
+from .liveness import Look
 from .phase_run import PhaseAnswers, PhaseRun
 from .slurm_text import PATIENCE, PYTHONS
-from .step import Step, StepErrors
 from .step_transport import StepTransport
-from .timeouts import Look, Waiting
-from .transport import Ended, OnEvent, Transfer
+from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
 
 _LOADER = "import binascii,sys,zlib;exec(zlib.decompress(binascii.a2b_base64(sys.argv.pop(1))))"
 """Runs the bootstrap program from an argument in which no shell finds anything of its own."""
@@ -90,9 +89,9 @@ class SshCluster:
         own = drop_schedulers(sent)
         return {name: own[name] for name in own if not _OF_THIS_HOST.fullmatch(name)}
 
-    def waiting(self, on_event: OnEvent) -> Waiting:
-        """Return a wait that is over at once: each host answers for itself."""
-        return Waiting(on_event, 0.0, fault=lambda errors: "")
+    def retries(self, on_event: OnEvent) -> Retry:
+        """Return what tries nothing again: each host answers for itself."""
+        return lambda errors: False
 
     def look_at(self, nodes: Sequence[str]) -> Look | None:
         """Return nothing: ``ssh`` notices by itself when a connection has gone."""
@@ -103,10 +102,10 @@ class SshCluster:
         return {}
 
     def send(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
+        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
     ) -> tuple[dict[str, str], float]:
         """Send a file to agents that wait for it, over further connections."""
-        return self._sender.send(transfer, run, waiting)
+        return self._sender.send(transfer, run, may_retry)
 
     def relay_ports(self) -> range | None:
         """Return None: hosts may connect to any port of this one, as far as is known."""

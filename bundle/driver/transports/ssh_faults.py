@@ -11,7 +11,7 @@ from ...protocol.problem import ProblemCode
 from ...system.processes import describe_exit
 from . import ssh_fanout
 from .ssh_fanout import LOGIN_SECONDS, REPORT_PREFIX
-from .step import StepFault
+from .transport import StepFault
 
 NO_PYTHON_STATUS = 91
 """Exit status of the shell on a host that has no Python which is new enough."""

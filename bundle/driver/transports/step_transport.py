@@ -31,11 +31,23 @@ from ...system import processes, signals
 from . import file_sender, relay_source
 from .agent_program import AgentProgram, factored, request_line
 from .driver_channel import DriverChannel
-from .phase_run import LaunchLimit, Limit, PhaseAnswers, PhaseRun, TimeLimit, UnpackWait
+from .liveness import Liveness, Look
+from .phase_run import LaunchLimit, Limit, PhaseAnswers, PhaseRun, TimeLimit
 from .relay_source import remarks
-from .step import Step, StepErrors
-from .timeouts import Look, Waiting, Watch, endings
-from .transport import Delivery, Ended, OnEvent, Requests, Transfer, mounts, saving_note
+from .transport import (
+    TOLD_TO_END,
+    Delivery,
+    Ended,
+    OnEvent,
+    Requests,
+    Retry,
+    Step,
+    StepErrors,
+    StepFault,
+    Transfer,
+    mounts,
+    saving_note,
+)
 
 # --- The output of a command on a node: read until it ends, until it stalls, or until a signal
 
@@ -138,8 +150,8 @@ class StepCluster(Protocol):
     def sent_variables(self, *, ranks: bool) -> Mapping[str, str]:
         """Return the variables that are sent to agents, with those for ranks if they start some."""
 
-    def waiting(self, on_event: OnEvent) -> Waiting:
-        """Return the wait for what starts the agents, while it does not answer."""
+    def retries(self, on_event: OnEvent) -> Retry:
+        """Return what decides whether to try again where nothing could start the agents."""
 
     def look_at(self, nodes: Sequence[str]) -> Look | None:
         """Begin to look whether silent nodes can be reached; None where that shows by itself."""
@@ -148,7 +160,7 @@ class StepCluster(Protocol):
         """Return those of the nodes that were lost before anything ran on them."""
 
     def send(
-        self, transfer: Transfer, run: PhaseRun, waiting: Waiting
+        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
     ) -> tuple[dict[str, str], float]:
         """Send a file to agents that wait for it, without a relay.
 
@@ -283,9 +295,10 @@ class StepTransport:
         try:
             run = self._run_until_begun(phase, requests, on_event, joins=joins)
             answers = run.answers
-            failed = [*answers.failed, *sorted(answers.bad), *run.watch.lost]
+            failed = [*answers.failed, *sorted(answers.bad), *run.liveness.lost]
             failed = failed if phase == PhaseName.LAUNCH else []
-            ended = {**self._endings(requests, run.step, failed), **run.watch.lost}
+            ended = describe_ends(requests, run.step, self._cluster, failed)
+            ended.update(run.liveness.lost)
         except BaseException:
             self.close()
             raise
@@ -297,11 +310,11 @@ class StepTransport:
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
         """Run a phase; repeat while Slurm's controller does not answer."""
-        waiting = self._cluster.waiting(on_event)
+        may_retry = self._cluster.retries(on_event)
         while True:
             run = self._run_once(phase, requests, on_event, joins=joins)
             refused = run.step.ended and not run.answers.answered
-            if not (refused and waiting.again(run.step.errors)):
+            if not (refused and may_retry(run.step.errors)):
                 return run
             self.close()
 
@@ -309,15 +322,16 @@ class StepTransport:
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
         step, tasks = self._begin(phase, requests, joins=joins)
-        watch = Watch(phase, requests, on_event, self._cluster.look_at)
-        answers = PhaseAnswers(requests, tasks, watch.take, phase)
+        look_at = self._cluster.look_at
+        liveness = Liveness(phase, requests, on_event, step.heartbeats, look_at)
+        answers = PhaseAnswers(requests, tasks, liveness.take, phase)
         answers.held = self._starter.holds(phase)
-        run = PhaseRun(step, answers, watch)
+        run = PhaseRun(step, answers, liveness)
         try:
-            with contextlib.closing(watch):
+            with contextlib.closing(liveness):
                 self._listen(run)
         except signals.Stopped:  # the last output of the ranks belongs in their logs
-            self.lost_node = run.first_lost()
+            self.lost_node = run.liveness.first_lost()
             if phase == PhaseName.LAUNCH:
                 on_event(saving_note(self._job))
             run.finish(self._grace)
@@ -364,11 +378,6 @@ class StepTransport:
         ended.update(down)
         return set(down)
 
-    def _endings(
-        self, requests: Requests, step: DriverChannel, failed: Iterable[str] = ()
-    ) -> dict[str, Ended]:
-        return endings(requests, step, self._cluster.errors, self._cluster.unreachable, failed)
-
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
         """Ask the session's agents, or start a step; return it and its tasks per node."""
         if not joins:
@@ -399,8 +408,6 @@ class StepTransport:
         limit: Limit
         if answers.phase == PhaseName.LAUNCH:
             limit = LaunchLimit(self._job, len(answers.nodes), self._cluster.patience)
-        elif answers.phase == PhaseName.UNPACK:
-            limit = UnpackWait(run)
         else:
             limit = TimeLimit(answers.phase)
         hold_until = time.monotonic() + _HOLD_SECONDS
@@ -417,7 +424,7 @@ class StepTransport:
                 continue  # some were given up just now: look again who is left
             elif complete and step is self._session:
                 return
-            elif complete and run.watch.lost:  # the step would wait for the node that is lost
+            elif complete and run.liveness.lost:  # the step would wait for the node that is lost
                 step.finish(answers.take, _LOST_SECONDS)
             elif run.settled():  # agents of a step of its own stay until then
                 run.finish(self._grace)
@@ -429,7 +436,7 @@ class StepTransport:
         a step of their own.
         """
         joins = requests.keys() == self._session_nodes
-        waiting = self._cluster.waiting(on_event)
+        may_retry = self._cluster.retries(on_event)
         with contextlib.ExitStack() as open_here:
             while True:
                 if joins:
@@ -438,22 +445,24 @@ class StepTransport:
                     step = open_here.enter_context(
                         self._starter.start(PhaseName.UNPACK, requests, 1)
                     )
-                watch = Watch(PhaseName.UNPACK, requests, on_event, self._cluster.look_at)
-                answers = PhaseAnswers(requests, 1, watch.take, PhaseName.UNPACK)
+                look_at = self._cluster.look_at
+                unpack = PhaseName.UNPACK
+                liveness = Liveness(unpack, requests, on_event, step.heartbeats, look_at)
+                answers = PhaseAnswers(requests, 1, liveness.take, unpack)
                 in_container = self._job.launch.container_image is not None
-                run = PhaseRun(step, answers, watch, in_container=in_container)
+                run = PhaseRun(step, answers, liveness, in_container=in_container)
                 if transfer.token:
                     failed, seconds = relay_source.send(transfer, run, self._cluster.relay_ports())
                 else:
-                    failed, seconds = self._cluster.send(transfer, run, waiting)
-                if not waiting.again(step.errors if step.ended else ""):
+                    failed, seconds = self._cluster.send(transfer, run, may_retry)
+                if not may_retry(step.errors if step.ended else ""):
                     break
-            open_here.enter_context(contextlib.closing(watch))
-            self._await_unpacking(run)
+            open_here.enter_context(contextlib.closing(liveness))
+            self._listen(run)
             run.report_losses(on_event)
-            if not joins:
-                step.finish(run.answers.take, _LOST_SECONDS if watch.lost else self._grace)
-            ended = {**self._endings(requests, step), **watch.lost}
+            if not (joins or step.ended):
+                step.finish(run.answers.take, _LOST_SECONDS if liveness.lost else self._grace)
+            ended = {**describe_ends(requests, step, self._cluster), **liveness.lost}
             settled = self._settled(run, failed, requests, ended)
             notes = remarks(run.answers, transfer.size)
             return Delivery(failed, ended, seconds, settled, notes)
@@ -467,7 +476,7 @@ class StepTransport:
     ) -> frozenset[str]:
         """Return the nodes that kept others from having a file; notes that these do not have it."""
         answers = run.answers
-        blocking = set(run.watch.lost)
+        blocking = set(run.liveness.lost)
         if run.step.ended:
             blocking |= self._blocking_nodes(requests, answers, ended)
             if blocking and not requests.keys() <= blocking | answers.answered.keys():
@@ -479,17 +488,6 @@ class StepTransport:
         for node in blocking:
             failed.pop(node, None)
         return frozenset(blocking)
-
-    def _await_unpacking(self, run: PhaseRun) -> None:
-        step, answers = run.step, run.answers
-        limit = UnpackWait(run)
-        while not step.ended:
-            lost = run.lost_nodes()
-            if answers.complete(lost):
-                return
-            step.pump(answers.take)
-            if limit.reached(run, lost, complete=False):
-                step.finish(answers.take, self._grace)
 
     def fetch(self, phase: str, requests: Requests, take: Callable[[IO[bytes]], None]) -> None:
         """Run a phase on one node whose agent answers with a stream of bytes.
@@ -555,3 +553,24 @@ def _release(step: DriverChannel, answers: PhaseAnswers, until: float) -> None:
     if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
         answers.held = False
         step.tell(agent_channel.GO)
+
+
+def describe_ends(
+    requests: Requests, step: DriverChannel, cluster: StepCluster, failed: Iterable[str] = ()
+) -> dict[str, Ended]:
+    """Return how each node's part of a step has ended, for the case that it gave no answer."""
+    general = cluster.errors.general_fault(step.code, step.errors)
+    blamed = next(iter(failed), "")
+    first = blamed or next(iter(step.faults), "")
+    if step.stopped and first:  # the others were to end with that node, and took too long
+        general = StepFault(_FOLLOWED, {"first": first}, general.status)
+    ends = {}
+    for node in requests:
+        fault = step.faults.get(node, general)
+        if blamed and fault.status in TOLD_TO_END:
+            fault = StepFault(_FOLLOWED, {"first": blamed}, fault.status)
+        code = fault.status
+        if code is None:  # srun itself may have ended well
+            code = step.code or int(fault.problem in cluster.unreachable)
+        ends[node] = Ended(code, fault.problem, fault.values)
+    return ends

@@ -7,13 +7,15 @@ import os
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bundle.driver.transports import driver_channel, slurm_text, ssh_faults
 from bundle.driver.transports.driver_channel import DriverChannel
 from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
-from bundle.driver.transports.timeouts import endings
+from bundle.driver.transports.step_transport import describe_ends
 from bundle.protocol.problem import ProblemCode
 from bundle.system import processes
 from tests.support.processes import living
@@ -43,9 +45,11 @@ class Heard:
 
 def started(code: str, opening: bytes = b"") -> DriverChannel:
     """Talk with a Python program that stands for srun."""
-    return DriverChannel([sys.executable, "-c", code], os.environ, opening)
+    return DriverChannel([sys.executable, "-c", code], os.environ, opening, slurm_text)
 
 
+SSH: Any = SimpleNamespace(errors=ssh_faults, unreachable=())
+SLURM: Any = SimpleNamespace(errors=slurm_text, unreachable=())
 FRAME = "print('\\x1en1:0 0 0 - . ' + {}, flush=True)\n"
 
 
@@ -152,7 +156,7 @@ def test_nodes_that_a_stopped_step_said_nothing_of_follow_the_one_it_named() -> 
     with DriverChannel([sys.executable, "-c", code], os.environ, b"", ssh_faults) as step:
         heard.until(step, 1)
         step.finish(heard, 0.5)
-        ended = endings(asked, step, ssh_faults, ())
+        ended = describe_ends(asked, step, SSH)
     assert ended["n3"].problem == ProblemCode.SSH_CONNECTION_LOST
     assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].values == {"first": "n3"}
@@ -164,8 +168,8 @@ def test_an_agent_that_was_ended_for_a_rank_of_another_node_follows_it(words: st
     code = f"import sys; sys.exit('srun: error: n2: task 1: {words}')"
     with started(code) as step:
         Heard().to_the_end(step)
-        alone = endings({"n2": {}}, step, slurm_text, ())
-        ended = endings({"n2": {}}, step, slurm_text, (), {"n1": None})
+        alone = describe_ends({"n2": {}}, step, SLURM)
+        ended = describe_ends({"n2": {}}, step, SLURM, {"n1": None})
     assert alone["n2"].problem != ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].problem == ProblemCode.NO_ANSWER_FOLLOWED
     assert ended["n2"].values == {"first": "n1"}
@@ -212,7 +216,7 @@ def test_leaving_the_block_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_started() -> None:
     with pytest.raises(processes.ProcessError):
-        DriverChannel(["/no/such/srun"], os.environ, b"")
+        DriverChannel(["/no/such/srun"], os.environ, b"", slurm_text)
 
 
 def test_a_step_that_says_nothing_is_waited_for_a_second_at_a_time() -> None:
@@ -224,7 +228,7 @@ def test_a_step_that_says_nothing_is_waited_for_a_second_at_a_time() -> None:
         assert time.monotonic() - began > 0.9
 
 
-def test_a_node_is_silent_once_its_last_task_sends_no_heartbeats() -> None:
+def test_each_message_of_a_node_and_each_heartbeat_is_a_sign_of_life() -> None:
     """A heartbeat is no message; of a node that has never sent anything nothing is known."""
     code = (
         "import sys, time\n"
@@ -234,7 +238,9 @@ def test_a_node_is_silent_once_its_last_task_sends_no_heartbeats() -> None:
     )
     heard = Heard()
     with started(code) as step:
+        assert not step.heartbeats.has_begun
         heard.until(step, 1)
         assert heard.lines == [("n1:0", "said")]
-        assert step.silent_nodes(0.4) == {"n2"}
-        assert step.silent_nodes(60) == set()
+        assert step.heartbeats.silence("n2") > 0.4 + step.heartbeats.silence("n1")
+        assert step.heartbeats.has_come_from("n2")
+        assert not step.heartbeats.has_come_from("n3")

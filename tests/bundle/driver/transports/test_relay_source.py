@@ -110,14 +110,12 @@ def test_a_source_that_is_killed_is_heard_of_at_once_and_is_no_nodes_fault(
         os.kill(source._child, signal.SIGKILL)
 
     monkeypatch.setattr(RelayProcess, "begin", begin_and_die)
-    # Nothing else would end this wait before the limit of the phase.
-    monkeypatch.setattr("bundle.driver.transports.relay_source._REPORT_SECONDS", 3600.0)
     with (
         relay_run({"node01": FALLS_SILENT, "node02": FALLS_SILENT}) as run,
         pytest.raises(NodeError) as caught,
     ):
         send(transfer, run)
-    assert run.watch.lost == {}
+    assert run.liveness.lost == {}
     problem = caught.value.problem
     assert problem.code is ProblemCode.RELAY_SOURCE_ENDED
     assert (problem.where, problem.why) == (transfer.source, "its relay was ended by SIGKILL")

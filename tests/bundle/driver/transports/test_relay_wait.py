@@ -13,11 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from bundle.channel import agent_channel
-from bundle.driver.transports import relay_source
+from bundle.driver.transports import phase_run, relay_source
+from bundle.driver.transports.liveness import Heartbeats, Liveness
 from bundle.driver.transports.phase_run import SECONDS, PhaseAnswers, PhaseRun
 from bundle.driver.transports.relay_source import send
-from bundle.driver.transports.timeouts import Watch
 from bundle.driver.transports.transport import Event, Requests, Transfer
 from bundle.protocol.events import Remark
 from bundle.protocol.problem import ProblemCode
@@ -76,7 +75,7 @@ class Clock:
                 take(source, line)
 
             pump(note, wait)
-            if set(came) <= {"unpacking"} and due(self.told):
+            if not came and due(self.told):
                 self.now += seconds
 
         run.step.pump = pump_and_pass  # type: ignore[method-assign]
@@ -98,29 +97,29 @@ def test_an_agent_that_does_not_listen_keeps_nobody_waiting(
     events: list[Event] = []
     with relay_run({"node01": WELL, "node02": MUTE, "node03": WELL}, events) as run:
         clock = Clock(run, 25.0, all_ready(run, "node01", "node03"))
-        monkeypatch.setattr(relay_source, "time", clock)
+        monkeypatch.setattr(phase_run, "time", clock)
         failed, _ = send(transfer, run)
         assert failed == {}
         assert run.answers.relayed.keys() == {"node01", "node03"}
-        lost = {node: ended.problem for node, ended in run.watch.lost.items()}
+        lost = {node: ended.problem for node, ended in run.liveness.lost.items()}
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
     said = "node02 is lost: no message from it for 20 s"
     assert remarks(events) == [said]
 
 
-def test_reports_of_nodes_that_listen_make_nobody_wait_longer(
+def test_heartbeats_of_nodes_that_listen_make_nobody_wait_longer(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They report that they unpack, more often than it takes to give up the one that is missing."""
+    """They come more often than it takes to give up the node that is missing."""
     with relay_run({"node01": REPORTING, "node02": MUTE}) as run:
         clock = Clock(run, 1.0, all_ready(run, "node01"))
-        monkeypatch.setattr(relay_source, "time", clock)
+        monkeypatch.setattr(phase_run, "time", clock)
         began = clock.now
         failed, _ = send(transfer, run)
         assert clock.now < began + 100  # it is the phase that would have an hour
         assert run.answers.relayed.keys() == {"node01"}
         assert failed == {}
-        assert run.watch.lost.keys() == {"node02"}
+        assert run.liveness.lost.keys() == {"node02"}
 
 
 def test_an_agent_that_listens_too_late_has_another_turn(
@@ -129,9 +128,9 @@ def test_an_agent_that_listens_too_late_has_another_turn(
     """Slow is not silent: the driver sends it the file in another way."""
     with relay_run({"node01": LATE, "node02": WELL}) as run:
         clock = Clock(run, 25.0, all_ready(run, "node02"))
-        monkeypatch.setattr(relay_source, "time", clock)
+        monkeypatch.setattr(phase_run, "time", clock)
         failed, _ = send(transfer, run)
-        assert run.watch.lost == {}
+        assert run.liveness.lost == {}
     assert failed == {"node01": "it began to listen more than 20 s after the others"}
 
 
@@ -139,40 +138,34 @@ def test_where_no_agent_listens_all_are_lost(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with relay_run({"node01": MUTE, "node02": MUTE}) as run:
-        monkeypatch.setattr(relay_source, "time", Clock(run, 200.0, all_ready(run)))
+        monkeypatch.setattr(phase_run, "time", Clock(run, 200.0, all_ready(run)))
         assert send(transfer, run)[0] == {}
-        assert run.watch.lost.keys() == {"node01", "node02"}
+        assert run.liveness.lost.keys() == {"node01", "node02"}
 
 
 def test_a_node_that_falls_silent_is_lost_and_a_slow_one_is_not(
-    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+    transfer: Transfer, tmp_path: Path
 ) -> None:
-    """Its network may be gone, its agent stopped: nothing tells but its silence, when asked."""
-    kinds = {"node01": FALLS_SILENT, "node02": KILLED, "node03": SLOW, "node04": WELL}
-    answered: list[str] = []
-    with relay_run(kinds) as run:
-        heard = run.answers.heard
+    """Its network may be gone, its agent stopped: nothing tells but its silence."""
+    slow = f"{SLOW}{tmp_path / 'mark'}"
+    kinds = {"node01": FALLS_SILENT, "node02": KILLED, "node03": slow, "node04": WELL}
+    events: list[Event] = []
+    with relay_run(kinds, events) as run:
+        last, pump = run.step.heartbeats._last, run.step.pump
 
-        def note_answers() -> list[str]:
-            nodes = heard()
-            if agent_channel.REPORT in clock.told:
-                answered.extend(node for node in nodes if node == "node03")
-            return nodes
+        def pump_and_age(take: Callable[[str, str], None], seconds: float = 1.0) -> None:
+            pump(take, 0.02)
+            if run.answers.relayed:  # node04 has it
+                last["node01"] -= 5
+            if run.liveness.lost:
+                (tmp_path / "mark").touch()
 
-        def due(told: Sequence[str]) -> bool:
-            # The slow one answers each question, behind what the others say.
-            questions = told.count(agent_channel.REPORT)
-            return "node04" in run.answers.relayed and len(answered) == questions
-
-        clock = Clock(run, 35.0, due)
-        monkeypatch.setattr(run.answers, "heard", note_answers)
-        monkeypatch.setattr(relay_source, "time", clock)
+        run.step.pump = pump_and_age  # type: ignore[method-assign]
         failed, _ = send(transfer, run)
         assert failed == {}
         assert run.answers.relayed.keys() == {"node03", "node04"}
-        assert run.watch.lost.keys() == {"node01"}
+        assert run.liveness.lost.keys() == {"node01"}
         assert run.step.faults.keys() == {"node02"}  # what srun says is more than its silence
-    assert clock.told.count(agent_channel.REPORT) == len(answered) == 5
 
 
 def test_what_is_not_done_in_time_has_another_turn(
@@ -202,6 +195,7 @@ class Step:
     """A step of which one message comes each time; no process could be so regular."""
 
     ended = False
+    heartbeats = Heartbeats()
     faults: dict[str, object] = {}  # noqa: RUF012 - as in the real one, the same object each time
 
     def __init__(self, lines: list[tuple[str, dict[str, Any]]]) -> None:
@@ -210,9 +204,6 @@ class Step:
     def pump(self, take: Callable[[str, str], None], seconds: float = 0.5) -> None:
         node, event = next(self._lines)
         take(f"{node}:0", json.dumps({"v": 1, "node": node, **event}))
-
-    def silent_nodes(self, seconds: float) -> set[str]:
-        return set()
 
 
 def looks_per_node(number: int) -> float:
@@ -225,12 +216,12 @@ def looks_per_node(number: int) -> float:
         lines.append((str(node), {"event": "out-of-reach", "nodes": beyond}))
         lines.append((str(node), {"event": "relayed", "seconds": 1.0}))
     requests = cast("Requests", dict.fromkeys(nodes))
-    watch = Watch("unpack", nodes, print)
-    answers = PhaseAnswers(requests, 1, watch.take, "unpack")
+    liveness = Liveness("unpack", nodes, print, Step.heartbeats)
+    answers = PhaseAnswers(requests, 1, liveness.take, "unpack")
     step = Step(lines)
-    run = PhaseRun(cast("Any", step), answers, watch)
+    run = PhaseRun(cast("Any", step), answers, liveness)
     LOOKS.clear()
-    assert relay_source.await_listeners(run, float("inf")) == set()
+    assert run.await_ready(float("inf")) == set()
     assert relay_source.RelayWait(run, nodes, str).failures(float("inf")) == {}
     return LOOKS["all"] / number
 
@@ -240,12 +231,12 @@ def test_what_came_while_the_driver_stood_still_counts(monkeypatch: pytest.Monke
     nodes = ("node01", "node02")
     lines = [(node, {"event": "ready", "address": "::1", "port": 1}) for node in nodes]
     requests = cast("Requests", dict.fromkeys(nodes))
-    watch = Watch("unpack", nodes, print)
-    answers = PhaseAnswers(requests, 1, watch.take, "unpack")
-    run = PhaseRun(cast("Any", Step(lines)), answers, watch)
+    liveness = Liveness("unpack", nodes, print, Step.heartbeats)
+    answers = PhaseAnswers(requests, 1, liveness.take, "unpack")
+    run = PhaseRun(cast("Any", Step(lines)), answers, liveness)
     hours = count(0.0, 3600.0)
-    monkeypatch.setattr(relay_source, "time", SimpleNamespace(monotonic=lambda: next(hours)))
-    assert relay_source.await_listeners(run, float("inf")) == set()
+    monkeypatch.setattr(phase_run, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    assert run.await_ready(float("inf")) == set()
 
 
 def test_the_work_grows_with_what_is_new_alone() -> None:

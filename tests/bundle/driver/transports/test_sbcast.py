@@ -9,8 +9,7 @@ import pytest
 from bundle.driver.transports import phase_run
 from bundle.driver.transports.file_sender import NOT_READY
 from bundle.driver.transports.phase_run import PhaseRun
-from bundle.driver.transports.slurm import broadcaster
-from bundle.driver.transports.timeouts import Waiting
+from bundle.driver.transports.slurm import ControllerWait, broadcaster
 from bundle.driver.transports.transport import Transfer
 from bundle.protocol.problem import ProblemCode
 from tests.support.relay_step import MUTE, WELL, relay_run
@@ -21,10 +20,10 @@ def test_an_agent_that_says_nothing_is_lost_and_nothing_is_sent(
 ) -> None:
     """The others are asked again without it; until now they waited for an hour."""
     monkeypatch.setattr(phase_run, "NEXT_SECONDS", 2.0)
-    transfer, waiting = Transfer("/no/file", "/there", 1), Waiting(lambda remark: None)
+    transfer, wait = Transfer("/no/file", "/there", 1), ControllerWait(lambda remark: None)
     with relay_run({"node01": WELL, "node02": MUTE, "node03": WELL}) as run:
-        failed, _ = broadcaster(dict(os.environ), (23, 11)).send(transfer, run, waiting)
-        lost = {node: ended.problem for node, ended in run.watch.lost.items()}
+        failed, _ = broadcaster(dict(os.environ), (23, 11)).send(transfer, run, wait.may_retry)
+        lost = {node: ended.problem for node, ended in run.liveness.lost.items()}
     assert failed == {"": NOT_READY}
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
 
@@ -32,9 +31,9 @@ def test_an_agent_that_says_nothing_is_lost_and_nothing_is_sent(
 def test_agents_that_are_still_to_start_in_containers_have_more_time() -> None:
     """A large image may be fetched first, and not on all nodes at the same speed."""
     with relay_run({"node01": MUTE}) as run:
-        slow = PhaseRun(run.step, run.answers, run.watch, in_container=True)
-        assert run.patience(first=False) == phase_run.NEXT_SECONDS
-        assert slow.patience(first=False) == phase_run.FIRST_SECONDS
-        run.step.heard = True  # they have answered another phase
-        begun = PhaseRun(run.step, run.answers, run.watch, in_container=True)
-        assert begun.patience(first=False) == phase_run.NEXT_SECONDS
+        slow = PhaseRun(run.step, run.answers, run.liveness, in_container=True)
+        assert run.patience() == phase_run.NEXT_SECONDS
+        assert slow.patience() == phase_run.FIRST_SECONDS
+        run.step.heartbeats.note("node01")  # they have answered another phase
+        begun = PhaseRun(run.step, run.answers, run.liveness, in_container=True)
+        assert begun.patience() == phase_run.NEXT_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bundle.driver.transports import slurm_text
-from bundle.driver.transports.step import Step
+from bundle.driver.transports.transport import Step
 from bundle.protocol.digest import Digest
 from bundle.protocol.enumerations import Action, Allocation, Launcher
 from bundle.protocol.job import Job, Requires

@@ -12,7 +12,7 @@ from bundle.driver.transports.slurm_text import (
     step_argv,
     step_faults,
 )
-from bundle.driver.transports.step import Step, StepFault
+from bundle.driver.transports.transport import Step, StepFault
 from bundle.protocol.problem import Problem, ProblemCode
 
 KILLED = """\

@@ -17,7 +17,7 @@ import pytest
 
 from bundle.driver.transports import ssh_faults
 from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
-from bundle.driver.transports.step import StepFault
+from bundle.driver.transports.transport import StepFault
 from bundle.protocol.problem import Problem, ProblemCode
 from tests.support.needs import needs
 from tests.support.ports import unused_port

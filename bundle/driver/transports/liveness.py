@@ -1,0 +1,207 @@
+"""Which nodes are alive: every agent sends heartbeats, and each phase has a policy for silence.
+
+A node whose network is gone ends no connection: ``srun`` waits for its tasks, and Slurm notices
+only after ``SlurmdTimeout``, five minutes as a rule. So when a node is silent, a step is started on
+it: ``srun`` then names the nodes on which it can start nothing. Neither does ``srun`` notice that
+the ``slurmstepd`` of a node was killed, by the kernel where memory ran out for example: so the step
+also looks whether the job still runs there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from ...channel.agent_channel import BEAT_SECONDS
+from ...protocol.enumerations import PhaseName
+from ...protocol.events import Remark
+from ...protocol.messages import Answer, Heartbeat
+from ...protocol.problem import Problem, ProblemCode
+from ...protocol.reports import RanksEnded
+from .transport import Ended, Event, OnEvent
+
+LOOK_SECONDS = 3 * BEAT_SECONDS
+"""Silence after which a node is looked at, in every phase."""
+LOST_SECONDS = 6 * BEAT_SECONDS
+"""Silence after which a node is lost, except while ranks run: a stopped agent must not cost hours
+of work, so only a look decides then."""
+START_SECONDS = 300.0
+"""The same for a node that has sent nothing yet: it may still fetch the image of a container."""
+_INTERRUPTED_SECONDS = 1.5 * BEAT_SECONDS
+"""Silence after which a node seems lost when the job is told to end."""
+_CHECK_SECONDS = 1.0
+"""Time between two checks of all nodes, of which there may be thousands."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
+"""Limits of the time between two looks at silent nodes; it doubles each time."""
+_MOST_COUNTED = 2.0
+"""Seconds that count at once: if more pass, this process itself was stopped."""
+
+
+class Heartbeats:
+    """The time of the last message of each node in a step.
+
+    Time in which this process itself did not run does not count.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen, self._now = clock(), 0.0
+        self._last: dict[str, float] = {}
+        self._first = 0.0
+        """The time of the first message of any node."""
+
+    def now(self) -> float:
+        """Return the seconds that count so far."""
+        seen = self._clock()
+        self._now += min(seen - self._seen, _MOST_COUNTED)
+        self._seen = seen
+        return self._now
+
+    def note(self, node: str) -> None:
+        """Note that a message has come from a node."""
+        now = self.now()
+        if not self._last:
+            self._first = now
+        self._last[node] = now
+
+    @property
+    def has_begun(self) -> bool:
+        """True once some node has sent something."""
+        return bool(self._last)
+
+    def has_come_from(self, node: str) -> bool:
+        """Return whether a node has sent anything."""
+        return node in self._last
+
+    def silence(self, node: str) -> float:
+        """Return the seconds since a node's last message, else since the first of any node."""
+        return self.now() - self._last.get(node, self._first) if self._last else 0.0
+
+
+class Look(Protocol):
+    """A look whether silent nodes can be reached, and still have something of the job."""
+
+    @property
+    def ended(self) -> bool:
+        """True once it has ended, or has taken too long."""
+
+    def unreachable(self) -> Mapping[str, str]:
+        """Return the nodes on which nothing can be started, and why."""
+
+    def deserted(self) -> frozenset[str]:
+        """Return the nodes on which it has found nothing of the job."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Liveness:
+    """The nodes of one phase: which are done, and which are lost.
+
+    Attributes:
+        lost: the nodes that are given up, and why.
+    """
+
+    def __init__(
+        self,
+        phase: str,
+        nodes: Collection[str],
+        on_event: OnEvent,
+        heartbeats: Heartbeats,
+        look_at: Callable[[Sequence[str]], Look | None] = lambda nodes: None,
+    ) -> None:
+        """Watch nodes; ``look_at`` begins a look at some of them, None if it cannot."""
+        self.lost: dict[str, Ended] = {}
+        self._on_event, self._look_at = on_event, look_at
+        self._heartbeats = heartbeats
+        self._nodes = dict.fromkeys(nodes)
+        self._last_events = (RanksEnded.event, phase)
+        """Names of the events after which a node is done."""
+        self._patience = math.inf if phase == PhaseName.LAUNCH else LOST_SECONDS
+        self._done: set[str] = set()
+        self._next_check = self._next_look = 0.0
+        self._pause = _FIRST_PAUSE
+        self._look: Look | None = None
+        self._deserted: frozenset[str] = frozenset()
+        """The nodes that the last look found deserted."""
+
+    def take(self, event: Event) -> None:
+        """Learn from an event of a node, and pass it on."""
+        if isinstance(event, Heartbeat):
+            values = {"seconds": f"{event.seconds:g}", "why": event.hung}
+            self.lose(event.node, ProblemCode.NO_ANSWER_HANGS, values)
+            return
+        if isinstance(event, (RanksEnded, Answer)) and event.event in self._last_events:
+            self._done.add(event.node)
+        self._on_event(event)
+
+    def is_over(self, gone: Collection[str]) -> bool:
+        """Return whether some nodes are gone and all others are done: nothing more will come."""
+        gone = {*gone, *self.lost}
+        return bool(gone) and bool(self._done) and {*self._done, *gone} >= {*self._nodes}
+
+    def first_lost(self) -> str:
+        """Return the node that was lost first, or seems to be; empty for none."""
+        lost = [*self.lost, *self._silent(_INTERRUPTED_SECONDS, self._done)]
+        return lost[0] if lost else ""
+
+    def check(self, gone: Collection[str]) -> None:
+        """Give up nodes that are silent for too long, or gone by a look; never block.
+
+        To be called often.
+
+        Args:
+            gone: nodes that the command of the step has named itself.
+        """
+        if self._look is not None and self._look.ended:
+            self._end_look(self._look)
+        now = self._heartbeats.now()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK_SECONDS
+        for node, seconds in self._silent(LOOK_SECONDS, {*self._done, *gone}).items():
+            has_begun = self._heartbeats.has_come_from(node)
+            if seconds >= (self._patience if has_begun else max(self._patience, START_SECONDS)):
+                self.lose_silent(node, seconds)
+        silent = self._silent(LOOK_SECONDS, {*self._done, *gone, *self.lost})
+        if not silent:
+            self._pause, self._next_look = _FIRST_PAUSE, now
+        elif self._look is None and now >= self._next_look:
+            self._look = self._look_at(list(silent))
+            self._next_look = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def lose(self, node: str, problem: ProblemCode, values: Mapping[str, str]) -> None:
+        """Give a node up and say why, unless it is done."""
+        if node in self._nodes and node not in self._done:
+            self.lost[node] = Ended(1, problem, values)
+            self._on_event(Remark(f"{node} is lost: {Problem(problem, node, values).why}"))
+
+    def lose_silent(self, node: str, seconds: float) -> None:
+        """Give up a node from which nothing has come for so many seconds."""
+        self.lose(node, ProblemCode.NO_ANSWER_SILENT, {"seconds": f"{seconds:.0f}"})
+
+    def close(self) -> None:
+        """End a look that is still going on."""
+        if self._look is not None:
+            self._look.close()
+            self._look = None
+
+    def _silent(self, seconds: float, known: Collection[str]) -> dict[str, float]:
+        """Return the other nodes that are silent for so long, and for how long they are."""
+        silence = {
+            node: self._heartbeats.silence(node) for node in self._nodes if node not in known
+        }
+        return {node: silent for node, silent in silence.items() if silent >= seconds}
+
+    def _end_look(self, look: Look) -> None:
+        unreachable, deserted = look.unreachable(), look.deserted()
+        self.close()
+        for node, why in unreachable.items():
+            self.lose(node, ProblemCode.NO_ANSWER_UNREACHABLE, {"why": why})
+        # Twice in a row: its last word may have been on its way.
+        for node in sorted(deserted & self._deserted):
+            self.lose(node, ProblemCode.NO_ANSWER_DESERTED, {})
+        self._deserted = deserted
