@@ -6,8 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO
 
 from ...channel import agent_channel
 from ...channel.bootstrap import in_memory
@@ -36,101 +34,59 @@ class SendCommand:
     """The file that it reads from standard input; empty if it opens it itself."""
 
 
-class Sending:
-    """One file on its way to the nodes of a step. Leaving the ``with`` block ends it."""
+def send_file(
+    transfer: Transfer,
+    run: PhaseRun,
+    may_retry: Retry,
+    command: Callable[[Transfer, PhaseAnswers], SendCommand],
+    env: Mapping[str, str],
+) -> tuple[dict[str, str], float]:
+    """Send a file once all agents are ready; then tell them that it is there, or will not come.
 
-    def __init__(self, command: SendCommand, env: Mapping[str, str]) -> None:
-        self._faults = command.faults
-        # Nobody reads while it runs, and a pipe could fill; nor does it take a disk with room.
-        self._errors = open(in_memory(b""), "w+b")  # noqa: SIM115 - closed in __exit__
-        self._process: processes.Process | None = None
-        self._refused = ""
+    Returns:
+        The nodes that were not reached, with the reasons, and the seconds that it took. Nothing is
+        sent where some agents have ended, or are lost, before all are ready.
+    """
+    step, answers = run.step, run.answers
+    deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
+    run.lose_late(run.await_ready(deadline))
+    if step.ended or answers.answered or run.lost_nodes():
+        step.tell(agent_channel.STOP)
+        return {"": NOT_READY}, 0.0  # how those nodes' agents ended says why
+    started = time.monotonic()
+    while True:
+        failed = _try_once(command(transfer, answers), env, run, deadline)
+        if step.ended or not may_retry(failed.get("", "")):
+            break
+    step.tell(agent_channel.STOP if failed else agent_channel.GO)
+    return failed, time.monotonic() - started
+
+
+def _try_once(
+    command: SendCommand, env: Mapping[str, str], run: PhaseRun, deadline: float
+) -> dict[str, str]:
+    """Return the nodes that the file did not reach, and why; ``""`` for what concerns no node."""
+    # Nobody reads its errors while it runs, and a pipe could fill.
+    with open(in_memory(b""), "w+b") as errors:
         try:
             with open(command.source or os.devnull, "rb") as source:
-                self._process = _started(command.argv, env, source, self._errors)
+                process = processes.start(
+                    command.argv, env=env, stdin=source, stdout=processes.DEVNULL, stderr=errors
+                )
         except processes.ProcessError as exc:
-            self._refused = exc.reason
+            return {"": exc.reason}
         except OSError as exc:
-            self._refused = error_text(exc)
-
-    def __enter__(self) -> Sending:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._process is not None:
-            processes.stop(self._process, _GRACE)
-        self._errors.close()
-
-    @property
-    def ended(self) -> bool:
-        """True once it has ended, well or not."""
-        return self._process is None or self._process.poll() is not None
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """The nodes that it did not reach, and why; ``""`` for what concerns no single node."""
-        if self._process is None:
-            return {"": self._refused}
-        if not self._process.poll():
-            return {}
-        self._errors.seek(0)
-        errors = self._errors.read().decode(errors="replace")
-        faults = self._faults(errors)
-        if faults:
-            return faults
-        lines = errors.strip().splitlines()
-        return {"": lines[-1] if lines else "it failed without an error message"}
-
-
-def _started(
-    argv: list[str], env: Mapping[str, str], source: IO[bytes], errors: IO[bytes]
-) -> processes.Process:
-    return processes.start(argv, env=env, stdin=source, stdout=processes.DEVNULL, stderr=errors)
-
-
-class FileSender:
-    """Sends files to the agents of steps that wait for them."""
-
-    def __init__(
-        self, env: Mapping[str, str], command: Callable[[Transfer, PhaseAnswers], SendCommand]
-    ) -> None:
-        self._env, self._command = env, command
-
-    def send(
-        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
-    ) -> tuple[dict[str, str], float]:
-        """Send a file once all agents are ready; then tell them that it is there, or will not come.
-
-        Returns:
-            The nodes that were not reached, with the reasons, and the seconds that it took. Nothing
-            is sent where some agents have ended, or are lost, before all are ready.
-        """
-        deadline = time.monotonic() + SECONDS[PhaseName.UNPACK]
-        run.lose_late(run.await_ready(deadline))
-        if run.step.ended or run.answers.answered or run.lost_nodes():
-            run.step.tell(agent_channel.STOP)
-            return {"": NOT_READY}, 0.0  # how those nodes' agents ended says why
-        started = time.monotonic()
-        failed = self._send_now(transfer, run, may_retry, deadline)
-        run.step.tell(agent_channel.STOP if failed else agent_channel.GO)
-        return failed, time.monotonic() - started
-
-    def _send_now(
-        self, transfer: Transfer, run: PhaseRun, may_retry: Retry, deadline: float
-    ) -> dict[str, str]:
-        step, answers = run.step, run.answers
-        command = self._command(transfer, answers)
-        while True:
-            with Sending(command, self._env) as sending:
-                while not (step.ended or sending.ended):
-                    if time.monotonic() > deadline:
-                        return {"": "it did not finish in time"}
-                    step.pump(answers.take, _TICK_SECONDS)
-                failed = sending.failed
-            if step.ended or not may_retry(failed.get("", "")):
-                return failed
+            return {"": error_text(exc)}
+        try:
+            while process.poll() is None and not run.step.ended:
+                if time.monotonic() > deadline:
+                    return {"": "it did not finish in time"}
+                run.step.pump(run.answers.take, _TICK_SECONDS)
+            if not process.poll():
+                return {}
+        finally:
+            processes.stop(process, _GRACE)
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+    lines = text.strip().splitlines() or ["it failed without an error message"]
+    return command.faults(text) or {"": lines[-1]}

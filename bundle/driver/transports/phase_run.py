@@ -6,7 +6,6 @@ import collections
 import time
 from collections.abc import Collection, Iterable, KeysView, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from ...agent import agent
 from ...protocol.enumerations import PhaseName
@@ -266,44 +265,30 @@ class Awaited:
         return run.answers.heard()
 
 
-class Limit(Protocol):
-    """The reasons to end a step before all of its nodes have answered."""
+class PhaseLimit:
+    """When to end a step before all of its nodes have answered.
 
-    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
-        """Return whether the step is to be ended now."""
+    A launch takes any time: nodes that fail, hang or are lost end it. All other phases have a time.
+    """
 
-
-class TimeLimit:
-    """The limit of every phase but the launch: its time."""
-
-    def __init__(self, phase: str) -> None:
-        self._deadline = time.monotonic() + SECONDS[phase]
-
-    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
-        """Return whether the time is over."""
-        return time.monotonic() > self._deadline
-
-
-class LaunchLimit:
-    """The limit of a launch, which takes any time: nodes that fail, hang or are lost."""
-
-    def __init__(self, job: Job, nodes: int, patience: int) -> None:
-        """Allow nodes ``patience`` seconds after the first has ended well; 0 for no limit."""
+    def __init__(self, phase: str, job: Job, nodes: int, patience: int) -> None:
+        """Allow nodes of a launch ``patience`` seconds after the first ended well; 0 for any."""
         elastic = job.launch.elastic
         self._spare = max(0, nodes - elastic[0]) if elastic else 0
         self._grace = _ELASTIC_GRACE if elastic else 0.0
         self._patience = patience
-        self._deadline: float | None = None
-        """The time at which the rest is ended, once too many nodes have failed."""
+        self._launches = phase == PhaseName.LAUNCH
+        self._deadline = None if self._launches else time.monotonic() + SECONDS[phase]
+        """The time at which it ends; None in a launch until too many nodes have failed."""
 
-    def reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
-        """Return whether the ranks that are left are to be ended; nodes that hang are reported."""
-        if self._deadline is None and len({*run.answers.bad, *lost}) > self._spare:
-            self._deadline = time.monotonic() + self._grace
-        late = run.answers.late(self._patience)
-        if late:
-            run.liveness.take(NodesLate(tuple(late), self._patience))
-            return True
-        if not complete and run.liveness.is_over(lost):
-            return True
+    def is_reached(self, run: PhaseRun, lost: Collection[str], *, complete: bool) -> bool:
+        """Return whether the step is to be ended now; ranks that hang are reported."""
+        if self._launches:
+            if self._deadline is None and len({*run.answers.bad, *lost}) > self._spare:
+                self._deadline = time.monotonic() + self._grace
+            late = run.answers.late(self._patience)
+            if late:
+                run.liveness.take(NodesLate(tuple(late), self._patience))
+            if late or (not complete and run.liveness.is_over(lost)):
+                return True
         return self._deadline is not None and time.monotonic() > self._deadline

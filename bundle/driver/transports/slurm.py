@@ -17,8 +17,8 @@ from ...redaction.secrets import without_secrets
 from ...system import processes
 from . import apptainer, slurm_text
 from .agent_program import may_carry
-from .file_sender import FileSender, SendCommand
-from .phase_run import PhaseAnswers, PhaseRun
+from .file_sender import SendCommand
+from .phase_run import PhaseAnswers
 from .step_transport import StepTransport
 from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
 
@@ -75,20 +75,6 @@ class ControllerWait:
             return False
         self._settled = self._settled or now + _SETTLING_SECONDS
         return now < self._settled
-
-
-# --- Broadcasts with Slurm's ``sbcast`` ----------------------------------------------------------
-
-
-def broadcaster(env: Mapping[str, str], version: tuple[int, int]) -> FileSender:
-    """Return what sends files to agents of steps."""
-
-    def command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-        width = slurm_text.fanout(len(answers.nodes), version)
-        argv = slurm_text.broadcast_argv(transfer.source, transfer.target, answers.step_id, width)
-        return SendCommand(argv, slurm_text.broadcast_faults)
-
-    return FileSender(env, command)
 
 
 # --- A check whether silent nodes of an allocation can be reached, by a step of its own ----------
@@ -224,8 +210,7 @@ class SlurmCluster:
         counts = slurm_text.cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self.cpus = job.cpus_per_task or min(counts, default=1)
         self.patience = slurm_text.patience(os.environ)
-        version = slurm_text.version(self._ask("srun", "--version"))
-        self._broadcaster = broadcaster(self.variables, version)
+        self._version = slurm_text.version(self._ask("srun", "--version"))
 
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the ``srun`` of a step."""
@@ -258,11 +243,11 @@ class SlurmCluster:
             node: Ended(1, no_start, {"why": f"it is {state}"}) for node, state in states.items()
         }
 
-    def send(
-        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
-    ) -> tuple[dict[str, str], float]:
-        """Broadcast a file to agents that wait for it."""
-        return self._broadcaster.send(transfer, run, may_retry)
+    def send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        """Return the ``sbcast`` that sends a file to agents that wait for it."""
+        width = slurm_text.fanout(len(answers.nodes), self._version)
+        argv = slurm_text.broadcast_argv(transfer.source, transfer.target, answers.step_id, width)
+        return SendCommand(argv, slurm_text.broadcast_faults)
 
     def relay_ports(self) -> range | None:
         """Return the ports of this host that a cluster's firewall lets nodes connect to.

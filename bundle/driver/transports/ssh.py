@@ -16,9 +16,9 @@ from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...redaction.secrets import without_secrets
 from ...system.hostlist import wrong_hosts
 from . import apptainer, ssh_faults
-from .file_sender import FileSender, SendCommand
+from .file_sender import SendCommand
 from .liveness import Look
-from .phase_run import PhaseAnswers, PhaseRun
+from .phase_run import PhaseAnswers
 from .slurm_text import PATIENCE, PYTHONS
 from .step_transport import StepTransport
 from .transport import Ended, OnEvent, Retry, Step, StepErrors, Transfer
@@ -65,7 +65,6 @@ class SshCluster:
         self.rank_variables: Mapping[str, str] = self.variables
         self.cpus = 1
         self.patience = PATIENCE
-        self._sender = FileSender(self.variables, _send_command)
 
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the fan-out of a step."""
@@ -101,11 +100,10 @@ class SshCluster:
         """Return none: each host says for itself why it cannot be reached."""
         return {}
 
-    def send(
-        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
-    ) -> tuple[dict[str, str], float]:
-        """Send a file to agents that wait for it, over further connections."""
-        return self._sender.send(transfer, run, may_retry)
+    def send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        """Return the fan-out that sends a file to agents that wait for it."""
+        argv = _fanout(f"exec cat >{shlex.quote(transfer.target)}", *answers.nodes)
+        return SendCommand(argv, ssh_faults.send_faults, source=transfer.source)
 
     def relay_ports(self) -> range | None:
         """Return None: hosts may connect to any port of this one, as far as is known."""
@@ -125,9 +123,3 @@ class SshCluster:
 
 def _fanout(*words: str) -> list[str]:
     return [sys.executable, "-I", "-S", sys.argv[0], "fanout", *words]
-
-
-def _send_command(transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
-    script = f"exec cat >{shlex.quote(transfer.target)}"
-    argv = _fanout(script, *answers.nodes)
-    return SendCommand(argv, ssh_faults.send_faults, source=transfer.source)

@@ -17,7 +17,7 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, Protocol, cast
 
 from ...channel import agent_channel
@@ -25,14 +25,15 @@ from ...channel.bootstrap import in_memory
 from ...launch import output_reader
 from ...protocol.enumerations import Launcher, PhaseName
 from ...protocol.job import Job
-from ...protocol.messages import AgentRequest, LaunchRequest
+from ...protocol.messages import LaunchRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
 from ...system import processes, signals
-from . import file_sender, relay_source
+from . import relay_source
 from .agent_program import AgentProgram, factored, request_line
 from .driver_channel import DriverChannel
+from .file_sender import NOT_READY, SendCommand, send_file
 from .liveness import Liveness, Look
-from .phase_run import LaunchLimit, Limit, PhaseAnswers, PhaseRun, TimeLimit
+from .phase_run import PhaseAnswers, PhaseLimit, PhaseRun
 from .relay_source import remarks
 from .transport import (
     TOLD_TO_END,
@@ -95,10 +96,6 @@ class FetchedOutput(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def buffered(self) -> io.BufferedReader:
-        """Return this as a stream with a buffer."""
-        return io.BufferedReader(self, _CHUNK)
-
     def close(self) -> None:
         """Let go of what watches the pipe; the pipe itself stays open."""
         self._selector.close()
@@ -159,14 +156,8 @@ class StepCluster(Protocol):
     def down(self, nodes: Collection[str]) -> dict[str, Ended]:
         """Return those of the nodes that were lost before anything ran on them."""
 
-    def send(
-        self, transfer: Transfer, run: PhaseRun, may_retry: Retry
-    ) -> tuple[dict[str, str], float]:
-        """Send a file to agents that wait for it, without a relay.
-
-        Returns:
-            The nodes that were not reached, with the reasons, and the seconds that it took.
-        """
+    def send_command(self, transfer: Transfer, answers: PhaseAnswers) -> SendCommand:
+        """Return the command that sends a file, without a relay, to agents that wait for it."""
 
     def relay_ports(self) -> range | None:
         """Return the ports of this host that nodes may connect to; None for any."""
@@ -179,89 +170,6 @@ class StepCluster(Protocol):
 
     def hurry(self) -> None:
         """Keep every further wait short: the user has asked for the end."""
-
-
-# --- Starting the steps of a job: the command, the variables and the input of each ---------------
-
-
-@dataclass(frozen=True)
-class StepCommand:
-    """The command that starts a step."""
-
-    argv: list[str]
-    """Its words."""
-    variables: dict[str, str]
-    """All its variables."""
-    input: bytes
-    """What is written to its standard input at once."""
-
-
-class StepStarter:
-    """Starts steps on the nodes of a cluster.
-
-    Attributes:
-        latest: the step that was started last.
-    """
-
-    def __init__(self, job: Job, cluster: StepCluster) -> None:
-        self._job, self._cluster = job, cluster
-        with open(sys.argv[0], "rb") as handle:
-            self._program = AgentProgram(handle.read())
-        self.latest: DriverChannel | None = None
-
-    def start(self, phase: str, requests: Requests, tasks: int, command: str = "") -> DriverChannel:
-        """Start a step."""
-        step = self.command(phase, requests, tasks, command)
-        self.latest = DriverChannel(step.argv, step.variables, step.input, self._cluster.errors)
-        return self.latest
-
-    def command(self, phase: str, requests: Requests, tasks: int, command: str = "") -> StepCommand:
-        """Return the command of a step, and what its tasks are sent at once.
-
-        The arguments are those of :meth:`start`.
-        """
-        command = command or phase
-        launches = phase == PhaseName.LAUNCH
-        settings = self._job.launch
-        step = Step(
-            phase=phase,
-            nodes=tuple(requests),
-            cpus=max(1, self._cluster.cpus // tasks),
-            tasks_per_node=tasks,
-            together=launches and settings.elastic is None,
-            patience=self._cluster.patience if launches else 0,
-            image=settings.container_image,
-            mounts=mounts(self._job),
-        )
-        argv = self._cluster.argv(step, self._program.bootstrap, command)
-        if self.holds(phase):
-            requests = {node: _held(request) for node, request in requests.items()}
-        variables = self._cluster.rank_variables if launches else self._cluster.variables
-        if self._cluster.carries:
-            variables = {**variables, **self._program.variables()}
-        step_input = self._program.step_input(
-            factored(requests),
-            carried=self._cluster.carries,
-            variables=self._cluster.sent_variables(ranks=launches),
-        )
-        return StepCommand(argv, dict(variables), step_input)
-
-    def tasks(self, phase: str, requests: Requests) -> int:
-        """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
-        if phase != PhaseName.LAUNCH or self._job.launch.launcher is not Launcher.SRUN:
-            return 1
-        launches = [request for request in requests.values() if isinstance(request, LaunchRequest)]
-        return max(request.group.nproc for request in launches)
-
-    def holds(self, phase: str) -> bool:
-        """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
-        return (
-            phase == PhaseName.LAUNCH and not self._job.one_step and self._job.min_nodes is not None
-        )
-
-
-def _held(request: AgentRequest) -> AgentRequest:
-    return replace(request, hold=True) if isinstance(request, LaunchRequest) else request
 
 
 _POLL_SECONDS = 0.02
@@ -278,7 +186,10 @@ class StepTransport:
     def __init__(self, job: Job, cluster: StepCluster) -> None:
         self.nodes_here, self.lost_node = 1, ""
         self._job, self._cluster = job, cluster
-        self._starter = StepStarter(job, cluster)
+        with open(sys.argv[0], "rb") as handle:
+            self._program = AgentProgram(handle.read())
+        self._latest: DriverChannel | None = None
+        """The step that was started last."""
         self._session: DriverChannel | None = None
         """The step that all phases share."""
         self._session_nodes: frozenset[str] = frozenset()
@@ -322,13 +233,9 @@ class StepTransport:
         self, phase: str, requests: Requests, on_event: OnEvent, *, joins: bool
     ) -> PhaseRun:
         step, tasks = self._begin(phase, requests, joins=joins)
-        look_at = self._cluster.look_at
-        liveness = Liveness(phase, requests, on_event, step.heartbeats, look_at)
-        answers = PhaseAnswers(requests, tasks, liveness.take, phase)
-        answers.held = self._starter.holds(phase)
-        run = PhaseRun(step, answers, liveness)
+        run = self._follow(step, phase, requests, tasks, on_event)
         try:
-            with contextlib.closing(liveness):
+            with contextlib.closing(run.liveness):
                 self._listen(run)
         except signals.Stopped:  # the last output of the ranks belongs in their logs
             self.lost_node = run.liveness.first_lost()
@@ -381,44 +288,100 @@ class StepTransport:
     def _begin(self, phase: str, requests: Requests, *, joins: bool) -> tuple[DriverChannel, int]:
         """Ask the session's agents, or start a step; return it and its tasks per node."""
         if not joins:
-            tasks = self._starter.tasks(phase, requests)
-            step = self._open_steps.enter_context(self._starter.start(phase, requests, tasks))
+            tasks = self._count_tasks(phase, requests)
+            step = self._open_steps.enter_context(self._start(phase, requests, tasks))
             return step, tasks
-        session = self._session
+        job, session = next(iter(requests.values())).job, self._session
         if session is None or session.ended or not requests.keys() <= self._session_nodes:
-            return self._begin_session(phase, requests), 1
-        message = factored(requests, self._session_job)
-        self._session_job = _job_of(requests)
-        if requests.keys() != self._session_nodes:
-            message = replace(message, nodes=tuple(requests))
-        session.tell(request_line(message))
+            self.close()
+            session = self._start(phase, requests, 1, PhaseName.SESSION)
+            self._session = self._open_steps.enter_context(session)
+            self._session_nodes = frozenset(requests)
+        else:
+            message = factored(requests, self._session_job)
+            if requests.keys() != self._session_nodes:
+                message = replace(message, nodes=tuple(requests))
+            session.tell(request_line(message))
+        self._session_job = job
         return session, 1
 
-    def _begin_session(self, phase: str, requests: Requests) -> DriverChannel:
-        self.close()
-        step = self._open_steps.enter_context(
-            self._starter.start(phase, requests, 1, PhaseName.SESSION)
+    def _follow(
+        self, step: DriverChannel, phase: str, requests: Requests, tasks: int, on_event: OnEvent
+    ) -> PhaseRun:
+        """Begin to follow a phase that a step's agents have been asked for."""
+        liveness = Liveness(phase, requests, on_event, step.heartbeats, self._cluster.look_at)
+        answers = PhaseAnswers(requests, tasks, liveness.take, phase)
+        answers.held = self._holds(phase)
+        in_container = self._job.launch.container_image is not None
+        return PhaseRun(step, answers, liveness, in_container=in_container)
+
+    def _start(
+        self, phase: str, requests: Requests, tasks: int, command: str = ""
+    ) -> DriverChannel:
+        described = self._describe_step(phase, requests, tasks, command)
+        self._latest = DriverChannel(*described, self._cluster.errors)
+        return self._latest
+
+    def _describe_step(
+        self, phase: str, requests: Requests, tasks: int, command: str = ""
+    ) -> tuple[list[str], dict[str, str], bytes]:
+        """Return a step's command, its variables, and what its tasks are sent at once."""
+        launches = phase == PhaseName.LAUNCH
+        settings, cluster = self._job.launch, self._cluster
+        step = Step(
+            phase=phase,
+            nodes=tuple(requests),
+            cpus=max(1, cluster.cpus // tasks),
+            tasks_per_node=tasks,
+            together=launches and settings.elastic is None,
+            patience=cluster.patience if launches else 0,
+            image=settings.container_image,
+            mounts=mounts(self._job),
         )
-        self._session, self._session_nodes = step, frozenset(requests)
-        self._session_job = _job_of(requests)
-        return step
+        if self._holds(phase):
+            requests = {
+                node: replace(request, hold=True)
+                for node, request in requests.items()
+                if isinstance(request, LaunchRequest)
+            }
+        variables = dict(cluster.rank_variables if launches else cluster.variables)
+        if cluster.carries:
+            variables.update(self._program.variables())
+        first = self._program.step_input(
+            factored(requests),
+            carried=cluster.carries,
+            variables=cluster.sent_variables(ranks=launches),
+        )
+        argv = cluster.argv(step, self._program.bootstrap, command or phase)
+        return argv, variables, first
+
+    def _count_tasks(self, phase: str, requests: Requests) -> int:
+        """Return the tasks of a node: one for each rank where Slurm starts the ranks, else one."""
+        if phase != PhaseName.LAUNCH or self._job.launch.launcher is not Launcher.SRUN:
+            return 1
+        launches = [request for request in requests.values() if isinstance(request, LaunchRequest)]
+        return max(request.group.nproc for request in launches)
+
+    def _holds(self, phase: str) -> bool:
+        """Return whether ranks wait until all nodes are there: the job may go on with fewer."""
+        job = self._job
+        return phase == PhaseName.LAUNCH and not job.one_step and job.min_nodes is not None
 
     def _listen(self, run: PhaseRun) -> None:
         step, answers = run.step, run.answers
-        limit: Limit
-        if answers.phase == PhaseName.LAUNCH:
-            limit = LaunchLimit(self._job, len(answers.nodes), self._cluster.patience)
-        else:
-            limit = TimeLimit(answers.phase)
+        limit = PhaseLimit(answers.phase, self._job, len(answers.nodes), self._cluster.patience)
         hold_until = time.monotonic() + _HOLD_SECONDS
         while not step.ended:
             step.pump(answers.take)
             for number in signals.take_user_signals():
                 step.tell(f"{agent_channel.SIGNAL}{number}")
-            _release(step, answers, hold_until)
+            is_due = time.monotonic() > hold_until or answers.ready >= answers.nodes
+            if answers.held and is_due:  # ranks that are held back
+                answers.held = False
+                step.tell(agent_channel.GO)
             lost = run.lost_nodes()
             complete = answers.complete(lost)
-            if limit.reached(run, lost, complete=complete):
+            if limit.is_reached(run, lost, complete=complete):
                 run.finish(self._grace)
             elif run.lost_nodes() is not lost:
                 continue  # some were given up just now: look again who is left
@@ -442,27 +405,21 @@ class StepTransport:
                 if joins:
                     step, _ = self._begin(PhaseName.UNPACK, requests, joins=True)
                 else:
-                    step = open_here.enter_context(
-                        self._starter.start(PhaseName.UNPACK, requests, 1)
-                    )
-                look_at = self._cluster.look_at
-                unpack = PhaseName.UNPACK
-                liveness = Liveness(unpack, requests, on_event, step.heartbeats, look_at)
-                answers = PhaseAnswers(requests, 1, liveness.take, unpack)
-                in_container = self._job.launch.container_image is not None
-                run = PhaseRun(step, answers, liveness, in_container=in_container)
+                    step = open_here.enter_context(self._start(PhaseName.UNPACK, requests, 1))
+                run = self._follow(step, PhaseName.UNPACK, requests, 1, on_event)
                 if transfer.token:
                     failed, seconds = relay_source.send(transfer, run, self._cluster.relay_ports())
                 else:
-                    failed, seconds = self._cluster.send(transfer, run, may_retry)
+                    command, env = self._cluster.send_command, self._cluster.variables
+                    failed, seconds = send_file(transfer, run, may_retry, command, env)
                 if not may_retry(step.errors if step.ended else ""):
                     break
-            open_here.enter_context(contextlib.closing(liveness))
+            open_here.enter_context(contextlib.closing(run.liveness))
             self._listen(run)
             run.report_losses(on_event)
             if not (joins or step.ended):
-                step.finish(run.answers.take, _LOST_SECONDS if liveness.lost else self._grace)
-            ended = {**describe_ends(requests, step, self._cluster), **liveness.lost}
+                step.finish(run.answers.take, _LOST_SECONDS if run.liveness.lost else self._grace)
+            ended = {**describe_ends(requests, step, self._cluster), **run.liveness.lost}
             settled = self._settled(run, failed, requests, ended)
             notes = remarks(run.answers, transfer.size)
             return Delivery(failed, ended, seconds, settled, notes)
@@ -481,7 +438,7 @@ class StepTransport:
             blocking |= self._blocking_nodes(requests, answers, ended)
             if blocking and not requests.keys() <= blocking | answers.answered.keys():
                 failed.setdefault("", "its step ended with that of other nodes")
-        if failed.get("") == file_sender.NOT_READY:
+        if failed.get("") == NOT_READY:
             blocking |= answers.answered.keys() - answers.ready
             if not blocking:  # how each node's agent ended says why
                 failed.clear()
@@ -495,12 +452,12 @@ class StepTransport:
         What the command writes besides is shown only where it has failed by itself: of a step that
         is ended from here Slurm reports an abort.
         """
-        step = self._starter.command(phase, requests, 1)
-        with open(in_memory(step.input), "rb") as stdin, open(in_memory(b""), "rb") as stderr:
+        argv, variables, first = self._describe_step(phase, requests, 1)
+        with open(in_memory(first), "rb") as stdin, open(in_memory(b""), "rb") as stderr:
             try:
                 running = processes.start(
-                    step.argv,
-                    env=step.variables,
+                    argv,
+                    env=variables,
                     stdin=stdin,
                     stdout=processes.PIPE,
                     stderr=stderr,
@@ -510,7 +467,7 @@ class StepTransport:
             grace, until = _LOST_SECONDS, 0.0
             try:
                 with fetched(cast("IO[bytes]", running.stdout)) as output:
-                    stream = output.buffered()
+                    stream = io.BufferedReader(output, _CHUNK)
                     take(stream)
                     with contextlib.suppress(OSError):
                         if not stream.read(1):  # else more comes than was read
@@ -536,23 +493,11 @@ class StepTransport:
 
     def ended_by(self) -> str:
         """Return why the allocation ended; empty where that is not known."""
-        latest = self._starter.latest
-        return self._cluster.ended_by(latest.errors if latest else "")
-
-
-def _job_of(requests: Requests) -> Job:
-    return next(iter(requests.values())).job
+        return self._cluster.ended_by(self._latest.errors if self._latest else "")
 
 
 def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str]:
     return {node for node, end in ended.items() if end.problem in problems}
-
-
-def _release(step: DriverChannel, answers: PhaseAnswers, until: float) -> None:
-    """Start ranks that are held back, once all nodes are ready or the time is over."""
-    if answers.held and (answers.ready >= answers.nodes or time.monotonic() > until):
-        answers.held = False
-        step.tell(agent_channel.GO)
 
 
 def describe_ends(

@@ -71,7 +71,7 @@ def test_where_nothing_comes_the_files_that_came_are_kept(
     hanging: IO[bytes], tmp_path: Path
 ) -> None:
     with fetched(hanging, 2.0) as output:
-        received = receive(output.buffered(), str(tmp_path / "run"), ("out",))
+        received = receive(io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",))
         assert output.given_up
     assert_kept(received, tmp_path, "nothing has come for 2 s")
 
@@ -87,7 +87,7 @@ def test_a_signal_ends_it_and_not_the_program(hanging: IO[bytes], tmp_path: Path
     with fetched(hanging) as output:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
-        received = receive(output.buffered(), str(tmp_path / "run"), ("out",))
+        received = receive(io.BufferedReader(output, 1 << 20), str(tmp_path / "run"), ("out",))
         interrupting.join()  # a signal behind the block would end this process
         assert output.given_up
     assert_kept(received, tmp_path, "it cannot be read: stager was told to end")
@@ -100,5 +100,5 @@ def test_what_ends_is_read_to_its_end() -> None:
         cast("IO[bytes]", program.stdin).write(b"all of it")
         cast("IO[bytes]", program.stdin).close()
         with fetched(cast("IO[bytes]", program.stdout)) as output:
-            assert output.buffered().read() == b"all of it"
+            assert io.BufferedReader(output, 1 << 20).read() == b"all of it"
             assert not output.given_up

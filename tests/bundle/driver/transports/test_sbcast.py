@@ -7,9 +7,9 @@ import os
 import pytest
 
 from bundle.driver.transports import phase_run
-from bundle.driver.transports.file_sender import NOT_READY
+from bundle.driver.transports.file_sender import NOT_READY, SendCommand, send_file
 from bundle.driver.transports.phase_run import PhaseRun
-from bundle.driver.transports.slurm import ControllerWait, broadcaster
+from bundle.driver.transports.slurm import ControllerWait
 from bundle.driver.transports.transport import Transfer
 from bundle.protocol.problem import ProblemCode
 from tests.support.relay_step import MUTE, WELL, relay_run
@@ -22,7 +22,9 @@ def test_an_agent_that_says_nothing_is_lost_and_nothing_is_sent(
     monkeypatch.setattr(phase_run, "NEXT_SECONDS", 2.0)
     transfer, wait = Transfer("/no/file", "/there", 1), ControllerWait(lambda remark: None)
     with relay_run({"node01": WELL, "node02": MUTE, "node03": WELL}) as run:
-        failed, _ = broadcaster(dict(os.environ), (23, 11)).send(transfer, run, wait.may_retry)
+        failed, _ = send_file(
+            transfer, run, wait.may_retry, lambda *_: SendCommand(["false"], dict), os.environ
+        )
         lost = {node: ended.problem for node, ended in run.liveness.lost.items()}
     assert failed == {"": NOT_READY}
     assert lost == {"node02": ProblemCode.NO_ANSWER_SILENT}
