@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..format.archive import END, BundleFile
-from ..format.manifest import BLOCK, Layer, Manifest, member_header, padding
+from ..format.manifest import BLOCK, Manifest, member_header, padding
 from ..protocol.counts import counted, sized
 from ..protocol.enumerations import Stage, TransferWay
 from ..protocol.events import PlannedGroup, StagingWork
@@ -134,19 +135,29 @@ def make_plan(
     Returns:
         The plan, and the nodes that cannot be served.
     """
-    nodes = _NodesByNeed.of(facts)
-    way = _SendingWay.of(rule, nodes.waiting, facts)
-    groups = _to_be_sent(nodes.waiting, facts, way.how)
+    waiting = [node for node, answer in facts.items() if not answer.ready]
+    blind = [node for node in waiting if facts[node].rate is None]
+    how, no_relay = _choose_way(rule, waiting, facts)
+    groups = _group_to_send(waiting, facts, how)
     if manifest is not None:
         groups = [_with_content(group, facts, manifest, size) for group in groups]
-    forecast = _GroupForecast(facts, rates, sharing)
-    choice = _choose(nodes, rule.stage, forecast, groups, way)
-    problems = _unserved(nodes, rule.stage, sending_nothing=choice.send and manifest is None)
-    if not choice.send or manifest is None:
-        groups = _reading(groups, problems)
-    present = [NodeGroup(tuple(nodes.ready), PRESENT)] if nodes.ready else []
-    staged = tuple(forecast.staged(group) for group in groups)
-    return Plan((*present, *groups), choice.why, staged), problems
+    forecast = functools.partial(_forecast_group, facts=facts, rates=rates, sharing=sharing)
+    is_sent, why = _choose(waiting, blind, rule.stage, groups, facts, forecast)
+    problems: dict[str, Problem] = {}
+    if rule.stage == Stage.NEVER:
+        problems = {node: Problem(ProblemCode.BUNDLE_INVISIBLE, node) for node in blind}
+    elif is_sent and manifest is None:  # requested, or some node cannot read the bundle
+        unserved = blind or waiting
+        problems = {node: Problem(ProblemCode.NOTHING_TO_SEND, node) for node in unserved}
+    if is_sent:
+        besides = f"; no relay, as {no_relay}" if no_relay else ""
+        why = f"{how} to {counted(len(waiting), 'node')}: {why}{besides}"
+    if not is_sent or manifest is None:
+        groups = _read_in_place(groups, problems)
+    ready = tuple(node for node, answer in facts.items() if answer.ready)
+    present = [NodeGroup(ready, PRESENT)] if ready else []
+    staged = tuple(map(forecast, groups))
+    return Plan((*present, *groups), why, staged), problems
 
 
 def forecast_nodes(
@@ -165,140 +176,78 @@ def excerpt_size(members: Sequence[tuple[str, int]]) -> int:
     return len(END) + sum(BLOCK + length + padding(length) for _, length in members)
 
 
-@dataclass(frozen=True)
-class _NodesByNeed:
-    ready: list[str]
-    """Those that have the environment."""
-    waiting: list[str]
-    """The others."""
-    blind: list[str]
-    """Those of the others that cannot read the bundle where it lies."""
-
-    @classmethod
-    def of(cls, facts: Mapping[str, PreflightAnswer]) -> _NodesByNeed:
-        ready = [node for node, answer in facts.items() if answer.ready]
-        waiting = [node for node, answer in facts.items() if not answer.ready]
-        blind = [node for node in waiting if facts[node].rate is None]
-        return cls(ready, waiting, blind)
-
-
-@dataclass(frozen=True)
-class _SendingWay:
-    how: str
-    """``relay``, ``sbcast`` or ``ssh``."""
-    why: str = ""
-    """The reason, where it is not what is usual."""
-
-    @classmethod
-    def of(
-        cls, rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
-    ) -> _SendingWay:
-        """Choose the relay, unless the rule forbids it or a node has no address for others."""
-        if rule.way is TransferWay.SBCAST:
-            return cls(SBCAST)
-        nowhere = [node for node in nodes if not facts[node].address]
-        if nowhere:
-            have = "has" if len(nowhere) == 1 else "have"
-            return cls(rule.without_relay, f"{few_names(nowhere)} {have} no address for others")
-        return cls(RELAY)
-
-    def line(self, count: str, why: str) -> str:
-        besides = f"; no relay, as {self.why}" if self.why else ""
-        return f"{self.how} to {count}: {why}{besides}"
-
-
 def is_relayed(rule: TransferRule, facts: Mapping[str, PreflightAnswer]) -> bool:
     """Return whether these nodes pass a file on to each other that all of them are sent."""
-    return _SendingWay.of(rule, list(facts), facts).how == RELAY
+    return _choose_way(rule, list(facts), facts)[0] == RELAY
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The choice between sending the bundle and reading it in place."""
+def _choose_way(
+    rule: TransferRule, nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
+) -> tuple[str, str]:
+    """Return how a file is sent, and why not by a relay where nothing forbids one."""
+    if rule.way is TransferWay.SBCAST:
+        return SBCAST, ""
+    nowhere = [node for node in nodes if not facts[node].address]
+    if nowhere:
+        have = "has" if len(nowhere) == 1 else "have"
+        return rule.without_relay, f"{few_names(nowhere)} {have} no address for others"
+    return RELAY, ""
 
-    why: str
-    """The reason, in one line."""
-    send: bool
-    """True if it is sent."""
+
+def _slowest_reader(
+    nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]
+) -> tuple[str, float]:
+    """Return the node that reads the bundle most slowly, and its bytes/s."""
+    slowest = min(nodes, key=lambda node: facts[node].rate or 0.0)
+    return slowest, facts[slowest].rate or 1.0
 
 
-class _GroupForecast:
-    def __init__(self, facts: Mapping[str, PreflightAnswer], rates: Rates, sharing: int) -> None:
-        self._facts = facts
-        self._rates = rates
-        self._sharing = sharing
-
-    def slowest(self, nodes: Sequence[str]) -> tuple[str, float]:
-        """Return the node that reads the bundle most slowly, and its bytes/s."""
-        rates = {node: self._facts[node].rate or 0.0 for node in nodes}
-        slowest = min(nodes, key=lambda node: rates[node])
-        return slowest, rates[slowest] or 1.0
-
-    def staged(self, group: NodeGroup) -> Staging:
-        if group.work is None:
-            return Staging(0.0, 0.0, 0.0)
-        nodes = forecast_nodes(group.nodes, self._facts, self._sharing)
-        if group.how == SHARED:
-            return staging_by_reading(group.work, nodes, self.slowest(group.nodes)[1], self._rates)
-        return staging(group.work, nodes, self._rates, relayed=group.how == RELAY)
+def _forecast_group(
+    group: NodeGroup, facts: Mapping[str, PreflightAnswer], rates: Rates, sharing: int
+) -> Staging:
+    if group.work is None:
+        return Staging(0.0, 0.0, 0.0)
+    nodes = forecast_nodes(group.nodes, facts, sharing)
+    if group.how == SHARED:
+        speed = _slowest_reader(group.nodes, facts)[1]
+        return staging_by_reading(group.work, nodes, speed, rates)
+    return staging(group.work, nodes, rates, relayed=group.how == RELAY)
 
 
 def _choose(
-    nodes: _NodesByNeed,
+    waiting: Sequence[str],
+    blind: Sequence[str],
     stage: Stage,
-    forecast: _GroupForecast,
     groups: Sequence[NodeGroup],
-    way: _SendingWay,
-) -> _Choice:
-    if not nodes.waiting:
-        return _Choice("nothing to send: every node has the environment", send=False)
-    count = counted(len(nodes.waiting), "node")
-    if stage == Stage.NEVER:
-        return _Choice(f"{count} to read the shared bundle, as asked for", send=False)
-    if stage == Stage.ALWAYS:
-        return _Choice(way.line(count, "sending is asked for"), send=True)
-    if nodes.blind:
-        names = few_names(nodes.blind)
-        return _Choice(way.line(count, f"{names} cannot see the bundle"), send=True)
-    if any(group.work is None for group in groups):
-        why = f"{count} read the shared bundle: the first node cannot see it"
-        return _Choice(why, send=False)
-    return _choose_by_speed(nodes.waiting, forecast, groups, way)
-
-
-def _choose_by_speed(
-    waiting: Sequence[str], forecast: _GroupForecast, groups: Sequence[NodeGroup], way: _SendingWay
-) -> _Choice:
+    facts: Mapping[str, PreflightAnswer],
+    forecast: Callable[[NodeGroup], Staging],
+) -> tuple[bool, str]:
+    """Return whether the bundle is sent, rather than read in place, and why."""
     count = counted(len(waiting), "node")
-    slowest, rate = forecast.slowest(waiting)
+    if not waiting:
+        return False, "nothing to send: every node has the environment"
+    if stage == Stage.NEVER:
+        return False, f"{count} to read the shared bundle, as asked for"
+    if stage == Stage.ALWAYS:
+        return True, "sending is asked for"
+    if blind:
+        return True, f"{few_names(blind)} cannot see the bundle"
+    if any(group.work is None for group in groups):
+        return False, f"{count} read the shared bundle: the first node cannot see it"
+    slowest, rate = _slowest_reader(waiting, facts)
     # All nodes read at the same time; files are sent one after the other.
-    reading = max(forecast.staged(replace(group, how=SHARED)).seconds for group in groups)
-    sending = sum(forecast.staged(group).seconds for group in groups)
+    reading = max(forecast(replace(group, how=SHARED)).seconds for group in groups)
+    sending = sum(forecast(group).seconds for group in groups)
     speed = f"{sized(int(rate))}/s on {slowest}, about {reading:.1f} s"
-    if reading > sending:
-        slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
-        return _Choice(way.line(count, slow), send=True)
-    why = (
+    slow = f"the shared bundle is slow ({speed}; sending {sending:.1f} s)"
+    quick = (
         f"{count} read the shared bundle: reading from the shared disk "
         f"(about {reading:.1f} s) is quicker than sending ({sending:.1f} s)"
     )
-    return _Choice(why, send=False)
+    return reading > sending, slow if reading > sending else quick
 
 
-def _unserved(nodes: _NodesByNeed, stage: Stage, *, sending_nothing: bool) -> dict[str, Problem]:
-    """Return nodes that cannot get it; ``sending_nothing``: the driver cannot read the bundle."""
-    if stage == Stage.NEVER:
-        return _each_with(ProblemCode.BUNDLE_INVISIBLE, nodes.blind)
-    if sending_nothing:  # requested, or some node cannot read the bundle
-        return _each_with(ProblemCode.NOTHING_TO_SEND, nodes.blind or nodes.waiting)
-    return {}
-
-
-def _each_with(code: ProblemCode, nodes: Sequence[str]) -> dict[str, Problem]:
-    return {node: Problem(code, node) for node in nodes}
-
-
-def _to_be_sent(
+def _group_to_send(
     nodes: Sequence[str], facts: Mapping[str, PreflightAnswer], how: str
 ) -> list[NodeGroup]:
     """Group the nodes that get one file each: by equal path, except for a relay."""
@@ -315,52 +264,35 @@ def by_root(nodes: Sequence[str], facts: Mapping[str, PreflightAnswer]) -> list[
     return [tuple(group) for group in groups.values()]
 
 
-def _reading(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:
-    reading = []
-    for group in groups:
-        nodes = tuple(node for node in group.nodes if node not in left_out)
-        if nodes:
-            reading.append(
-                replace(group, nodes=nodes, how=SHARED, members=None, layers=(), bytes=0)
-            )
-    return reading
+def _read_in_place(groups: Sequence[NodeGroup], left_out: Collection[str]) -> list[NodeGroup]:
+    read = (tuple(node for node in group.nodes if node not in left_out) for group in groups)
+    return [
+        NodeGroup(nodes, SHARED, work=group.work) for group, nodes in zip(groups, read) if nodes
+    ]
 
 
 def _with_content(
     group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest, size: int
 ) -> NodeGroup:
     """Add the layers that at least one node of the group is missing."""
-    missing = _missing_layers(group, facts, manifest)
+    missing: set[int] = set()
+    for node in group.nodes:
+        lacks = facts[node].lacks
+        missing.update(range(len(manifest.layers)) if lacks is None else lacks)
+    layers = [manifest.layers[number] for number in sorted(missing)]
     members: tuple[str, ...] | None = None
-    if len(missing) < len(manifest.layers):
-        have_wheel = all(facts[node].has_wheel for node in group.nodes)
-        excerpt = _excerpt(manifest, missing, have_wheel=have_wheel)
+    if len(layers) < len(manifest.layers):
+        sent = {name for layer in layers for name, _ in layer.members}
+        decompressor = manifest.decompressor
+        if decompressor is not None and not all(facts[node].has_wheel for node in group.nodes):
+            sent.add(decompressor.name)
+        excerpt = [(name, length) for name, length in manifest.members() if name in sent]
         members = tuple(name for name, _ in excerpt)
         size = excerpt_size(excerpt)
     return replace(
         group,
         members=members,
-        layers=tuple(layer.name for layer in missing),
+        layers=tuple(layer.name for layer in layers),
         bytes=size,
-        work=staging_work(missing, manifest.layers, size),
+        work=staging_work(layers, manifest.layers, size),
     )
-
-
-def _excerpt(
-    manifest: Manifest, layers: Sequence[Layer], *, have_wheel: bool
-) -> list[tuple[str, int]]:
-    """Return the layers' members with their sizes, and the decompressor if needed."""
-    names = {name for layer in layers for name, _ in layer.members}
-    if manifest.decompressor is not None and not have_wheel:
-        names.add(manifest.decompressor.name)
-    return [(name, size) for name, size in manifest.members() if name in names]
-
-
-def _missing_layers(
-    group: NodeGroup, facts: Mapping[str, PreflightAnswer], manifest: Manifest
-) -> list[Layer]:
-    missing: set[int] = set()
-    for node in group.nodes:
-        lacks = facts[node].lacks
-        missing.update(range(len(manifest.layers)) if lacks is None else lacks)
-    return [manifest.layers[number] for number in sorted(missing)]
