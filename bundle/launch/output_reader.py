@@ -49,24 +49,19 @@ class RecentOutput:
     """The last lines of the launcher, and of ranks that write to its output."""
 
 
-class OutputRecorder:
-    """Keeps the last lines of output, and passes all of it on."""
+def recording(recent: RecentOutput, on_output: OnOutput) -> OnOutput:
+    """Return a function that keeps the last lines of output, and passes all of it on."""
 
-    def __init__(self, recent: RecentOutput, on_output: OnOutput) -> None:
-        self._recent = recent
-        self._on_output = on_output
-
-    def write(self, rank: int | None, data: bytes) -> None:
-        """Record the next output of a rank, or of the launcher (None)."""
-        if not data:
-            return
-        recent, lines = self._recent, _last_lines(data)
+    def record(rank: int | None, data: bytes) -> None:
+        lines = _last_lines(data)
         recent.tail.extend(lines)
         if rank is None:
             recent.launcher.extend(lines)
         else:
             recent.by_rank.setdefault(rank, collections.deque(maxlen=KEPT)).extend(lines)
-        self._on_output(rank, data)
+        on_output(rank, data)
+
+    return record
 
 
 def _last_lines(data: bytes) -> list[str]:
@@ -97,26 +92,6 @@ _RESERVE = 32
 """Files that an agent opens besides the pipes, and its launcher as it starts."""
 _FINISHED_SECONDS = 3.0
 """Seconds after the end of all programs until it is reported: most launchers end by then."""
-
-
-class _WhileListening:
-    """Passes output on until the driver has ended, then drops it."""
-
-    def __init__(self, on_output: OnOutput) -> None:
-        self._on_output = on_output
-        self._gone = False
-
-    def __call__(self, rank: int | None, data: bytes) -> None:
-        if self._gone:
-            return
-        try:
-            self._on_output(rank, data)
-        except OSError:
-            self._gone = True
-
-
-def _ignore(number: int, ranks: list[int]) -> None:
-    """Do nothing."""
 
 
 @dataclass(eq=False)
@@ -172,7 +147,7 @@ class Outputs:
         self.variables = {"STAGER_OUTPUT": folder, "STAGER_OUTPUT_NONCE": nonce} if ranks else {}
         self._name = re.compile(rb"\x1erank (\d{1,9}) %s\n" % nonce.encode())
         self._grace = grace
-        self.on_signal: Callable[[int, list[int]], None] = _ignore
+        self.on_signal: Callable[[int, list[int]], None] = lambda number, ranks: None
         self.on_finished: Callable[[], None] | None = None
         self._finished_since = 0.0
         self._ranks = ranks
@@ -181,18 +156,15 @@ class Outputs:
         self.monitor = RankMonitor(folder)
         self._pipes: list[int] = []
         try:
-            self._make_pipes()
+            for local in range(len(ranks)):
+                path = os.path.join(folder, str(local))
+                os.mkfifo(path, 0o600)
+                # Open both ways: it then has no end, however many ranks come and go.
+                pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._pipes.append(pipe)
         except BaseException:
             self.close()
             raise
-
-    def _make_pipes(self) -> None:
-        for local in range(len(self._ranks)):
-            path = os.path.join(self.folder, str(local))
-            os.mkfifo(path, 0o600)
-            # Open both ways: it then has no end, however many ranks come and go.
-            pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._pipes.append(pipe)
 
     def close(self) -> None:
         """Close the pipes."""
@@ -215,11 +187,11 @@ class Outputs:
         """
         main = running.stdout.fileno() if running.stdout is not None else -1
         os.set_blocking(main, False)
-        recorder = OutputRecorder(recent, on_output)
+        record = recording(recent, on_output)
         with selectors.DefaultSelector() as selector:
             self._streams = [_Stream(main), *map(_Stream, self._pipes, self._ranks)]
             for stream in self._streams:
-                selector.register(stream.handle, selectors.EVENT_READ, (stream, recorder))
+                selector.register(stream.handle, selectors.EVENT_READ, (stream, record))
             selector.register(self.monitor, selectors.EVENT_READ)
             with processes.end_of(running.pid) as end:
                 if end is not None:
@@ -230,7 +202,7 @@ class Outputs:
                     selector.unregister(end)
             self._read_rest(running, selector)
         for stream in self._streams:
-            recorder.write(stream.rank, stream.last())
+            self._record(stream, stream.last(), record)
 
     def _read_to_launchers_end(
         self, running: processes.Process, selector: selectors.BaseSelector, poll: float
@@ -276,21 +248,26 @@ class Outputs:
         The launcher's own output is dropped: it only complains about the signal. If the driver has
         gone, all output is dropped.
         """
-        recent = RecentOutput()
-        recorder = OutputRecorder(recent, _WhileListening(on_output))
-        silent = OutputRecorder(recent, _drop)
+
+        def pass_on(rank: int | None, data: bytes) -> None:
+            with contextlib.suppress(OSError):  # the driver has gone
+                on_output(rank, data)
+
+        def drop(rank: int | None, data: bytes) -> None:
+            """Drop output that nobody needs."""
+
         of_ranks = self._streams[1:] or self._streams  # a rank that Slurm started has no launcher
         ending = threading.Thread(target=processes.stop, args=(running, self._grace))
         ending.start()
         deadline = time.monotonic() + self._grace + _KILLING_SECONDS
         with selectors.DefaultSelector() as selector:
             for stream in self._streams:
-                target = recorder if stream in of_ranks else silent
+                target = pass_on if stream in of_ranks else drop
                 selector.register(stream.handle, selectors.EVENT_READ, (stream, target))
             self._read_until_stopped(ending, selector, deadline)
         ending.join()
         for stream in of_ranks:
-            recorder.write(stream.rank, stream.last())
+            self._record(stream, stream.last(), pass_on)
 
     def _read_until_stopped(
         self, ending: threading.Thread, selector: selectors.BaseSelector, deadline: float
@@ -305,23 +282,21 @@ class Outputs:
 
     def _read_ready(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
         ready = [key.data for key, _ in selector.select(seconds) if key.data is not None]
-        return [self._read(stream, selector, recorder) for stream, recorder in ready]
+        return [self._read(stream, selector, record) for stream, record in ready]
 
-    def _read(
-        self, stream: _Stream, selector: selectors.BaseSelector, recorder: OutputRecorder
-    ) -> int:
+    def _read(self, stream: _Stream, selector: selectors.BaseSelector, record: OnOutput) -> int:
         with signals.held():  # what was read and not recorded would be lost
             try:
                 chunk = os.read(stream.handle, _CHUNK)
             except BlockingIOError:
                 return 0
-            if not chunk:
+            if chunk:
+                self._record(stream, stream.take(chunk), record)
+            else:
                 selector.unregister(stream.handle)
-                return 0
-            self._record(stream, stream.take(chunk), recorder)
             return len(chunk)
 
-    def _record(self, stream: _Stream, data: bytes, recorder: OutputRecorder) -> None:
+    def _record(self, stream: _Stream, data: bytes, record: OnOutput) -> None:
         """Record whole lines; one that names a rank changes the rank of the lines after it."""
         start = 0
         for name in self._name.finditer(data):
@@ -330,13 +305,11 @@ class Outputs:
             before = data[start : name.start()]
             if before and not before.endswith(b"\n"):
                 before += b"\n"  # the last line of the previous rank had no end
-            recorder.write(stream.rank, before)
+            if before:
+                record(stream.rank, before)
             stream.rank, start = int(name[1]), name.end()
-        recorder.write(stream.rank, data[start:] if start else data)
-
-
-def _drop(rank: int | None, data: bytes) -> None:
-    """Drop output that nobody needs."""
+        if data[start:]:
+            record(stream.rank, data[start:])
 
 
 def run_launcher(

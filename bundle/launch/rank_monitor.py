@@ -13,8 +13,8 @@ import json
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ..channel.frames import Lines
 from ..protocol.codec import AnyText, decode
@@ -33,7 +33,7 @@ _STAT_EXIT_CODE = 49
 """The index of exit_code in /proc/PID/stat, counted from the state; see proc(5)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rank:
     """The known state of one rank; times are in seconds since the epoch."""
 
@@ -63,17 +63,13 @@ class Rank:
         return self.finished is not None and self.status == 0
 
     @property
-    def ended_well(self) -> bool:
-        """True if its program has ended well, whatever happened to its process since."""
-        return self.finished_well if self.finished is not None else self.code == 0
-
-    @property
     def left_and_went_on(self) -> bool:
         """True if it left its process group without having ended well.
 
         A rank that was still in its group has ended, even if nobody saw its exit status.
         """
-        return self.left is not None and not self.ended_well
+        ended_well = self.status == 0 if self.finished is not None else self.code == 0
+        return self.left is not None and not ended_well
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,11 @@ class RankMonitor:
         self.ranks: dict[int, Rank] = {}
         self.launcher_end: float | None = None
         self.stopped = False
-        self.on_lingering: Callable[[Rank], None] = _ignore
-        self._seconds = linger_seconds(os.environ)
+        self.on_lingering: Callable[[Rank], None] = lambda rank: None
+        try:
+            self._seconds = float(os.environ.get(SECONDS, _SECONDS))
+        except ValueError:
+            self._seconds = _SECONDS
         self._lines = Lines()
         path = os.path.join(folder, PIPE)
         os.mkfifo(path, 0o600)
@@ -166,28 +165,27 @@ class RankMonitor:
         They had left their process group, or ended well.
         """
         departed = []
+        good_codes = (0,) if self.stopped else (0, None)
         for rank in self.ranks.values():
-            since = self._departure(rank, failed)
+            since = rank.left
+            if since is None and rank.finished_well:
+                since = rank.finished
+            if since is None and rank.code in good_codes and rank.rank not in failed:
+                since = rank.ended
             if since is not None:
                 departed.append((since, rank))
         return sorted(departed, key=lambda pair: pair[0])
 
-    def _departure(self, rank: Rank, failed: Mapping[int, object]) -> float | None:
-        if rank.left is not None:
-            return rank.left
-        if rank.finished_well:
-            return rank.finished
-        good_codes = (0,) if self.stopped else (0, None)
-        if rank.code in good_codes and rank.rank not in failed:
-            return rank.ended
-        return None
-
     def unreported(self, failed: Mapping[int, object]) -> list[Rank]:
-        """Return the ranks that had failed before their launcher was stopped, unreported by it."""
+        """Return the ranks that had failed before their launcher was stopped, unreported by it.
+
+        One that ended by a signal just before was ended by the same signal to all processes.
+        """
+        soon = (self.launcher_end or 0.0) - _SOON
         return [
             rank
             for rank in self._ended_before_stop(failed)
-            if rank.code and not self._ended_by_same_signal(rank)
+            if rank.code and not (rank.code in _SIGNALLED and (rank.ended or 0.0) >= soon)
         ]
 
     def vanished(self, failed: Mapping[int, object]) -> list[Rank]:
@@ -195,30 +193,24 @@ class RankMonitor:
 
         If their launcher had told others to end, it was no good one.
         """
-        return [
-            rank
-            for rank in self._ended_before_stop(failed)
-            if rank.code is None and not rank.finished_well
-        ]
+        ended = self._ended_before_stop(failed)
+        return [rank for rank in ended if rank.code is None and not rank.finished_well]
 
     def lingering(self) -> list[Rank]:
         """Return the ranks that went on for too long, and still do."""
         running = [rank for rank in self.ranks.values() if rank.ended is None]
         return [rank for rank in running if rank.lingers is not None or self._is_long_out(rank)]
 
-    def _ended_before_stop(self, failed: Mapping[int, object]) -> Iterator[Rank]:
-        """Yield ranks that ended before the launcher was stopped; none if it was not."""
-        if not self.stopped or self.launcher_end is None:
-            return
-        for rank in self.ranks.values():
-            ended_before = rank.ended is not None and rank.ended < self.launcher_end
-            if ended_before and rank.rank not in failed:
-                yield rank
-
-    def _ended_by_same_signal(self, rank: Rank) -> bool:
-        if rank.code not in _SIGNALLED or rank.ended is None or self.launcher_end is None:
-            return False
-        return rank.ended >= self.launcher_end - _SOON
+    def _ended_before_stop(self, failed: Mapping[int, object]) -> list[Rank]:
+        """Return ranks that ended before the launcher was stopped; none if it was not."""
+        end = self.launcher_end if self.stopped else None
+        if end is None:
+            return []
+        return [
+            rank
+            for rank in self.ranks.values()
+            if rank.ended is not None and rank.ended < end and rank.rank not in failed
+        ]
 
     def _read_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -228,40 +220,45 @@ class RankMonitor:
                     self._note_message(decode(_Message, json.loads(line)))
 
     def _note_message(self, message: _Message) -> None:
-        number = message.rank
         if message.event == "started":
-            self.ranks[number] = Rank(number, message.local_rank, message.pid, time.time())
-            self._watch(number, message.pid)
+            rank = Rank(message.rank, message.local_rank, message.pid, time.time())
+            self.ranks[message.rank] = rank
+            self._watch(rank)
             return
-        rank = self.ranks.get(number)
-        if rank is None or rank.pid != message.pid:
+        known = self.ranks.get(message.rank)
+        if known is None or known.pid != message.pid:
             return
         if message.event == "lingers":
-            self._note_lingering(rank, message.threads)
-        else:
-            self.ranks[number] = _changed(rank, message)
+            self._note_lingering(known, message.threads)
+        elif message.event == "finished":
+            known.finished, known.status = message.time, message.status
+            known.joined = message.joined
+        elif message.event == "left":
+            known.left = message.time
+        elif message.event == "joined":
+            known.left = known.lingers = None
 
-    def _watch(self, rank: int, pid: int) -> None:
+    def _watch(self, rank: Rank) -> None:
         try:
-            handle = processes.open_end(pid)
+            handle = processes.open_end(rank.pid)
         except ProcessLookupError:  # it has ended already
-            self.ranks[rank] = replace(self.ranks[rank], ended=time.time())
+            rank.ended = time.time()
             return
         if handle is not None:  # else only its launcher reports its end
-            self._waiting.register(handle, selectors.EVENT_READ, pid)
+            self._waiting.register(handle, selectors.EVENT_READ, rank.pid)
 
     def _note_end(self, handle: int, pid: int) -> None:
         self._waiting.unregister(handle)
         os.close(handle)
-        for rank, known in self.ranks.items():
-            if known.pid == pid:
-                self.ranks[rank] = replace(known, ended=time.time(), code=_exit_code(pid))
+        for rank in self.ranks.values():
+            if rank.pid == pid:
+                rank.ended, rank.code = time.time(), _exit_code(pid)
                 return
 
     def _note_lingering(self, rank: Rank, names: tuple[str, ...]) -> None:
         if rank.lingers is None:
-            self.ranks[rank.rank] = replace(rank, lingers=names)
-            self.on_lingering(self.ranks[rank.rank])
+            rank.lingers = names
+            self.on_lingering(rank)
 
     def _look_for_lingering(self) -> None:
         """Find ranks that go on long after they left their group, or another rank ended well.
@@ -271,39 +268,17 @@ class RankMonitor:
         """
         ranks = list(self.ranks.values())
         running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
-        left_alone = self._has_long_ended(ranks)
+        limit = time.time() - self._seconds
+        left_alone = any(
+            rank.ended is not None and rank.ended < limit and not rank.code for rank in ranks
+        )
         may_be_missed = len(ranks) == 1 or any(rank.left is None for rank in running)
         for rank in running:
             if left_alone or (may_be_missed and self._is_long_out(rank)):
                 self._note_lingering(rank, ())
 
-    def _has_long_ended(self, ranks: Iterable[Rank]) -> bool:
-        limit = time.time() - self._seconds
-        return any(
-            rank.ended is not None and rank.ended < limit and not rank.code for rank in ranks
-        )
-
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds
-
-
-def _changed(rank: Rank, message: _Message) -> Rank:
-    if message.event == "finished":
-        joined = message.joined
-        return replace(rank, finished=message.time, status=message.status, joined=joined)
-    if message.event == "left":
-        return replace(rank, left=message.time)
-    if message.event == "joined":
-        return replace(rank, left=None, lingers=None)
-    return rank
-
-
-def linger_seconds(env: Mapping[str, str]) -> float:
-    """Return the seconds that a process may go on, by the environment."""
-    try:
-        return float(env.get(SECONDS, _SECONDS))
-    except ValueError:
-        return _SECONDS
 
 
 def _exit_code(pid: int) -> int | None:
@@ -317,7 +292,3 @@ def _exit_code(pid: int) -> int | None:
     if fields[0] not in "ZX":
         return None
     return -(status & 0x7F) if status & 0x7F else status >> 8
-
-
-def _ignore(rank: Rank) -> None:
-    """Ignore a lingering rank."""

@@ -57,17 +57,6 @@ class _Start:
     """For each local rank of a launcher the ranks that it may be; none if Slurm starts the rank."""
 
 
-@dataclass(frozen=True)
-class _Ended:
-    directories: JobDirectories
-    node: str
-    start: _Start
-    code: int
-    """The exit status of the launcher, or of the rank that Slurm has started."""
-    recent: RecentOutput
-    monitor: RankMonitor
-
-
 def run_ranks(
     request: LaunchRequest, channel: AgentChannel, early: EarlyLauncher | None = None
 ) -> LaunchAnswer:
@@ -78,6 +67,7 @@ def run_ranks(
     private = _job_dir(directories.job_dir, job.launch.launcher)
     with unpack.using(directories.root, job.bundle_id), private:
         start = _start(directories, group, request)
+        own_rank = int(start.variables["RANK"]) if native else None
         channel.emit(Started(argv=tuple(masked(start.argv)), interface=link.interface))
         outputs = _open_outputs(directories, start, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
@@ -86,7 +76,7 @@ def run_ranks(
         outputs.on_finished = lambda: channel.emit(RanksEnded())
 
         def pass_on(rank: int | None, data: bytes) -> None:
-            channel.output(int(start.variables["RANK"]) if native else rank, data)
+            channel.output(own_rank if native else rank, data)
 
         def note_signal(number: int, ranks: list[int]) -> None:
             name = signal.Signals(number).name
@@ -104,68 +94,60 @@ def run_ranks(
                 start.argv, start.variables, start.cwd, outputs, pass_on, running
             )
             signals.ignore_signals()  # the ranks have ended: what is left is to say how
-        ended = _Ended(directories, group.node, start, code, recent, monitor)
-        failed = _native_failure(ended) if native else _failures(ended)
+        find_failures = _native_failures if native else _failures
+        failed = find_failures(directories.job_dir, start, code, recent, monitor) if code else []
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
-        failed = _with_oom_kills(failed, killed_before, channel)
+        killed = rank_results.out_of_memory(failed, killed_before, machine.oom_kills())
+        for rank, line in killed.items():
+            channel.output(rank, f"{line}\n".encode())
+            failed = [
+                replace(one, lines=(*one.lines, line)) if one.rank == rank else one
+                for one in failed
+            ]
     answer = LaunchAnswer(
         exit_code=code,
         failures=tuple(failed),
         tail=tuple(recent.tail)[-_SHOWN:] if code else (),
         sent={"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
     )
-    return _observed(answer, ended)
+    return _observed(answer, group.node, monitor, recent)
 
 
-def _with_oom_kills(
-    failed: list[FailureRecord], before: int | None, channel: AgentChannel
+def _failures(
+    job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
 ) -> list[FailureRecord]:
-    """Add to log and record that the kernel may have killed a rank for lack of memory."""
-    killed = rank_results.out_of_memory(failed, before, machine.oom_kills())
-    for rank, line in killed.items():
-        channel.output(rank, f"{line}\n".encode())
-    return [_with_line(record, killed.get(record.rank)) for record in failed]
+    node = start.variables["STAGER_NODE"]
+    by_rank = {rank: list(lines) for rank, lines in recent.by_rank.items()}
+    failed = rank_results.failures(job_dir, node, recent.tail, time.time(), by_rank)
+    for rank in monitor.unreported({record.rank: record for record in failed}):
+        failed.append(rank_results.unreported(rank, node, by_rank))
+    return rank_results.settled(failed, monitor, list(recent.launcher))
 
 
-def _with_line(record: FailureRecord, line: str | None) -> FailureRecord:
-    return record if line is None else replace(record, lines=(*record.lines, line))
-
-
-def _failures(ended: _Ended) -> list[FailureRecord]:
-    if not ended.code:
-        return []
-    by_rank = {rank: list(lines) for rank, lines in ended.recent.by_rank.items()}
-    tail, now = ended.recent.tail, time.time()
-    failed = rank_results.failures(ended.directories.job_dir, ended.node, tail, now, by_rank)
-    known = {record.rank: record for record in failed}
-    for rank in ended.monitor.unreported(known):
-        failed.append(rank_results.unreported(rank, ended.node, by_rank))
-    return rank_results.settled(failed, ended.monitor, list(ended.recent.launcher))
-
-
-def _native_failure(ended: _Ended) -> list[FailureRecord]:
-    code, variables = ended.code, ended.start.variables
-    if not code:
-        return []
+def _native_failures(
+    job_dir: str, start: _Start, code: int, recent: RecentOutput, monitor: RankMonitor
+) -> list[FailureRecord]:
+    """Return the failure of the one rank that Slurm has started."""
+    variables = start.variables
     seen = rank_results.unrecorded(
-        ended.node,
+        variables["STAGER_NODE"],
         int(variables["RANK"]),
         int(variables["LOCAL_RANK"]),
         code if code <= 128 else 128 - code,
-        ended.recent.tail,
+        recent.tail,
         time.time(),
     )
-    record = rank_results.single(ended.directories.job_dir, seen)
-    return [replace(record, told_to_end=ended.monitor.stopped)]
+    return [replace(rank_results.single(job_dir, seen), told_to_end=monitor.stopped)]
 
 
-def _observed(answer: LaunchAnswer, ended: _Ended) -> LaunchAnswer:
+def _observed(
+    answer: LaunchAnswer, node: str, monitor: RankMonitor, recent: RecentOutput
+) -> LaunchAnswer:
     """Add the first rank that left, and ranks that vanished, linger or miss in a group."""
-    node, monitor = ended.node, ended.monitor
     by_rank = {record.rank: record for record in answer.failures}
     departed = monitor.departed(by_rank)[:1]  # later ones only follow from the first
-    told_some = bool(rank_results.signalled(ended.recent.launcher))
+    told_some = bool(rank_results.signalled(recent.launcher))
     vanished = monitor.vanished(by_rank) if told_some else []
     ranks = monitor.ranks.values()
     first = monitor.ranks.get(0)

@@ -135,11 +135,7 @@ class Connections(Protocol):
     """Makes and ends the connections of a node."""
 
     def connect(self, position: int, inflow: Inflow) -> RelayParent:
-        """Begin to connect to a position; what comes goes to :meth:`Inflow.receive`.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
+        """Begin to connect; what comes goes to the inflow. OSError if it cannot be reached."""
 
     def disconnect(self, link: RelayParent) -> None:
         """End a connection."""
@@ -155,10 +151,13 @@ class Inflow:
 
     Attributes:
         tree: the tree.
+        first: the best candidate.
         parent: the node that the chunks come from; None while one is looked for.
         candidate: a node that is tried, and may become the parent.
         corrupt: the positions that sent damaged chunks; only the source is used again.
         refusals: why candidates could not be used, by position, since one is looked for.
+        contact: why the best candidate could not be connected to, empty if it could; None before
+            that is known.
     """
 
     def __init__(
@@ -172,12 +171,14 @@ class Inflow:
         """Begin without a parent; the positions above this node are in order of preference."""
         self._file, self.tree, self._connections = file, tree, connections
         self._candidates = list(candidates)
+        self.first = candidates[0]
         self._next = 0
         """The index of the candidate that is tried next."""
         self.parent: RelayParent | None = None
         self.candidate: RelayParent | None = None
         self.corrupt: list[int] = []
         self.refusals: dict[int, str] = {}
+        self.contact: str | None = None
         self._pace = Pace(file, tree, _PATIENCE_SECONDS + _PATIENCE_A_LEVEL * len(candidates), now)
         self._have, self._fed = 0, now
         """The chunks of the tree that are there, and the time at which the last one came."""
@@ -215,6 +216,7 @@ class Inflow:
         with self._leaving_if_it_fails(link, now):
             if link.connecting:
                 link.connect(now)
+                self._note_contact("")
                 return
             link.receive(self._file, now)
             if link is self.candidate and link.accepted:
@@ -223,6 +225,7 @@ class Inflow:
     def tick(self, now: float) -> None:
         """Look after the connections: end those that are of no use, and look for better ones."""
         if self.done:
+            self._note_contact("")
             for link in self.connections:
                 self._end(link)
             return
@@ -247,7 +250,12 @@ class Inflow:
         try:
             self.candidate = self._connections.connect(position, self)
         except OSError as exc:
+            self._note_contact(error_text(exc).lower())
             self._refuse(position, error_text(exc).lower())
+
+    def _note_contact(self, failure: str) -> None:
+        if self.contact is None:
+            self.contact = failure
 
     def _take_or_leave(self, link: RelayParent, now: float) -> None:
         """Take a serving node as parent, but none as far as a slow one: its chunk may be coming."""
@@ -283,6 +291,8 @@ class Inflow:
         A parent that sent nothing does not renew the time for which others are looked for: one
         that fails each time would be asked for ever.
         """
+        if link.connecting:
+            self._note_contact(why)
         if link is self.parent:
             if self._file.have[self.tree] > self._had:
                 self.refusals.clear()
@@ -348,20 +358,10 @@ class RelayOutcome:
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens on an address, on a port that is free.
-
-    Raises:
-        OSError: the address cannot be used.
-    """
+    """Return a socket that listens on an address, on a port that is free; OSError if it cannot."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.bind((address, 0))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
+    listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
     return listener
 
 
@@ -397,17 +397,18 @@ class Relay:
         self,
         candidates: RelayCandidates | None,
         control: int,
-        on_outcome: Callable[[RelayOutcome], None],
+        on_report: Callable[[dict[int, str] | RelayOutcome], None],
     ) -> None:
         """Take the file and serve others, until something is written to a pipe or it is closed.
 
-        A node that cannot get the file serves nobody from then on: whoever took chunks from it
-        would wait for the rest in vain.
-
-        Raises:
-            UnwritableFile: this node's disk does not take a chunk.
+        A node reports first which of the nodes that it would best take the file from it cannot
+        connect to, and then the outcome. One that cannot get the file serves nobody from then on:
+        whoever took chunks from it would wait for the rest in vain. UnwritableFile if this node's
+        disk does not take a chunk.
         """
-        if candidates is not None:
+        if candidates is None:
+            self._most_children = MOST_OF_SOURCE
+        else:
             self._position = candidates.position
             self._addresses = {
                 place.position: (place.address, place.port) for place in candidates.places
@@ -416,15 +417,13 @@ class Relay:
                 self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
         self._began = time.monotonic()
         self._selector.register(control, _READ)
-        reported = candidates is None
-        if candidates is None:
-            self._most_children = MOST_OF_SOURCE
+        due = [] if candidates is None else [self._contact, self._outcome]
         while self._do_round(control):
-            outcome = None if reported else self._outcome()
-            if outcome is not None:
-                reported = True
-                on_outcome(outcome)
-                if outcome.failure:
+            report = due[0]() if due else None
+            if report is not None:
+                del due[0]
+                on_report(report)
+                if isinstance(report, RelayOutcome) and report.failure:
                     return
             if self._drained:
                 time.sleep(_PAUSE_SECONDS)
@@ -459,11 +458,7 @@ class Relay:
         self._listener.close()
 
     def connect(self, position: int, inflow: Inflow) -> RelayParent:
-        """Begin to connect to a position; what comes goes to the inflow.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
+        """Begin to connect to a position; what comes goes to the inflow."""
         address = self._addresses[position]
         link = RelayParent(position, address, self._token, inflow.tree, self._clock.now)
 
@@ -482,6 +477,15 @@ class Relay:
         """End a connection."""
         self._selector.unregister(link)
         link.close()
+
+    def _contact(self) -> dict[int, str] | None:
+        """Return the parents that cannot be connected to, and why; None while that is unknown."""
+        contacts = {inflow.first: inflow.contact for inflow in self._inflows}
+        if None in contacts.values():
+            return None
+        return {
+            place: why for place, why in contacts.items() if why and place != relay_chunks.SOURCE
+        }
 
     def _outcome(self) -> RelayOutcome | None:
         failed = [inflow for inflow in self._inflows if inflow.gave_up(self._clock.now)]

@@ -127,11 +127,7 @@ class ChunkFile:
         return offset, min(self.chunk_bytes, self.size - offset)
 
     def checksum(self, tree: int, position: int) -> int:
-        """Return the CRC-32 of a chunk that is there.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return the CRC-32 of a chunk that is there; OSError if it cannot be read."""
         number = position * TREES + tree
         if not self._known[number]:
             offset, length = self.place(tree, position)
@@ -147,11 +143,7 @@ class ChunkFile:
         return self._checksums[number]
 
     def add(self, tree: int, data: memoryview, checksum: int) -> None:
-        """Write the next chunk of a tree.
-
-        Raises:
-            UnwritableFile: it cannot be written.
-        """
+        """Write the next chunk of a tree; UnwritableFile if the disk does not take it."""
         position = self.have[tree]
         offset, _ = self.place(tree, position)
         try:

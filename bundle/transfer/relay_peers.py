@@ -49,7 +49,10 @@ its network is gone, and it would keep its place."""
 
 
 class ConnectionOver(Exception):
-    """A connection is of no more use; its text says why."""
+    """A connection is of no more use; its text says why.
+
+    It comes out of every method of a connection's, and so does OSError where the connection breaks.
+    """
 
 
 class RelayChild:
@@ -95,26 +98,19 @@ class RelayChild:
     @property
     def has_more(self) -> bool:
         """True if there is something to send."""
-        return bool(self._unsent) or self._body[1] > 0 or self._chunk_waits
+        return bool(self._unsent) or self._body[1] > 0 or self._has_chunk
 
     @property
-    def _chunk_waits(self) -> bool:
+    def _has_chunk(self) -> bool:
         return self.accepted and self._next < self._file.have[self._tree]
 
     def receive(self, *, room: bool) -> None:
-        """Take what it sends: its hello, and later only its end.
-
-        Raises:
-            ConnectionOver: it has ended, or does not know the token.
-            OSError: the connection is broken.
-        """
-        if self._asked:
-            if not self._socket.recv(1):
-                raise ConnectionOver("it has ended")
-            raise ConnectionOver("it sent more than its request")
-        raw = self._socket.recv(HELLO_BYTES - len(self._hello))
+        """Take what it sends: its hello, and later only its end."""
+        raw = self._socket.recv(1 if self._asked else HELLO_BYTES - len(self._hello))
         if not raw:
             raise ConnectionOver("it has ended")
+        if self._asked:
+            raise ConnectionOver("it sent more than its request")
         self._hello += raw
         if len(self._hello) == HELLO_BYTES:
             self._answer(room=room)
@@ -122,35 +118,24 @@ class RelayChild:
     def _answer(self, *, room: bool) -> None:
         request = self._handshake.read_hello(self._hello)
         if request is not None and request.tree == PLACES:
-            self._answer_place(request.first)
-            return
-        if request is None or request.tree >= len(self._file.have):
+            places = self._directory(request.first) if self._directory is not None else None
+            answer = ParentReply(self._position, places is not None, len(places or b""))
+            sealed = b"" if places is None else places + self._handshake.seal(self._hello, places)
+        elif request is not None and request.tree < len(self._file.have):
+            self.accepted = room and request.parent == self._position
+            self._tree, self._next = request.tree, request.first
+            answer = ParentReply(self._position, self.accepted, self._file.have[request.tree])
+            sealed = b""
+        else:
             raise ConnectionOver("it does not know the token")
-        self._asked, self.accepted = True, room and request.parent == self._position
-        self._tree, self._next = request.tree, request.first
-        answer = ParentReply(self._position, self.accepted, self._file.have[request.tree])
-        raw = self._handshake.reply(self._hello, answer)
-        self._unsent = memoryview(bytes(self._unsent) + raw)
-
-    def _answer_place(self, key: int) -> None:
-        """Send a node its candidates, and nothing else."""
-        places = self._directory(key) if self._directory is not None else None
-        answer = ParentReply(self._position, places is not None, len(places or b""))
-        raw = self._handshake.reply(self._hello, answer)
-        if places is not None:
-            raw += places + self._handshake.seal(self._hello, places)
         self._asked = True
+        raw = self._handshake.reply(self._hello, answer) + sealed
         self._unsent = memoryview(bytes(self._unsent) + raw)
 
     def send(self, now: float) -> None:
-        """Send as much as the connection takes, of one chunk at most.
-
-        Raises:
-            ConnectionOver: all that it may have is sent: a refusal, or its places.
-            OSError: the connection is broken, or the file cannot be read.
-        """
+        """Send as much as the connection takes, of one chunk at most."""
         self._last, self.blocked = now, True
-        if not self._unsent and not self._body[1] and self._chunk_waits:
+        if not self._unsent and not self._body[1] and self._has_chunk:
             self._begin_chunk()
         if self._unsent:
             flags = socket.MSG_MORE if self._body[1] else 0  # one packet, where it has room
@@ -177,11 +162,7 @@ class RelayChild:
         self._next += 1
 
     def tick(self, now: float) -> None:
-        """Show that this node is alive, where nothing else has shown it for a while.
-
-        Raises:
-            ConnectionOver: it has not proved its right in time, or takes nothing any more.
-        """
+        """Show that this node is alive, where nothing else has shown it for a while."""
         if not self._asked:
             if now > self._until:
                 raise ConnectionOver("it did not prove its right in time")
@@ -230,11 +211,7 @@ class RelayParent:
     def __init__(
         self, position: int, address: tuple[str, int], token: bytes, tree: int, now: float
     ) -> None:
-        """Begin to connect.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
+        """Begin to connect; OSError if it cannot be reached."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -262,11 +239,7 @@ class RelayParent:
         return not self._connected
 
     def connect(self, now: float) -> None:
-        """Note that the connection stands.
-
-        Raises:
-            ConnectionOver: it does not.
-        """
+        """Note that the connection stands."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise ConnectionOver(os.strerror(code).lower())
@@ -274,13 +247,7 @@ class RelayParent:
         self._until = now + HANDSHAKE_SECONDS
 
     def receive(self, file: ChunkFile, now: float) -> None:
-        """Take what has come; whole chunks go into the file.
-
-        Raises:
-            ConnectionOver: it is of no more use.
-            OSError: the connection is broken.
-            UnwritableFile: this node's disk does not take a chunk.
-        """
+        """Take what has come; whole chunks go into the file, or UnwritableFile says why not."""
         limit = len(self._buffer) if self.accepted else self._wanted
         with memoryview(self._buffer) as view:
             size = self._socket.recv_into(view[self._filled : limit])
@@ -354,11 +321,7 @@ class RelayParent:
         self._forget(self._wanted)
 
     def tick(self, now: float) -> None:
-        """Look at the time.
-
-        Raises:
-            ConnectionOver: nothing has come for too long.
-        """
+        """Look at the time."""
         if now <= self._until:
             return
         if not self._connected:

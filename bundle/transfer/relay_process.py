@@ -13,8 +13,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ..channel.frames import Lines
 from ..protocol.codec import decode, encode
 from ..system import processes, signals
 from ..system.processes import prctl, signal_at_parent_death
@@ -25,6 +26,7 @@ from .relay_peers import Directory, RelayCandidates
 STILL_SECONDS = 30
 """Time without a round of its loop after which a relay is given up: it was stopped, or its disk
 takes nothing."""
+_MOST_SECONDS = 2.0
 _END_SECONDS = 5.0
 """Time for a process that is killed to end; a disk that does not answer may hold it for longer."""
 
@@ -41,25 +43,29 @@ class RelayProcess:
     ) -> None:
         """Start it, to wait for :meth:`begin`; close the listener here. OSError if fork fails."""
         prctl()  # loads libc, which is unsafe after a fork
-        control, self._control, self._report, report = _pipes()
+        control, self._control = os.pipe()
+        try:
+            self._report, report = os.pipe()
+        except OSError:
+            self._close(control, self._control)
+            raise
         self._ending = threading.Lock()
         self._rounds = memoryview(mmap.mmap(-1, 8)).cast("Q")
-        """One number, shared with the child: the rounds of its loop."""
+        """One number, shared with the child: the rounds of its loop, 20 in a second at least."""
+        self._seen_rounds, self._seen_at, self._still = 0, time.monotonic(), 0.0
+        self._reading, self._lines = Lines(), list[bytes]()
         parent = os.getpid()
         with signals.held():  # else the child might do its parent's clean-up
             try:
                 self._child = os.fork()
             except OSError:
-                for handle in (control, self._control, self._report, report):
-                    os.close(handle)
+                self._close(control, self._control, self._report, report)
                 raise
             if not self._child:
-                os.close(self._control)
-                os.close(self._report)
+                self._close(self._control, self._report)
                 make = functools.partial(Relay, file, token, listener, self._rounds, directory)
                 _be_the_relay(make, control, report, parent)
-        os.close(control)
-        os.close(report)
+        self._close(control, report)
         listener.close()
 
     def begin(self, candidates: RelayCandidates | None) -> None:
@@ -67,21 +73,36 @@ class RelayProcess:
         raw = None if candidates is None else encode(candidates)
         with self._ending, contextlib.suppress(BrokenPipeError):
             if self._child:  # where it has ended there is no outcome, either
-                _write(self._control, json.dumps(raw).encode() + b"\n")
+                _write_line(self._control, raw)
 
-    def outcome(self) -> RelayOutcome:
-        """Wait until the file is here, or cannot come; or until the relay stands still."""
-        still, rounds = 0, -1
+    def outcome(
+        self, on_contact: Callable[[Mapping[int, str]], None] = lambda unreached: None
+    ) -> RelayOutcome:
+        """Wait until the file is here, or cannot come; or until the relay stands still.
+
+        ``on_contact`` is called once with the parents that cannot be connected to, and why.
+        """
         coming = select.poll()
         coming.register(self._report, select.POLLIN)
-        while not coming.poll(1000):
-            # Counted, and not timed: where all of a job was stopped, it goes on together.
-            still = still + 1 if self._rounds[0] == rounds else 0
-            rounds = self._rounds[0]
-            if still >= STILL_SECONDS:
-                self.end()
-                return RelayOutcome(failure=f"its relay stood still for {STILL_SECONDS} s")
-        return self._last_word()
+        while True:
+            while not self._lines and not coming.poll(1000):
+                if self.measure_stillness() >= STILL_SECONDS:
+                    self.end()
+                    return RelayOutcome(failure=f"its relay stood still for {STILL_SECONDS} s")
+            report = self._next_report()
+            if isinstance(report, RelayOutcome):
+                return report
+            on_contact(report)
+
+    def measure_stillness(self) -> float:
+        """Return the seconds for which the loop has begun no round; call it every second or so."""
+        now, rounds = time.monotonic(), int(self._rounds[0])
+        # A pause between two looks counts no longer: where all of a job was stopped, this process
+        # was stopped with it.
+        passed = min(now - self._seen_at, _MOST_SECONDS)
+        self._still = self._still + passed if rounds == self._seen_rounds else 0.0
+        self._seen_at, self._seen_rounds = now, rounds
+        return self._still
 
     def fileno(self) -> int:
         """Return a descriptor that can be read from once there is an outcome, or none can come."""
@@ -92,21 +113,26 @@ class RelayProcess:
         """Its process id; 0 once it has ended."""
         return self._child
 
-    @property
-    def rounds(self) -> int:
-        """The rounds that its loop has begun, 20 in a second at least."""
-        return int(self._rounds[0])
-
     def source_failure(self) -> str:
         """Return why this process, a source, serves no longer; empty while it does."""
         coming = select.poll()
         coming.register(self._report, select.POLLIN)
-        return self._last_word().failure if coming.poll(0) else ""
+        report = self._next_report() if coming.poll(0) else None
+        return report.failure if isinstance(report, RelayOutcome) else ""
 
-    def _last_word(self) -> RelayOutcome:
-        line = _line(self._report)
-        if line:
-            return decode(RelayOutcome, json.loads(line))
+    def _next_report(self) -> dict[int, str] | RelayOutcome:
+        """Read the next report; of a process that has ended without one, its end is the outcome."""
+        while not self._lines:
+            piece = os.read(self._report, 1 << 16)
+            if not piece:
+                return self._unreported_end()
+            self._lines += self._reading.feed(piece)
+        report = json.loads(self._lines.pop(0))
+        if isinstance(report, list):
+            return {int(place): str(why) for place, why in report}
+        return decode(RelayOutcome, report)
+
+    def _unreported_end(self) -> RelayOutcome:
         with self._ending:
             status = self._reap()
         if status is not None and os.WIFSIGNALED(status):
@@ -137,20 +163,15 @@ class RelayProcess:
                 os.kill(self._child, signal.SIGKILL)  # it may be stopped, or wait for a disk
             self._reap()
 
+    @staticmethod
+    def _close(*handles: int) -> None:
+        for handle in handles:
+            os.close(handle)
+
     def close(self) -> None:
         """End it, and forget its outcome, for which nobody may wait any more."""
         self.end()
         os.close(self._report)
-
-
-def _pipes() -> tuple[int, int, int, int]:
-    first = os.pipe()
-    try:
-        return (*first, *os.pipe())
-    except OSError:
-        for handle in first:
-            os.close(handle)
-        raise
 
 
 def _await_end(child: int) -> int | None:
@@ -168,40 +189,40 @@ def _await_end(child: int) -> int | None:
 
 def _be_the_relay(make: Callable[[], Relay], control: int, report: int, parent: int) -> None:
     """Run the child; clean up whatever happens, and never return."""
+
+    def send(message: dict[int, str] | RelayOutcome) -> None:
+        raw = encode(message) if isinstance(message, RelayOutcome) else [*message.items()]
+        _write_line(report, raw)
+
+    failure = ""
     try:
         signals.end_as_usual()
         signal_at_parent_death(signal.SIGKILL)
-        if os.getppid() == parent:
-            raw = _line(control)
-            if raw:
-                _relay(make, control, report, json.loads(raw))
+        raw = _read_line(control) if os.getppid() == parent else b""
+        if raw:
+            start = json.loads(raw)
+            candidates = None if start is None else decode(RelayCandidates, start)
+            with contextlib.closing(make()) as relay:
+                relay.run(candidates, control, send)
     except (OSError, UnwritableFile) as exc:
-        with contextlib.suppress(OSError):
-            _send(report, RelayOutcome(failure=str(exc)))
+        failure = str(exc)
     except Exception as exc:
         traceback.print_exc()
-        with contextlib.suppress(OSError):
-            _send(report, RelayOutcome(failure=f"{type(exc).__name__}: {exc}"))
+        failure = f"{type(exc).__name__}: {exc}"
     finally:
+        with contextlib.suppress(OSError):
+            if failure:
+                send(RelayOutcome(failure=failure))
         os._exit(0)
 
 
-def _relay(make: Callable[[], Relay], control: int, report: int, raw: object) -> None:
-    candidates = None if raw is None else decode(RelayCandidates, raw)
-    with contextlib.closing(make()) as relay:
-        relay.run(candidates, control, lambda outcome: _send(report, outcome))
-
-
-def _send(report: int, outcome: RelayOutcome) -> None:
-    _write(report, json.dumps(encode(outcome)).encode() + b"\n")
-
-
-def _write(handle: int, data: bytes) -> None:
+def _write_line(handle: int, message: object) -> None:
+    data = json.dumps(message).encode() + b"\n"
     while data:
         data = data[os.write(handle, data) :]
 
 
-def _line(handle: int) -> bytes:
+def _read_line(handle: int) -> bytes:
     """Read the only line; empty if its writer ends first."""
     line = b""
     while not line.endswith(b"\n"):

@@ -71,7 +71,7 @@ class RelayDirectory:
 
     def __init__(self, places: Sequence[RelayPlace]) -> None:
         self._places = places
-        self._encoded = functools.lru_cache(maxsize=None)(_encoded_place)
+        self._encoded = functools.lru_cache(maxsize=None)(encode)
         """Each place as JSON, made once: those far up are in the answer to every node."""
         self._positions = {key_of(place.name): place.position for place in places[1:]}
 
@@ -84,10 +84,6 @@ class RelayDirectory:
         own = encode(candidates, names={"position", "by_tree"})
         places = [self._encoded(place) for place in candidates.places]
         return zlib.compress(json.dumps({**own, "places": places}).encode())
-
-
-def _encoded_place(place: RelayPlace) -> dict[str, object]:
-    return encode(place)
 
 
 # --- The connections that nodes of a relay cannot make to each other, counted as they report -----
@@ -146,36 +142,20 @@ def damage_lines(relayed: Mapping[str, Relayed]) -> list[str]:
         for node, report in relayed.items()
         if report.corrupt
     }
-    damaging = _damaging_receivers(senders)
-    lines = [
-        f"{node} damages what it receives: data from {few_names(failed)} arrived damaged there, "
-        "and nowhere else; check its memory and its network card"
-        for node, failed in damaging.items()
-    ]
-    lines += [
-        f"{sender} sent damaged bytes to {node}{_resort(relayed[node])}"
-        for node, failed in senders.items()
-        if node not in damaging
-        for sender in failed
-    ]
-    return lines
-
-
-def _damaging_receivers(
-    senders: Mapping[str, tuple[str, ...]],
-) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that damage what they receive, by evidence of their senders."""
     # A node that several senders failed may be at fault itself: it is no witness against them.
     blamed = {sender for failed in senders.values() if len(failed) < _SENDERS for sender in failed}
-    sound = {
-        node: tuple(sender for sender in failed if sender not in blamed)
-        for node, failed in senders.items()
-    }
-    return {node: failed for node, failed in sound.items() if len(failed) >= _SENDERS}
-
-
-def _resort(report: Relayed) -> str:
-    return "" if report.failure else ", which took them from another node"
+    receivers, lines = [], []
+    for node, failed in senders.items():
+        sound = [sender for sender in failed if sender not in blamed]
+        if len(sound) >= _SENDERS:
+            receivers.append(
+                f"{node} damages what it receives: data from {few_names(sound)} arrived damaged "
+                "there, and nowhere else; check its memory and its network card"
+            )
+            continue
+        end = "" if relayed[node].failure else ", which took them from another node"
+        lines += [f"{sender} sent damaged bytes to {node}{end}" for sender in failed]
+    return [*receivers, *lines]
 
 
 # --- Remarks for the user about the nodes of a relay ---------------------------------------------
@@ -268,7 +248,9 @@ class RelayWait:
             for node in heard:
                 self._take(node)
             if not heard:  # else an answer may be among what is still to be read
-                self._refuse_without_source()
+                why = self._source_failure() if awaited.nodes else ""
+                if why:
+                    raise SourceEnded(why)
         failed = {
             node: report.failure
             for node, report in self._run.answers.relayed.items()
@@ -277,11 +259,6 @@ class RelayWait:
         if not step.ended:
             failed.update(dict.fromkeys(awaited.nodes, reached.why or "it did not finish in time"))
         return failed
-
-    def _refuse_without_source(self) -> None:
-        why = self._source_failure() if self._awaited.nodes else ""
-        if why:
-            raise SourceEnded(why)
 
     def _take(self, node: str) -> None:
         answers = self._run.answers
@@ -299,24 +276,13 @@ class RelayWait:
 STILL_SECONDS = 10.0
 """Time without a round of its loop after which a source stands still. It is less than the time for
 which the nodes wait: the reason should be known before they give up."""
-_MOST_SECONDS = 2.0
-"""A pause between two looks counts no longer: this process may have been stopped with the source.
-"""
 
 
 class SourceWatch:
     """A source, while nodes wait for its bytes."""
 
-    def __init__(
-        self,
-        source: RelayProcess,
-        on_event: OnEvent,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._source, self._on_event, self._clock = source, on_event, clock
-        self._rounds, self._seen = source.rounds, clock()
-        self._still = 0.0
-        """Seconds without a round."""
+    def __init__(self, source: RelayProcess, on_event: OnEvent) -> None:
+        self._source, self._on_event = source, on_event
         self._told = False
 
     def failure(self) -> str:
@@ -324,33 +290,23 @@ class SourceWatch:
 
         To be called every second or so.
         """
-        now = self._clock()
-        if self._source.rounds == self._rounds:
-            self._still += min(now - self._seen, _MOST_SECONDS)
-        else:
-            self._rounds, self._still = self._source.rounds, 0.0
-        self._seen = now
-        if self._still >= STILL_SECONDS and not self._told:
-            self._tell()
+        still = self._source.measure_stillness() >= STILL_SECONDS
+        task = processes.task(self._source.pid) if still and not self._told else None
+        if task is not None:
+            self._told = True
+            text = (
+                f"the process on {os.uname().nodename} that sends the bundle has stood still for "
+                f"{STILL_SECONDS:g} s: {task}; the nodes wait for it, for a minute at most"
+            )
+            self._on_event(Remark(text, warning=True))
         return self._source.source_failure()
 
     def hung(self) -> str:
         """Return what the source hangs in; empty if it makes progress, or was merely stopped."""
-        if self._still < STILL_SECONDS or self._source.rounds != self._rounds:
+        if self._source.measure_stillness() < STILL_SECONDS:
             return ""
         task = processes.task(self._source.pid)
         return "" if task is None or task.stopped else str(task)
-
-    def _tell(self) -> None:
-        task = processes.task(self._source.pid)
-        if task is None:
-            return
-        self._told = True
-        text = (
-            f"the process on {os.uname().nodename} that sends the bundle has stood still for "
-            f"{STILL_SECONDS:g} s: {task}; the nodes wait for it, for a minute at most"
-        )
-        self._on_event(Remark(text, warning=True))
 
 
 def send(
@@ -398,11 +354,14 @@ def _relay(
         try:
             listener = resources.enter_context(contextlib.closing(listen(ports)))
             port = int(listener.getsockname()[1])
-            directory = RelayDirectory(_places(nodes, run, port))
-            source = resources.enter_context(_source(transfer, file, listener, directory))
+            directory = RelayDirectory(_places(nodes, run.answers.listening, port))
+            token = bytes.fromhex(transfer.token)
+            source = RelayProcess(file, token, listener, directory)
         except OSError as exc:
             why = f"{os.uname().nodename} cannot be its source: {error_text(exc)}"
             return dict.fromkeys(nodes, why)
+        resources.enter_context(contextlib.closing(source))
+        source.begin(None)
         left_out = tuple(sorted(run.answers.nodes - set(nodes)))
         start = RelayStart(port, len(nodes), left_out)
         run.step.tell(agent_channel.RELAY + packed(start))
@@ -436,16 +395,6 @@ def _opened(transfer: Transfer) -> Iterator[ChunkFile]:
         yield ChunkFile(handle, transfer.size, complete=True)
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _source(
-    transfer: Transfer, file: ChunkFile, listener: socket.socket, directory: RelayDirectory
-) -> Iterator[RelayProcess]:
-    source = RelayProcess(file, bytes.fromhex(transfer.token), listener, directory)
-    with contextlib.closing(source):
-        source.begin(None)
-        yield source
 
 
 def _source_problem(code: ProblemCode, transfer: Transfer, why: str) -> Problem:
@@ -492,9 +441,12 @@ def listen(ports: range | None) -> socket.socket:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-def _places(nodes: Iterable[str], run: PhaseRun, port: int) -> list[RelayPlace]:
-    places = [RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)]
-    for position, node in enumerate(nodes, 1):
-        ready = run.answers.listening[node]
-        places.append(RelayPlace(position, node, ready.address, ready.port))
-    return places
+def _places(nodes: Iterable[str], listening: Mapping[str, Ready], port: int) -> list[RelayPlace]:
+    source = RelayPlace(relay_chunks.SOURCE, RELAY_SOURCE, "", port)
+    return [
+        source,
+        *(
+            RelayPlace(position, node, listening[node].address, listening[node].port)
+            for position, node in enumerate(nodes, 1)
+        ),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -117,7 +118,7 @@ def watched(
     told: list[Rank] = []
 
     def note(rank: Rank) -> None:
-        told.append(rank)
+        told.append(dataclasses.replace(rank))
         outputs.monitor._seconds = 3600
         (job_dir / "told").touch()
 

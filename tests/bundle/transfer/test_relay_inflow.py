@@ -118,6 +118,7 @@ def test_the_nearest_one_that_can_be_connected_to_is_the_parent(node: Node) -> N
     node.run(2, mine=20, other=20)
     assert node.parent == 9
     assert node.tried == [5, 7, 9]
+    assert (node.inflow.first, node.inflow.contact) == (5, "connection refused")
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def receiver(tmp_path: Path) -> Iterator[RelayReceiver]:
 
 
 @contextlib.contextmanager
-def source(folder: Path, receiver: RelayReceiver) -> Iterator[int]:
-    """Serve the file to that node; the port."""
+def source(folder: Path, receiver: RelayReceiver, *others: RelayPlace) -> Iterator[int]:
+    """Serve the file to that node, the first of all; the port."""
     (folder / "sent").write_bytes(CONTENT)
     handle = os.open(folder / "sent", os.O_RDONLY)
     listener = listen("127.0.0.1")
@@ -78,6 +78,7 @@ def source(folder: Path, receiver: RelayReceiver) -> Iterator[int]:
     places = [
         RelayPlace(0, RELAY_SOURCE, "", port),
         RelayPlace(1, NODE, ready.address, ready.port),
+        *others,
     ]
     file = ChunkFile(handle, len(CONTENT), complete=True)
     with contextlib.closing(RelayProcess(file, TOKEN, listener, RelayDirectory(places))) as serving:
@@ -127,6 +128,22 @@ def test_a_node_that_cannot_reach_the_source_says_so_twice(
     assert isinstance(last, Relayed)
     assert last.failure == "no other node can be reached: the source: connection refused"
     assert receiver.arrival.failed
+
+
+def test_a_node_above_that_cannot_be_reached_is_named_and_done_without(
+    tmp_path: Path, receiver: RelayReceiver
+) -> None:
+    driver = Driver()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        above = RelayPlace(2, "node02", *closed.getsockname())
+        with source(tmp_path, receiver, above) as port, following(receiver, driver):
+            driver.begin(port)
+            first, last = driver.heard.get(timeout=300), driver.heard.get(timeout=300)
+    assert isinstance(first, OutOfReach)
+    assert first.nodes == (("node02", "connection refused"),)
+    assert isinstance(last, Relayed)
+    assert last.failure == ""
 
 
 def test_a_node_that_is_left_out_takes_nothing(receiver: RelayReceiver) -> None:
