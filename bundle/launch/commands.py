@@ -58,13 +58,14 @@ def choose_threads(setting: int | None, cpus: int, nproc: int) -> int:
 
 # Launching is composition: ``torchrun(wrapper(command))``, from argument list to argument list.
 
+WRAPPER = "run_wrapper.py"
 PROCESSES = "run_processes.py"
 """The launcher of ranks that are plain processes, beside the wrapper."""
 
 
 def wrapper(directories: JobDirectories, command: Sequence[str]) -> list[str]:
     """Return the arguments that run a user's command under the wrapper."""
-    return [os.path.join(directories.job_dir, "run_wrapper.py"), *command]
+    return [os.path.join(directories.job_dir, WRAPPER), *command]
 
 
 def torchrun(

@@ -1,6 +1,6 @@
 """Watching the ranks of a node: when each of them began, finished and ended.
 
-Each rank writes JSON lines into a named pipe (:mod:`bundle.launch.watch`): as it begins
+Each rank writes JSON lines into a named pipe (:mod:`bundle.launch.wrapper`): as it begins
 (``started``), when it has left its process group (``left``) or joined one (``joined``), when its
 program has finished (``finished``), and when its process still runs a while later (``lingers``).
 The end of its process is noticed at once through its pidfd, whatever its launcher reports.
@@ -21,7 +21,7 @@ from ..protocol.codec import AnyText, decode
 from ..system import processes
 
 PIPE = "ranks"
-"""The name of the pipe beside those of the ranks' output; :mod:`bundle.launch.watch` has it too."""
+"""The name of the pipe beside those of the ranks' output; the wrapper has it too."""
 SECONDS = "STAGER_LINGER_SECONDS"
 """Variable: seconds that a process may go on after its program, or another rank, has ended."""
 _SECONDS = 30.0
@@ -74,7 +74,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class _Message:
-    """A line that a rank writes into the pipe; see :mod:`bundle.launch.watch`."""
+    """A line that a rank writes into the pipe; see :mod:`bundle.launch.wrapper`."""
 
     event: str
     rank: int
@@ -268,14 +268,15 @@ class RankMonitor:
         """
         ranks = list(self.ranks.values())
         running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
+        late = [rank for rank in running if self._is_long_out(rank)]
+        if len(ranks) > 1 and all(rank.left is not None for rank in running):
+            late = []
         limit = time.time() - self._seconds
-        left_alone = any(
-            rank.ended is not None and rank.ended < limit and not rank.code for rank in ranks
-        )
-        may_be_missed = len(ranks) == 1 or any(rank.left is None for rank in running)
-        for rank in running:
-            if left_alone or (may_be_missed and self._is_long_out(rank)):
-                self._note_lingering(rank, ())
+        ended = [rank.ended for rank in ranks if rank.ended is not None and not rank.code]
+        if ended and min(ended) < limit:
+            late = running
+        for rank in late:
+            self._note_lingering(rank, ())
 
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds

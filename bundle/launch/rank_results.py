@@ -23,7 +23,11 @@ _RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")
 _REPORT_START = re.compile(r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: ")
 """The first line of torchrun's own report: its traceback and its table follow."""
 _SIGTERM, _SIGKILL = -15, -9
-_CLOSING = re.compile(r"(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$")
+_PRINTED = re.compile(
+    r"Traceback \(most recent.*(?:\n.*)*?\n .*\n(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$",
+    re.MULTILINE,
+)
+"""A traceback, to the first line that names an exception below an indented one."""
 _PRINTED_AFTER = 10
 """Lines below a printed traceback from which on the program has survived it."""
 _SHOWN = 20
@@ -98,16 +102,14 @@ def _printed_exception(lines: Sequence[str]) -> tuple[str, str, tuple[str, ...]]
     Programs print what they have caught and return a status, or end themselves by ``os._exit``.
     """
     starts = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-    for at in range(starts[-1] + 1, len(lines)) if starts else ():
-        closing = _CLOSING.match(lines[at])
-        if closing is None or not lines[at - 1].startswith(" "):
-            continue
-        below = [line for line in lines[at + 1 :] if line.strip() and not line.startswith(" ")]
-        if len(below) >= _PRINTED_AFTER:
-            return None
-        trace = keep_own_frame(lines[starts[-1] : at + 1], _SHOWN)
-        return closing[1], closing[2] or "", tuple(trace)
-    return None
+    printed = _PRINTED.match("\n".join(lines[starts[-1] :])) if starts else None
+    if printed is None:
+        return None
+    trace = printed[0].split("\n")
+    below = lines[starts[-1] + len(trace) :]
+    if sum(bool(line.strip()) and not line.startswith(" ") for line in below) >= _PRINTED_AFTER:
+        return None
+    return printed[1], printed[2] or "", tuple(keep_own_frame(trace, _SHOWN))
 
 
 def settled(

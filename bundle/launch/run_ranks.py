@@ -32,7 +32,7 @@ from ..system import files, network, processes, signals
 from ..system.own_program import source_of
 from . import commands, program_variables, rank_results
 from .commands import EarlyLauncher, choose_threads
-from .output_reader import Outputs, RecentOutput, run_launcher
+from .output_reader import OnOutput, Outputs, RecentOutput, run_launcher
 from .program_variables import (
     JobDirectories,
     RankGroup,
@@ -72,18 +72,11 @@ def run_ranks(
         outputs = _open_outputs(directories, start, job.launch.grace_seconds)
         start.variables.update(outputs.variables)
         monitor = outputs.monitor
-        monitor.on_lingering = lambda rank: channel.emit(_lingering(group.node, rank))
-        outputs.on_finished = lambda: channel.emit(RanksEnded())
 
         def pass_on(rank: int | None, data: bytes) -> None:
             channel.output(own_rank if native else rank, data)
 
-        def note_signal(number: int, ranks: list[int]) -> None:
-            name = signal.Signals(number).name
-            for rank in ranks:
-                pass_on(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
-
-        outputs.on_signal = note_signal
+        _report_events(outputs, channel, group.node, pass_on)
         if job.allocation is Allocation.SLURM and not machine.has_step_cgroup():
             signals.drop_user_signals()  # ranks get Slurm's own: a second one may end them
         signals.take_user_signals()  # those from before are for no rank
@@ -101,17 +94,27 @@ def run_ranks(
         killed = rank_results.out_of_memory(failed, killed_before, machine.oom_kills())
         for rank, line in killed.items():
             channel.output(rank, f"{line}\n".encode())
-            failed = [
-                replace(one, lines=(*one.lines, line)) if one.rank == rank else one
-                for one in failed
-            ]
-    answer = LaunchAnswer(
-        exit_code=code,
-        failures=tuple(failed),
-        tail=tuple(recent.tail)[-_SHOWN:] if code else (),
-        sent={"" if rank is None else str(rank): sent for rank, sent in channel.sent.items()},
-    )
+            failed = [_with_line(record, line, rank) for record in failed]
+    sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
+    answer = LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
     return _observed(answer, group.node, monitor, recent)
+
+
+def _with_line(record: FailureRecord, line: str, rank: int) -> FailureRecord:
+    return replace(record, lines=(*record.lines, line)) if record.rank == rank else record
+
+
+def _report_events(outputs: Outputs, channel: AgentChannel, node: str, pass_on: OnOutput) -> None:
+    """Tell the driver and the logs what the reading of output finds."""
+
+    def note_signal(number: int, ranks: list[int]) -> None:
+        name = signal.Signals(number).name
+        for rank in ranks:
+            pass_on(rank, f"stager: {name} was passed on to rank {rank}\n".encode())
+
+    outputs.on_signal = note_signal
+    outputs.on_finished = lambda: channel.emit(RanksEnded())
+    outputs.monitor.on_lingering = lambda rank: channel.emit(_lingering(node, rank))
 
 
 def _failures(
@@ -150,11 +153,11 @@ def _observed(
     told_some = bool(rank_results.signalled(recent.launcher))
     vanished = monitor.vanished(by_rank) if told_some else []
     ranks = monitor.ranks.values()
-    first = monitor.ranks.get(0)
     return replace(
         answer,
+        tail=tuple(recent.tail)[-_SHOWN:] if answer.exit_code else (),
         stopped=monitor.stopped,
-        first_rank=first.began if first is not None else None,
+        first_rank=next((rank.began for rank in ranks if not rank.rank), None),
         left=tuple(
             Departure(node, rank.rank, since, goes_on=rank.left_and_went_on)
             for since, rank in departed
@@ -232,7 +235,7 @@ def _job_dir(path: str, launcher: Launcher) -> Iterator[None]:
     """Make and remove the job's directory; it is locked, so that a killed agent's is swept."""
     removal.sweep(path)  # of the same job, before it was requeued
     held = node_root.make_held(path)
-    programs = {"run_wrapper.py": "launch.wrapper", "_stager_watch.py": "launch.watch"}
+    programs = {commands.WRAPPER: "launch.wrapper"}
     if launcher is Launcher.PROCESSES:
         programs[commands.PROCESSES] = "launch.rank_processes"
     try:

@@ -62,27 +62,38 @@ def _fill(source: str, tree: str, to_copy: int, job: Job) -> None:
         folder = pending.pop()
         listed, path = _listed(os.path.join(source, folder)), os.path.join(tree, folder)
         room -= len(listed)
-        if folder and not os.path.lexists(path):
-            if room < 0 and not _may_hold_outputs(folder, job):
-                os.symlink(os.path.join(source, folder), path)
-                continue
-            os.mkdir(path, 0o700)
+        if not os.path.lexists(path):
+            _make_folder(os.path.join(source, folder), path, room >= 0 or _may_hold(folder, job))
         if os.path.islink(path) or not os.path.isdir(path):
             continue
         for entry in listed:
             name = os.path.join(folder, entry.name)
-            path = os.path.join(tree, name)
             if entry.is_dir(follow_symlinks=False):
                 pending.append(name)
-                continue
-            if entry.is_file(follow_symlinks=False) and not os.path.lexists(path):
-                size = entry.stat().st_size
-                if (size <= to_copy and room >= 0) or _is_output(name, job):
-                    to_copy -= min(size, to_copy)
-                    _copy(entry.path, path)
-            if not os.path.lexists(path):
-                is_link = entry.is_symlink()
-                os.symlink(os.readlink(entry.path) if is_link else entry.path, path)
+            elif not os.path.lexists(os.path.join(tree, name)):
+                limit = to_copy if room >= 0 else -1
+                copied = _place(entry, os.path.join(tree, name), limit, _is_output(name, job))
+                to_copy = max(0, to_copy - copied)
+
+
+def _make_folder(source: str, path: str, is_own: bool) -> None:
+    if is_own:
+        os.mkdir(path, 0o700)
+    else:
+        os.symlink(source, path)
+
+
+def _place(entry: os.DirEntry[str], path: str, limit: int, is_output: bool) -> int:
+    """Copy a file of at most ``limit`` bytes, or an output, else link it; return bytes copied."""
+    if entry.is_symlink():
+        os.symlink(os.readlink(entry.path), path)
+        return 0
+    size = entry.stat().st_size
+    if entry.is_file() and (size <= limit or is_output):
+        _copy(entry.path, path)
+        return size
+    os.symlink(entry.path, path)
+    return 0
 
 
 def _copy(source: str, path: str) -> None:
@@ -97,7 +108,7 @@ def _is_output(name: str, job: Job) -> bool:
     return any(patterns.wanted(path, job.outputs) for path in (*patterns.above(inner), inner))
 
 
-def _may_hold_outputs(name: str, job: Job) -> bool:
+def _may_hold(name: str, job: Job) -> bool:
     parts = os.path.relpath(name, job.run_subdir or ".").split("/")
     return any(
         all(asked == "**" or fnmatchcase(part, asked) for part, asked in zip(parts, pattern))

@@ -26,11 +26,10 @@ where ``lines`` are the last of the traceback with the last frame of the user's 
 exception and ended itself with a status because of it, as Hydra does, the record is about that
 exception, without lines if no frame is the user's own. PyTorch's own error file
 (``TORCHELASTIC_ERROR_FILE``) is left to ``@record``.
-
-The node's agent is told how far the rank is by ``_stager_watch.py``, if that lies beside this file.
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -41,12 +40,14 @@ import signal
 import site
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 import types
 from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 RECORDED_LINES = 40
@@ -70,9 +71,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_DFL)
     take_own_pipe()
     forget_record()
-    watch = watcher()
-    if watch is not None:
-        watch.begin()
+    begin_watch()
     write_whole_lines()
     name = args[0]
     if kind == "script":
@@ -80,10 +79,10 @@ def main(argv: list[str]) -> int:
         name = next((str(path) for path in paths if path.exists()), "")
         if not name:
             return _missing_script(args[0], paths)
-    return _run_watched((kind, name), [name, *args[1:]], watch)
+    return _run_watched((kind, name), [name, *args[1:]])
 
 
-def _run_watched(program: Program, argv: list[str], watch: Optional[types.ModuleType]) -> int:
+def _run_watched(program: Program, argv: list[str]) -> int:
     arrange_path(program)
     activate_patches()
     sys.argv = argv
@@ -92,17 +91,9 @@ def _run_watched(program: Program, argv: list[str], watch: Optional[types.Module
         keep_main(run(program))
     except BaseException as error:  # every way to end: the record and the status depend on it
         status = _ended_by(error, program, is_rank=os.getpid() == rank_pid)
-    if watch is not None and os.getpid() == rank_pid:
-        watch.end(status)
+    if os.getpid() == rank_pid:
+        end_watch(status)
     return status
-
-
-def watcher() -> Optional[types.ModuleType]:
-    """Return the module that tells the agent of this rank; None where there is none."""
-    try:
-        return importlib.import_module("_stager_watch")
-    except ModuleNotFoundError:
-        return None
 
 
 def script_paths(name: str) -> list[Path]:
@@ -159,9 +150,8 @@ def _sources() -> Optional[str]:
 def _distinct(entries: Iterable[Optional[str]]) -> list[str]:
     """Drop empty entries, and repeated ones that are the same directory."""
     kept: dict[str, str] = {}
-    for entry in entries:
-        if entry:
-            kept.setdefault(os.path.realpath(entry), entry)
+    for entry in filter(None, entries):
+        kept.setdefault(os.path.realpath(entry), entry)
     return list(kept.values())
 
 
@@ -229,15 +219,15 @@ def keep_main(program_globals: dict[str, Any]) -> None:
 def _ended_by(error: BaseException, program: Program, *, is_rank: bool) -> int:
     """Record and show the error; return the exit status. A forked child leaves no record."""
     frames = _program_frames(error.__traceback__)
-    if frames is not None and frames.tb_frame.f_globals.get("__name__") == "__main__":
-        keep_main(frames.tb_frame.f_globals)
     if frames is None and isinstance(error, ImportError):
         return _cannot_start(error, program)
+    program_globals = frames.tb_frame.f_globals if frames is not None else {}
+    if program_globals.get("__name__") == "__main__":
+        keep_main(program_globals)
     status = exit_status(error)
     error = error.with_traceback(frames)
     if status and is_rank:
-        caught = _caught_before(error)
-        write_record(caught or error, status, is_caught=caught is not None)
+        write_record(error, status)
     if not isinstance(error, SystemExit):
         _show(error)
     elif error.code is not None and not isinstance(error.code, int):
@@ -278,11 +268,12 @@ def _is_because_of(error: BaseException, caught: BaseException) -> bool:
     frames = frames[frames.index(handler) :]
     if len(frames) == 1 or all(_LIBRARY.search(frame.f_code.co_filename) for frame in frames):
         return True
+    return any(_tells_of(value, caught) for value in frames[1].f_locals.values())
+
+
+def _tells_of(value: object, caught: BaseException) -> bool:
     text = _text(caught)
-    return any(
-        value is caught or (isinstance(value, str) and text and text in value)
-        for value in frames[1].f_locals.values()
-    )
+    return value is caught or (isinstance(value, str) and text != "" and text in value)
 
 
 def exit_status(error: BaseException) -> int:
@@ -359,14 +350,16 @@ def forget_record() -> None:
             path.unlink()
 
 
-def write_record(error: BaseException, status: int, *, is_caught: bool = False) -> None:
+def write_record(error: BaseException, status: int) -> None:
     """Write the failure record (see the top of this file) by one rename."""
     path = _record_path()
     if path is None:
         return
+    caught = _caught_before(error)
+    error = caught or error
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     lines = keep_own_frame(text.splitlines(), RECORDED_LINES)
-    if is_caught and not any(map(is_own_frame, lines)):
+    if caught and not any(map(is_own_frame, lines)):
         lines = []  # an error in how the program was called: what it printed tells more
     is_exit = isinstance(error, SystemExit)
     record = {
@@ -408,6 +401,162 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception as problem:  # the program's own class, in which anything may go wrong
         return f"<no message: {type(problem).__name__} in __str__>"
+
+
+# --- How far the rank is, for the node's agent ---------------------------------------------------
+
+# Each message is one JSON line into the named pipe ``$STAGER_JOB_DIR/output/ranks``::
+#
+#     {"event": "started", "rank": 3, "local_rank": 1, "pid": 4242, "time": 1700000000.0}
+#     {"event": "left", ...}
+#     {"event": "joined", ...}
+#     {"event": "finished", ..., "status": 0, "joined": true}
+#     {"event": "lingers", ..., "threads": ["thread saver"]}
+#
+# ``left`` comes when the rank has destroyed PyTorch's default process group, and ``joined`` when it
+# is in one again. ``finished`` says with which exit status the program ended, and whether it had
+# ever joined a process group of PyTorch's; ``lingers`` comes if the process is still there
+# ``STAGER_LINGER_SECONDS`` later.
+
+LINGER_SECONDS = 30.0
+NAMED, NAME_LENGTH = 8, 60
+OTHERS = ("horovod", "mpi4py")
+"""Packages by which ranks meet without PyTorch's process groups."""
+GROUPS = "torch.distributed.distributed_c10d"
+"""The module of PyTorch that makes and destroys process groups."""
+
+
+def tell(event: str, **more: object) -> None:
+    """Tell the node's agent, if it listens, how far this rank is."""
+    job_dir = os.environ.get("STAGER_JOB_DIR")
+    if not job_dir:
+        return
+    who = {"rank": _number("RANK"), "local_rank": _number("LOCAL_RANK"), "pid": os.getpid()}
+    line = json.dumps({"event": event, **who, "time": time.time(), **more}) + "\n"
+    with contextlib.suppress(OSError):  # nobody listens, or not now: a rank does not wait for that
+        pipe = os.open(Path(job_dir, "output", "ranks"), os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(pipe, line.encode())  # short enough to come in one piece, see pipe(7)
+        finally:
+            os.close(pipe)
+
+
+def joined_group() -> Optional[bool]:
+    """Return whether the program has ever joined a process group; None if it meets otherwise.
+
+    ``_backend`` is None until the first ``init_process_group``, and stays set when that group is
+    destroyed (torch 2.13). Where there is no such variable, it may well have.
+    """
+    if "torch" not in sys.modules or any(name in sys.modules for name in OTHERS):
+        return None
+    module = sys.modules.get(GROUPS)
+    return module is not None and getattr(module, "_backend", "unknown") is not None
+
+
+def begin_watch() -> None:
+    """Tell that this rank's process is there, and see to it that leaving its group is told."""
+    tell("started")
+    if os.environ.get("STAGER_JOB_DIR"):
+        sys.meta_path.insert(0, _GroupsFinder())
+
+
+class _GroupsFinder:
+    """Delegates to the other finders; marks the spec of the module of process groups."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[types.ModuleType] = None,
+    ) -> Optional[ModuleSpec]:
+        finders: list[Any] = sys.meta_path
+        if fullname != GROUPS or self not in finders:
+            return None
+        for finder in finders[finders.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec: Optional[ModuleSpec] = find(fullname, path, target) if find else None
+            if spec is not None:
+                if type(spec) is ModuleSpec:
+                    spec.__class__ = _Marked
+                return spec
+        return None
+
+
+class _Marked(ModuleSpec):
+    """A spec that detects the end of its import, which the import system notes on it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            super().__setattr__("__class__", ModuleSpec)
+            module = sys.modules.get(self.name)
+            if module is not None:
+                follow_groups(module)
+
+
+def follow_groups(groups: types.ModuleType) -> None:
+    """Report when a rank leaves or joins the default group; an unknown PyTorch is unchanged."""
+    names = ("destroy_process_group", "init_process_group", "is_initialized")
+    destroy, init, is_member = (getattr(groups, name, None) for name in names)
+    if callable(destroy) and callable(init) and callable(is_member):
+        groups.__dict__[names[0]] = _report_change(destroy, is_member)
+        groups.__dict__[names[1]] = _report_change(init, is_member)
+
+
+def _report_change(change: Callable[..., Any], is_member: Callable[[], Any]) -> Callable[..., Any]:
+    @functools.wraps(change)
+    def changed(*args: object, **kwargs: object) -> object:
+        before = is_member()
+        try:
+            return change(*args, **kwargs)
+        finally:
+            after = is_member()
+            if after != before:
+                tell("joined" if after else "left")
+
+    return changed
+
+
+def end_watch(status: int) -> None:
+    """Say what keeps the process if it goes on for long though its program has finished.
+
+    Python waits for threads that are not daemons, then for exit handlers. The thread that watches
+    is a daemon: it ends with the process and changes nothing of how that ends.
+    """
+    tell("finished", status=status, joined=joined_group())
+    try:
+        seconds = float(os.environ.get("STAGER_LINGER_SECONDS", LINGER_SECONDS))
+        threading.Thread(target=_report_lingering, args=(seconds,), daemon=True).start()
+    except (ValueError, RuntimeError):  # no such number, or no more threads: then nobody watches
+        return
+
+
+def _report_lingering(seconds: float) -> None:
+    time.sleep(max(0.0, seconds))
+    names = find_lingering()
+    tell("lingers", threads=names)
+    why = f"waits for {', '.join(names)}" if names else "its exit handlers do not come to an end"
+    node = os.environ.get("STAGER_NODE") or os.uname().nodename
+    line = (
+        f"stager: rank {_number('RANK')} on {node} has ended its program, but its process goes "
+        f"on {seconds:g} s later: {why}\n"
+    )
+    # Not through sys.stderr: the interpreter may end at any moment, and must not find it locked.
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="replace"))
+
+
+def find_lingering() -> list[str]:
+    """Return the names of what keeps the process: threads that are no daemons, child processes."""
+    threads = [
+        f"thread {thread.name[:NAME_LENGTH]}"
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread()
+    ]
+    pools = sys.modules.get("multiprocessing.process")
+    children = list(getattr(pools, "_children", ())) if pools else []
+    processes = [f"process {child.name[:NAME_LENGTH]}" for child in children if not child.daemon]
+    return [*threads, *processes][:NAMED]
 
 
 if __name__ == "__main__":

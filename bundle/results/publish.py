@@ -99,21 +99,18 @@ class ResultsWriter:
             OSError: nothing more can be written here.
         """
         root, inner = self._root_of(info.name)
-        parent = info.name.rpartition("/")[0]
-        if inner and parent in self._failed_directories:
+        if inner and not self._has_parent(info):
             self._leave_out(info, "the directory that holds it could not be made")
             return
-        if inner and parent not in self._directories:
-            raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
         if info.issym() and (not inner or leads_out(inner, info.linkname)):
             raise InvalidStream(f"{info.name!r} is a link that leads out, to {info.linkname!r}")
+        if info.name in self._directories:
+            raise InvalidStream(f"{info.name!r} comes twice")
         try:
             self._write(self._path_of(root, inner), info, content)
         except OSError as exc:
             if exc.errno in _FULL:
                 raise
-            if exc.errno == errno.EEXIST and info.name in self._directories:
-                raise InvalidStream(f"{info.name!r} comes twice") from exc
             self._leave_out(info, error_text(exc))
             return
         if info.isreg():
@@ -154,25 +151,26 @@ class ResultsWriter:
         Returns:
             The number of files.
         """
-        gone = {
-            name
-            for name in deleted
-            if self.renamed.keys().isdisjoint(_with_above(name))
-            and not any(wanted(path, missing) for path in _with_above(name))
-        }
-        removed = 0
-        for name, entry in reversed(list(self._sent.items())):
-            folders = [os.path.join(self._target, folder) for folder in above(name)]
-            if gone.isdisjoint(_with_above(name)) or any(map(os.path.islink, folders)):
-                continue
-            path = os.path.join(self._target, name)
-            with suppress(OSError):
-                if stat.S_ISDIR(entry.mode):
-                    os.rmdir(path)  # only if nothing else is in it
-                elif _is_as_sent(os.lstat(path), entry):
-                    os.unlink(path)
-                    removed += 1
-        return removed
+
+        def stays(name: str) -> bool:
+            return name in self.renamed or wanted(name, missing)
+
+        gone = {name for name in deleted if not any(map(stays, _with_above(name)))}
+        sent = [name for name in self._sent if not gone.isdisjoint(_with_above(name))]
+        return sum(self._remove(name) for name in reversed(sent))
+
+    def _remove(self, name: str) -> bool:
+        """Remove what was sent, if it has not changed; return whether it was a file or link."""
+        entry, path = self._sent[name], os.path.join(self._target, name)
+        if any(os.path.islink(os.path.join(self._target, folder)) for folder in above(name)):
+            return False
+        with suppress(OSError):
+            if stat.S_ISDIR(entry.mode):
+                os.rmdir(path)  # only if nothing else is in it
+            elif _is_as_sent(os.lstat(path), entry):
+                os.unlink(path)
+                return True
+        return False
 
     def discard(self) -> None:
         """Remove the hidden directory with its remaining content."""
@@ -191,6 +189,12 @@ class ResultsWriter:
             if root in self._roots:
                 return root, name[len(root) + 1 :]
         raise InvalidStream(f"{name!r} lies in none of the announced outputs")
+
+    def _has_parent(self, info: tarfile.TarInfo) -> bool:
+        parent = info.name.rpartition("/")[0]
+        if parent in self._directories or parent in self._failed_directories:
+            return parent in self._directories
+        raise InvalidStream(f"{info.name!r} comes before the directory that holds it")
 
     def _leave_out(self, info: tarfile.TarInfo, why: str) -> None:
         self.left_out[info.name] = why
@@ -218,27 +222,29 @@ class ResultsWriter:
     def _update(self, root: str, inner: Sequence[tuple[str, tarfile.TarInfo]]) -> bool:
         """Move an output's files into the existing one; return False if it needs another name."""
         name = self._joined.get(root, root)
-        final = os.path.join(self._target, name)
         folder = os.path.dirname(name)
-        if self._parent(folder) != folder or not os.path.lexists(final):
+        if self._parent(folder) != folder or not os.path.lexists(os.path.join(self._target, name)):
             return False
-        inside = os.path.realpath(final).startswith(f"{os.path.realpath(self._target)}/")
-        if os.path.islink(final) and os.path.isdir(final) and inside:
-            final = os.path.realpath(final)  # what was sent is what it leads to
+        final = self._final_path(name)
         moves = _plan_moves(self._path_of(root), final, name, self._sent)
         if moves is None:
             return False
         for source, target, _ in moves:
             os.replace(source, target)
         made = {path for _, _, path in moves}
-        folders = [(info.name[len(root) :], info) for _, info in inner]
-        _finish(
-            (f"{final}{path}", info)
-            for path, info in folders
-            if not made.isdisjoint(_with_above(name + path))
-        )
+        for _, info in inner:
+            path = info.name[len(root) :]
+            if not made.isdisjoint(_with_above(name + path)):
+                _finish([(f"{final}{path}", info)])
         self.placed.append(name)
         return True
+
+    def _final_path(self, name: str) -> str:
+        """Return where an output is that exists: what was sent is what a link leads to."""
+        path = os.path.join(self._target, name)
+        real = os.path.realpath(path)
+        is_inside = os.path.isdir(real) and real.startswith(f"{os.path.realpath(self._target)}/")
+        return real if os.path.islink(path) and is_inside else path
 
     def _publish_root(self, root: str, wanted: str) -> None:
         given = self._place(self._path_of(root), wanted)

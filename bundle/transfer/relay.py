@@ -406,18 +406,14 @@ class Relay:
         whoever took chunks from it would wait for the rest in vain. UnwritableFile if this node's
         disk does not take a chunk.
         """
+        due = [self._contact, self._outcome]
         if candidates is None:
             self._most_children = MOST_OF_SOURCE
+            due.clear()
         else:
-            self._position = candidates.position
-            self._addresses = {
-                place.position: (place.address, place.port) for place in candidates.places
-            }
-            for tree, chain in enumerate(candidates.by_tree):
-                self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
+            self._take_places(candidates)
         self._began = time.monotonic()
         self._selector.register(control, _READ)
-        due = [] if candidates is None else [self._contact, self._outcome]
         while self._do_round(control):
             report = due[0]() if due else None
             if report is not None:
@@ -427,6 +423,14 @@ class Relay:
                     return
             if self._drained:
                 time.sleep(_PAUSE_SECONDS)
+
+    def _take_places(self, candidates: RelayCandidates) -> None:
+        self._position = candidates.position
+        self._addresses = {
+            place.position: (place.address, place.port) for place in candidates.places
+        }
+        for tree, chain in enumerate(candidates.by_tree):
+            self._inflows.append(Inflow(self._file, tree, chain, self, self._clock.now))
 
     def _do_round(self, control: int) -> bool:
         """Serve the ready connections; return False at the end."""

@@ -251,14 +251,10 @@ class RelayWait:
                 why = self._source_failure() if awaited.nodes else ""
                 if why:
                     raise SourceEnded(why)
-        failed = {
-            node: report.failure
-            for node, report in self._run.answers.relayed.items()
-            if report.failure
-        }
-        if not step.ended:
-            failed.update(dict.fromkeys(awaited.nodes, reached.why or "it did not finish in time"))
-        return failed
+        reports = self._run.answers.relayed.items()
+        failed = {node: report.failure for node, report in reports if report.failure}
+        late = set() if step.ended else awaited.nodes
+        return {**failed, **dict.fromkeys(late, reached.why or "it did not finish in time")}
 
     def _take(self, node: str) -> None:
         answers = self._run.answers

@@ -86,7 +86,6 @@ def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     monkeypatch.setenv(SECONDS, "3600")
     shutil.copy(FAR_SIDE / "wrapper.py", tmp_path / "run_wrapper.py")
-    shutil.copy(FAR_SIDE / "watch.py", tmp_path / "_stager_watch.py")
     (tmp_path / "program.py").write_text(PROGRAM)
     for name in ("STAGER_PROJECT", "STAGER_ENV", "STAGER_OUTPUT"):
         monkeypatch.delenv(name, raising=False)
@@ -262,7 +261,7 @@ def test_nobody_waits_for_the_watch(job_dir: Path, word: str, expected: int) -> 
 
 
 def test_without_an_agent_the_rank_runs_as_ever(job_dir: Path) -> None:
-    """No pipe, or one that nobody reads; or no such file beside the wrapper at all."""
+    """No pipe, or one that nobody reads."""
     (job_dir / "output").mkdir()
     os.mkfifo(job_dir / "output" / "ranks")
     argv = [sys.executable, "run_wrapper.py", "program.py", "nothing"]
@@ -270,9 +269,6 @@ def test_without_an_agent_the_rank_runs_as_ever(job_dir: Path) -> None:
         env = {**os.environ, "STAGER_JOB_DIR": job}
         done = subprocess.run(argv, cwd=job_dir, env=env, capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
-    (job_dir / "_stager_watch.py").unlink()
-    done = subprocess.run(argv, cwd=job_dir, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> None:

@@ -24,15 +24,15 @@ from bundle.transfer.relay_chunks import TREES, ChunkFile, parent
 from bundle.transfer.relay_handshake import (
     HELLO_BYTES,
     NONCE_BYTES,
-    REPLY_BYTES,
-    ChunkRequest,
-    Handshake,
 )
 from bundle.transfer.relay_peers import FRAME, RelayChild, RelayParent
 from bundle.transfer.relay_process import RelayProcess
 from tests.support.processes import until
 from tests.support.relay_nodes import MIB, Nodes
 from tests.support.relay_places import at_addresses
+
+LARGE = 3 * MIB + 17
+"""Bytes of a file with many chunks."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     """Make a source with some nodes."""
     with contextlib.ExitStack() as made:
 
-        def nodes(count: int, size: int = 3 * MIB + 17) -> Nodes:
+        def nodes(count: int, size: int = LARGE) -> Nodes:
             source = made.enter_context(contextlib.closing(Nodes(tmp_path, size)))
             for _ in range(count):
                 source.add()
@@ -118,21 +118,19 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Links:
     return noted
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
-def test_every_node_gets_the_file(make: Callable[..., Nodes], count: int) -> None:
-    nodes = make(count)
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [
+        *((count, 3 * MIB + 17) for count in (1, 2, 7, 12)),
+        *((3, size) for size in (1, 65_536, 65_537)),
+    ],
+)
+def test_every_node_gets_the_file(make: Callable[..., Nodes], count: int, size: int) -> None:
+    nodes = make(count, size)
     nodes.begin()
     for place in range(1, count + 1):
         outcome = nodes.assert_whole(place)
         assert outcome.corrupt == ()
-
-
-@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 200_000])
-def test_small_files(make: Callable[..., Nodes], size: int) -> None:
-    nodes = make(3, size)
-    nodes.begin()
-    for place in (1, 2, 3):
-        nodes.assert_whole(place)
 
 
 def test_ipv6(make: Callable[..., Nodes]) -> None:
@@ -154,15 +152,6 @@ def test_a_node_that_dies_costs_the_others_nothing_but_a_connection(
     for place in set(range(1, 8)) - {dying}:
         nodes.assert_whole(place)
     assert nodes.relays[dying].outcome().failure == "its relay was ended by SIGKILL"
-
-
-def test_a_node_that_never_listened_is_passed_over(make: Callable[..., Nodes]) -> None:
-    nodes = make(7)
-    missing = parent(1, 7, 0)
-    nodes.kill(missing)
-    nodes.begin(*(place for place in range(1, 8) if place != missing))
-    for place in set(range(1, 8)) - {missing}:
-        nodes.assert_whole(place)
 
 
 def test_a_node_that_stands_still_is_left(
@@ -248,27 +237,6 @@ def test_a_node_that_damages_what_it_receives_is_named_itself(
         relayed[f"n{place}"] = Relayed(f"n{place}", corrupt=tuple(f"n{other}" for other in corrupt))
     [line] = damage_lines(relayed)
     assert line.startswith(f"n{victim} damages what it receives")
-
-
-def test_a_slow_node_is_left_by_those_below_it(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, links: Links
-) -> None:
-    """It becomes a leaf, and the others do not wait for it."""
-    slow, real = parent(1, 7, 0), RelayChild._send_body
-
-    def hesitate(child: RelayChild) -> None:
-        if place_of(child._file) == slow:
-            time.sleep(0.2)
-        real(child)
-
-    monkeypatch.setattr(RelayChild, "_send_body", hesitate)
-    nodes = make(7, 60 * MIB)
-    nodes.begin()
-    for place in range(1, 8):
-        nodes.assert_whole(place)
-    for place in range(1, 8):
-        if parent(place, 7, 0) == slow:
-            assert len(links.of(nodes, place, 0)) > 1
 
 
 def test_a_parent_is_not_silent_while_this_node_stands_still(
@@ -375,44 +343,6 @@ def test_a_wrong_token_gets_nothing(
         nodes.assert_whole(place)
 
 
-def test_a_hello_that_was_overheard_gets_nothing_when_it_is_replayed(
-    make: Callable[..., Nodes],
-) -> None:
-    nodes = make(1)
-    with socket.create_connection(nodes.places[0]) as genuine:
-        nonce = genuine.recv(NONCE_BYTES, socket.MSG_WAITALL)
-        handshake = Handshake(nodes.token, nonce)
-        asked = handshake.hello(os.urandom(NONCE_BYTES), ChunkRequest(0, 0, 0))
-        genuine.sendall(asked)
-        assert len(genuine.recv(REPLY_BYTES, socket.MSG_WAITALL)) == REPLY_BYTES
-    with socket.create_connection(nodes.places[0]) as replayed:
-        replayed.settimeout(300)
-        assert replayed.recv(NONCE_BYTES, socket.MSG_WAITALL) != nonce
-        replayed.sendall(asked)
-        assert replayed.recv(1) == b""
-    nodes.begin()
-    nodes.assert_whole(1)
-
-
-def test_clocks_that_are_apart_do_not_matter(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = make(2)
-    for days in (-400, 400):
-        with monkeypatch.context() as shifted:
-            for name, seconds in (("time", days * 86_400.0), ("monotonic", abs(days) * 86_400.0)):
-                clock = getattr(time, name)
-                shifted.setattr(time, name, functools.partial(_shifted, clock, seconds))
-            nodes.add()  # the process that is forked here keeps this clock
-    nodes.begin()
-    for place in range(1, 5):
-        nodes.assert_whole(place)
-
-
-def _shifted(clock: Callable[[], float], seconds: float) -> float:
-    return clock() + seconds
-
-
 def test_whoever_waits_for_the_outcome_hears_of_the_end(make: Callable[..., Nodes]) -> None:
     """One thread waits, and two end the relay: one on the driver's word, one for a signal."""
     nodes = make(1, 200 * MIB)
@@ -458,36 +388,6 @@ def test_a_stranger_learns_nothing_and_keeps_nobody_out(make: Callable[..., Node
         nodes.assert_whole(place)
     for connection in (*silent, loud):
         connection.close()
-
-
-def test_strangers_that_connect_without_end_keep_nobody_out(
-    make: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for limit in ("GIVE_UP_SECONDS", "_UNREACHED_SECONDS"):  # on a busy machine it takes longer
-        monkeypatch.setattr(relay, limit, 600.0)
-    nodes = make(3)
-    over = threading.Event()
-
-    def flood() -> None:
-        held: list[socket.socket] = []
-        while not over.is_set():
-            with contextlib.suppress(OSError):
-                held += strangers(nodes.places[0], 1)
-            for connection in held[:-200]:
-                connection.close()
-            del held[:-200]
-        for connection in held:
-            connection.close()
-
-    flooding = threading.Thread(target=flood)
-    flooding.start()
-    try:
-        nodes.begin()
-        for place in (1, 2, 3):
-            nodes.assert_whole(place)
-    finally:
-        over.set()
-        flooding.join()
 
 
 def test_a_stranger_that_sends_a_byte_now_and_then_is_sent_away(

@@ -1,14 +1,16 @@
-"""The chunks of a relayed file."""
+"""The chunks of a relayed file, and the trees in which nobody passes on more than it takes in."""
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bundle.transfer.relay_chunks import TREES, ChunkFile, chunk_size
+from bundle.transfer.relay_chunks import SOURCE, TREES, ChunkFile, ancestors, chunk_size, parent
 
 
 @pytest.fixture
@@ -60,3 +62,37 @@ def test_a_checksum_is_that_of_the_bytes(handle: int) -> None:
     assert file.complete
     for tree, (offset, length) in ((0, (0, 65_536)), (1, (65_536, 34_464))):
         assert file.checksum(tree, 0) == zlib.crc32(os.pread(handle, length, offset))
+
+
+COUNTS = (*range(1, 70), 127, 128, 129, 511, 512, 1000, 4095, 4096, 4097)
+
+
+def children(nodes: int, tree: int) -> Counter[int]:
+    """The number of children of each position."""
+    return Counter(parent(position, nodes, tree) for position in range(1, nodes + 1))
+
+
+@pytest.mark.parametrize("nodes", COUNTS)
+def test_the_source_feeds_one_node_of_each_tree_and_a_node_two_at_most(nodes: int) -> None:
+    for tree in range(TREES):
+        served = children(nodes, tree)
+        assert served.pop(SOURCE) == 1
+        assert all(count <= 2 for count in served.values())
+        assert served.keys() <= set(range(1, nodes + 1))
+
+
+@pytest.mark.parametrize("nodes", COUNTS)
+def test_who_serves_others_in_one_tree_is_a_leaf_of_the_other(nodes: int) -> None:
+    inner = [children(nodes, tree).keys() - {SOURCE} for tree in range(TREES)]
+    assert inner[0].isdisjoint(inner[1])
+
+
+@pytest.mark.parametrize("nodes", COUNTS)
+def test_every_node_is_near_the_source(nodes: int) -> None:
+    deepest = math.ceil(math.log2(nodes + 1)) + 1
+    for tree in range(TREES):
+        for position in range(1, nodes + 1):
+            chain = ancestors(position, nodes, tree)
+            assert chain[-1] == SOURCE
+            assert len(chain) <= deepest
+            assert position not in chain
