@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +28,7 @@ from bundle.protocol.problem import Problem
 from bundle.protocol.reports import Started
 from bundle.results import patterns
 
+from ..core.files import opened
 from ..diagnosis.failure import Diagnosis, FirstFailure
 from ..logs.job_files import of_job
 from ..logs.job_record import JobRecord
@@ -49,6 +49,23 @@ Times = Mapping[str, int]
 """The time each file was last written, in nanoseconds, by its path below the run directory."""
 
 
+def find_output_files(run_dir: str, outputs: Sequence[str], name: str) -> list[str]:
+    """Return where outputs may have a file of a name, as paths below the run directory."""
+    paths: dict[str, None] = {}
+    for output in outputs:
+        pattern = patterns.split(output)
+        if pattern is None:
+            continue
+        places: set[str] = set()
+        with suppress(ValueError, OSError):
+            places = patterns.expand(run_dir, pattern)
+        if not pattern:
+            places.add(name)
+        for place in sorted(places):
+            paths[place if place.rpartition("/")[2] == name else f"{place}/{name}"] = None
+    return list(paths)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """The figures in one output."""
@@ -62,7 +79,7 @@ class Figures:
 def read_output_times(run_dir: Path, outputs: Sequence[str]) -> Times:
     """Return the files that exist before a job, so that they are not taken for its own."""
     written = {}
-    for path in _paths(run_dir, outputs):
+    for path in find_output_files(str(run_dir), outputs, NAME):
         try:
             written[path] = (run_dir / path).lstat().st_mtime_ns
         except (OSError, ValueError):
@@ -90,30 +107,12 @@ def format_figures(figures: Figures) -> str:
     return f"{', '.join(words)}: {shown}"
 
 
-def _paths(run_dir: Path, outputs: Sequence[str]) -> Iterator[str]:
-    seen = set()
-    for output in outputs:
-        pattern = patterns.split(output)
-        if pattern is None:
-            continue
-        places = patterns.expand(str(run_dir), pattern)
-        if not pattern:
-            places.add(NAME)
-        for place in places:
-            path = place if place.rpartition("/")[2] == NAME else f"{place}/{NAME}"
-            if path not in seen:
-                seen.add(path)
-                yield path
-
-
 def _read(path: Path) -> dict[str, float]:
     """Return the numbers in a file; empty if it is not a regular file of JSON."""
+    if path.is_symlink():  # it could lead anywhere
+        return {}
     try:
-        # A pipe would block, and a link could lead anywhere.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                return {}
+        with opened(path) as file:
             data = file.read(_LARGEST + 1)
         raw = json.loads(data) if len(data) <= _LARGEST else None
     except (OSError, ValueError, RecursionError):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bundle.protocol.enumerations import PhaseName
 from bundle.protocol.events import OutputsCollected
-from bundle.results import patterns
 
+from ..core.files import opened
+from ..jobs.outcome import find_output_files
 from ..logs.job_files import JobFiles, KeptJob
 from ..logs.job_record import JobRecord
 
@@ -67,34 +67,31 @@ class Curves:
     """The figures of each epoch."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether there is nothing to show."""
         return not (self.loss or self.rate or self.epochs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Everything known about a job's training."""
+def find_curves(
+    files: JobFiles, job: KeptJob, record: JobRecord
+) -> tuple[list[Curves], list[Path]]:
+    """Return the curves of a job's training, as far as its outputs have them.
 
-    curves: tuple[Curves, ...] = ()
-    """The curves of each file that has some."""
-    others: tuple[str, ...] = ()
-    """Files that this job has not written: they are older, or were changed after its end."""
-
-
-def training(files: JobFiles, job: KeptJob, record: JobRecord) -> Training:
-    """Return the course of a job's training, as far as its outputs show it."""
+    Returns:
+        the curves of each file that has some, and the files that this job has not written: they are
+        older, or were changed after its end.
+    """
     if not files.job_id:
-        paths = [log.path for log in files.logs if log.path.name == NAME]
-        return Training(curves=tuple(_read_all(paths[:_FILES])))
-    mine: list[Path] = []
-    others: list[Path] = []
-    for path in _candidates(job, record):
-        (mine if _written_by(path, record) else others).append(path)
-    return Training(curves=tuple(_read_all(mine[:_FILES])), others=tuple(map(str, others)))
+        mine, others = [log.path for log in files.logs if log.path.name == NAME], []
+    else:
+        every = _candidates(job, record)
+        mine = [path for path in every if _is_written_by(path, record)]
+        others = [path for path in every if path not in mine]
+    curves = map(read_curves, mine[:_FILES])
+    return [found for found in curves if not found.is_empty], others
 
 
-def read(path: Path) -> Curves:
+def read_curves(path: Path) -> Curves:
     """Return the curves in a file; none where it is no such file.
 
     A step that was done twice, because a run went on from a checkpoint, counts as it was last.
@@ -102,7 +99,7 @@ def read(path: Path) -> Curves:
     loss: dict[float, float] = {}
     rate: dict[float, float] = {}
     epochs: dict[float, Epoch] = {}
-    for raw in _records(path):
+    for raw in _read_objects(path):
         step = _read_number(raw, "step")
         if step is None:
             continue
@@ -122,40 +119,18 @@ def read(path: Path) -> Curves:
     )
 
 
-def _read_all(paths: Iterable[Path]) -> Iterator[Curves]:
-    return (curves for curves in map(read, paths) if not curves.empty)
-
-
 def _candidates(job: KeptJob, record: JobRecord) -> list[Path]:
     """Return the outputs' files of this kind; those whose name was taken have been renamed."""
-    if not job.run_dir:
-        return []
     outputs = list(job.outputs)
     for event in record.find_events(OutputsCollected):
         outputs += event.renamed.values()
-    candidates: dict[Path, None] = {}
-    for output in outputs:
-        with suppress(ValueError, OSError):
-            for path in _metrics_files(job.run_dir, output):
-                candidates[path] = None
-    return list(candidates)
+    if not job.run_dir:
+        return []
+    paths = [Path(job.run_dir, path) for path in find_output_files(job.run_dir, outputs, NAME)]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
-def _metrics_files(run_dir: str, output: str) -> Iterator[Path]:
-    pattern = patterns.split(output)
-    if pattern is None:
-        return
-    places = patterns.expand(run_dir, pattern)
-    if not pattern:
-        places.add("")
-    for place in sorted(places):
-        path = Path(run_dir, place)
-        path = path if path.name == NAME else path / NAME
-        if path.is_file() and not path.is_symlink():
-            yield path
-
-
-def _written_by(path: Path, record: JobRecord) -> bool:
+def _is_written_by(path: Path, record: JobRecord) -> bool:
     """Return whether a file was last written while the ranks ran, or that is not known."""
     launches = [kept.time for kept in record.records if kept.phase == PhaseName.LAUNCH]
     if not launches:
@@ -165,33 +140,22 @@ def _written_by(path: Path, record: JobRecord) -> bool:
         changed = path.stat().st_mtime
     except OSError:
         return False
-    early = begun is not None and changed < begun
-    return not early and (ended is None or changed <= ended + _AFTER)
+    is_early = begun is not None and changed < begun
+    return not is_early and (ended is None or changed <= ended + _AFTER)
 
 
-def _records(path: Path) -> Iterator[Mapping[str, Any]]:
+def _read_objects(path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a file, one a line; a pipe or a link is no such file."""
-    with suppress(OSError, ValueError):
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        # As a descriptor first: nothing else can be opened under this name in the meantime.
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            return
-        with os.fdopen(handle, "rb") as file:
-            left = _LONGEST
-            while left > 0 and (line := file.readline(min(left, _LINE))):
-                left -= len(line)
-                raw = _object(line)
-                if raw is not None:
+    if path.is_symlink():
+        return
+    with suppress(OSError, ValueError), opened(path) as file:
+        left = _LONGEST
+        while left > 0 and (line := file.readline(min(left, _LINE))):
+            left -= len(line)
+            with suppress(ValueError, RecursionError):
+                raw = json.loads(line)
+                if isinstance(raw, dict):
                     yield raw
-
-
-def _object(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return raw if isinstance(raw, dict) else None
 
 
 def _read_number(raw: Mapping[str, Any], key: str) -> float | None:
@@ -227,7 +191,7 @@ _ALIKE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class LineChart:
-    """A line chart, in numbers."""
+    """A line over axes, and dots on top of it."""
 
     title: str
     """The title."""
@@ -241,60 +205,6 @@ class LineChart:
     """Single points on top of it, each with its text."""
     dots_are: str = ""
     """The meaning of the dots."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AxisLabel:
-    """A number below a chart."""
-
-    text: str
-    """The number."""
-    x: str
-    """Its place, as a share of the width."""
-    anchor: str
-    """The end of the text that is there: ``start``, ``middle`` or ``end``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridLine:
-    """A horizontal line behind a chart, with its number."""
-
-    text: str
-    """The number."""
-    y: str
-    """Its place in pixels."""
-    baseline: str
-    """The place of the number's foot."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dot:
-    """A single point on a chart."""
-
-    text: str
-    """Its meaning."""
-    x: str
-    """Its place, as a share of the width."""
-    y: str
-    """Its place in pixels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineDrawing:
-    """A line chart, in places."""
-
-    chart: LineChart
-    """The chart."""
-    grid: tuple[GridLine, ...]
-    """The lines and numbers of the vertical axis."""
-    labels: tuple[AxisLabel, ...]
-    """The numbers of the horizontal axis."""
-    path: str
-    """The line as SVG's path data, in a square of 1000 units; empty for dots alone."""
-    dots: tuple[Dot, ...]
-    """The single points."""
-    words: str
-    """The same in words, for screen readers."""
     above: int = _ABOVE
     """The room above the plot, in pixels."""
     plot_height: int = _HEIGHT
@@ -302,8 +212,66 @@ class LineDrawing:
     height: int = _ABOVE + _HEIGHT + _BELOW
     """The height of all, in pixels."""
 
+    @cached_property
+    def _axes(self) -> tuple[Sequence[Tick], Sequence[Tick]]:
+        """The ticks of both axes; the vertical one begins at zero unless that is far away."""
+        points = [*self.points, *(point for point, _ in self.dots)]
+        across = [x for x, _ in points]
+        values = [y for _, y in points]
+        low, high = min(values), max(values)
+        bottom = 0.0 if 0 <= low < high * 0.7 else low
+        return ticks(min(across), max(across), 6), ticks(bottom, high)
 
-def curve_charts(curves: Curves) -> list[LineDrawing]:
+    def find_share(self, x: float) -> float:
+        """Return a place along the width, as a share of it."""
+        axis, _ = self._axes
+        return (x - axis[0][0]) / (axis[-1][0] - axis[0][0])
+
+    def _find_height(self, y: float) -> float:
+        """Return a place from the top of the plot down, as a share of its height."""
+        _, axis = self._axes
+        return 1 - (y - axis[0][0]) / (axis[-1][0] - axis[0][0])
+
+    def find_pixels(self, y: float) -> float:
+        """Return a place from the top down, in pixels."""
+        return _ABOVE + self._find_height(y) * _HEIGHT
+
+    @property
+    def grid(self) -> list[Tick]:
+        """The numbers of the vertical axis with their places, in pixels."""
+        return [(self.find_pixels(value), text) for value, text in self._axes[1]]
+
+    @property
+    def labels(self) -> list[Tick]:
+        """The numbers of the horizontal axis with their places, as shares of the width."""
+        return [(self.find_share(value), text) for value, text in self._axes[0]]
+
+    @property
+    def path(self) -> str:
+        """The line as SVG's path data, in a square of 1000 units; empty for dots alone."""
+        places = [
+            f"{self.find_share(x) * _UNITS:.5g} {self._find_height(y) * _UNITS:.5g}"
+            for x, y in thin_out(self.points)
+        ]
+        if not places:
+            return ""
+        return f"M{'L'.join(places)}" + ("h0" if len(places) == 1 else "")
+
+    @property
+    def words(self) -> str:
+        """The same in words, for screen readers."""
+        points = self.points or [point for point, _ in self.dots]
+        (first, begin), (last, end) = points[0], points[-1]
+        least = min(points, key=lambda point: point[1])
+        most = max(points, key=lambda point: point[1])
+        ends = f"{decimal(begin)} at {self.across} {decimal(first)}, "
+        ends += f"{decimal(end)} at {self.across} {decimal(last)}"
+        extremes = f"lowest {decimal(least[1])} at {decimal(least[0])}, "
+        extremes += f"highest {decimal(most[1])} at {decimal(most[0])}"
+        return f"{self.title}, {self.unit}: {ends}; {extremes}"
+
+
+def curve_charts(curves: Curves) -> list[LineChart]:
     """Return a chart of the loss and one of the speed, as far as a training tells them."""
     dots = [
         ((epoch.step, epoch.loss), f"epoch {epoch.epoch:g}: mean loss {decimal(epoch.loss)}")
@@ -324,51 +292,10 @@ def curve_charts(curves: Curves) -> list[LineDrawing]:
         across="step",
         points=curves.rate,
     )
-    return [line_chart(chart) for chart in (loss, rate) if chart.points or chart.dots]
+    return [chart for chart in (loss, rate) if chart.points or chart.dots]
 
 
-def line_chart(chart: LineChart) -> LineDrawing:
-    """Return a line and dots over axes."""
-    across, up = _axes([*chart.points, *(point for point, _ in chart.dots)])
-    frame = _Frame(across[0][0], across[-1][0], up[0][0], up[-1][0])
-    heights = [(frame.pixels(value), text) for value, text in up]
-    return LineDrawing(
-        chart=chart,
-        grid=tuple(
-            GridLine(text=text, y=f"{y:.4g}", baseline=f"{y + 4:.4g}") for y, text in heights
-        ),
-        labels=axis_labels([(frame.along(value), text) for value, text in across]),
-        path=_path(thinned(chart.points), frame),
-        dots=tuple(
-            Dot(text=text, x=percent(frame.along(x)), y=f"{frame.pixels(y):.4g}")
-            for (x, y), text in chart.dots
-        ),
-        words=in_words(chart),
-    )
-
-
-def axis_labels(places: Sequence[Tick]) -> tuple[AxisLabel, ...]:
-    """Return the numbers below an axis, placed by their shares of its length."""
-    labels = []
-    for share, text in places:
-        anchor = "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
-        labels.append(AxisLabel(text=text, x=percent(share), anchor=anchor))
-    return tuple(labels)
-
-
-def in_words(chart: LineChart) -> str:
-    """Return a line in words, for screen readers."""
-    points = chart.points or [point for point, _ in chart.dots]
-    (first, begin), (last, end) = points[0], points[-1]
-    least, most = min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])
-    ends = f"{decimal(begin)} at {chart.across} {decimal(first)}, "
-    ends += f"{decimal(end)} at {chart.across} {decimal(last)}"
-    extremes = f"lowest {decimal(least[1])} at {decimal(least[0])}, "
-    extremes += f"highest {decimal(most[1])} at {decimal(most[0])}"
-    return f"{chart.title}, {chart.unit}: {ends}; {extremes}"
-
-
-def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
+def thin_out(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
     """Return a line with fewer points that looks the same: peaks and valleys stay."""
     if len(points) <= most:
         return points
@@ -381,40 +308,7 @@ def thinned(points: Sequence[Point], most: int = _POINTS) -> Sequence[Point]:
     return [points[0], *kept, points[-1]]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    left: float
-    right: float
-    bottom: float
-    top: float
-
-    def along(self, x: float) -> float:
-        return (x - self.left) / (self.right - self.left)
-
-    def up(self, y: float) -> float:
-        return (y - self.bottom) / (self.top - self.bottom)
-
-    def pixels(self, y: float) -> float:
-        return _ABOVE + (1 - self.up(y)) * _HEIGHT
-
-
-def _axes(points: Sequence[Point]) -> tuple[Sequence[Tick], Sequence[Tick]]:
-    """Return the ticks of both axes; the vertical one begins at zero unless that is far away."""
-    across = [x for x, _ in points]
-    values = [y for _, y in points]
-    low, high = min(values), max(values)
-    bottom = 0.0 if 0 <= low < high * 0.7 else low
-    return ticks(min(across), max(across), 6), ticks(bottom, high)
-
-
-def _path(points: Sequence[Point], frame: _Frame) -> str:
-    if not points:
-        return ""
-    places = [f"{frame.along(x) * _UNITS:.5g} {(1 - frame.up(y)) * _UNITS:.5g}" for x, y in points]
-    return f"M{'L'.join(places)}" + ("h0" if len(places) == 1 else "")
-
-
-# --- numbers -------------------------------------------------------------------------------------
+# --- Numbers, and round ones for axes ------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
@@ -437,6 +331,11 @@ def decimal(value: float) -> str:
 def percent(share: float) -> str:
     """Return a share of one, as a length in SVG."""
     return f"{min(max(share, 0.0), 1.0) * 100:.4g}%"
+
+
+def anchor(share: float) -> str:
+    """Return the end of a label that is at its place: ``start``, ``middle`` or ``end``."""
+    return "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[Tick]:

@@ -4,315 +4,301 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bundle.format.manifest import Layer
 from bundle.protocol.counts import counted, sized
+from bundle.redaction.secrets import masked
 from bundle.system import permissions
 
-from ..core.errors import TURNING
-from ..core.files import output_file
-from ..diagnosis.failure import ranks_in_words, when
-from ..logs.job_files import JobFiles, output_place
-from .attempt import (
-    FAILED,
-    OPEN,
+from .. import __version__
+from ..core.errors import TURNING, BundleError
+from ..core.files import bytes_of, output_file
+from ..diagnosis.diagnosis import diagnose
+from ..diagnosis.failure import Diagnosis, ranks_in_words, when
+from ..logs.job_files import JobFiles, KeptJob, kept_job, output_place
+from ..logs.job_record import JobRecord, read_events
+from ..pack.bundle_file import manifest_of
+from ..redaction.redactor import Redactor
+from ..slurm import messages
+from ..support.evidence import cleaned
+from .charts import (
+    Curves,
+    Tick,
+    anchor,
+    curve_charts,
+    decimal,
+    duration,
+    find_curves,
+    percent,
+    time_ticks,
+)
+from .phases import (
     PHASES,
-    SILENT,
     STAGING,
+    STATES,
     TRAIN,
     JobPhases,
     Node,
     NodePhases,
-    PhaseSpan,
-    apart,
+    describe_nodes,
+    find_differences,
+    find_phases,
 )
-from .charts import AxisLabel, axis_labels, curve_charts, decimal, duration, percent, time_ticks
-from .collect import ReportData, collect
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+# --- Everything known about a job, from the files that it has left -------------------------------
 
-# --- The phases of a job as bars, one row a node, and the same as a table ------------------------
+
+class Verdict(Enum):
+    """The outcome of a job."""
+
+    WELL = "ended well"
+    FAILED = "failed"
+    RUNNING = "still running"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+
+
+_AT_WORK = {
+    *("RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING"),
+    *("STOPPED", "SIGNALING", "STAGE_OUT", "REQUEUE_HOLD"),
+}
+"""Slurm's states of a job that has not ended (``man squeue``, job state codes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleContents:
+    """The parts of a bundle, or the reason why they are not known."""
+
+    path: str
+    """The bundle's file."""
+    missing: str = ""
+    """The reason why its parts are not known; empty where they are."""
+    parts: tuple[Layer, ...] = ()
+    """Its parts, the largest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """Everything that a page about a job shows."""
+
+    job_id: str
+    """The job's number; empty for somebody else's logs."""
+    folder: Path
+    """Its log directory."""
+    job: KeptJob
+    """The job as its driver got it, without what looks like a secret."""
+    record: JobRecord
+    """Its events."""
+    verdict: Verdict
+    """What became of it."""
+    diagnosis: Diagnosis | None
+    """Its diagnosis; None where that could not be made."""
+    phases: JobPhases
+    """The phases of each node."""
+    nodes: tuple[Node, ...]
+    """The nodes."""
+    curves: Sequence[Curves]
+    """The curves of the training, from each file that has some."""
+    other_curves: Sequence[Path]
+    """Files of curves that this job has not written."""
+    contents: BundleContents | None
+    """The contents of the bundle."""
+    written: float
+    """The time of writing, in seconds since the epoch."""
+
+    @property
+    def title(self) -> str:
+        """The title of the page."""
+        if not self.job_id:
+            return f"Logs in {self.folder.name or self.folder}"
+        return f"Job {self.job_id}{f' ({self.job.name})' if self.job.name else ''}"
+
+    @property
+    def command(self) -> str:
+        """The command of each rank."""
+        return shlex.join(self.job.launch.command)
+
+    @property
+    def backend(self) -> str:
+        """The backend of the process group; empty where it is not known."""
+        asked = self.job.launch.backend
+        result = self.record.result
+        return (result and result.backend) or ("" if asked == "auto" else asked)
+
+    @property
+    def logs_lost(self) -> str:
+        """The reason why its logs are not complete."""
+        result = self.record.result
+        if result is None:
+            return ""
+        who = ", ".join(f"{loss.node} {loss}".strip() for loss in result.logs_lost)
+        return "; ".join(filter(None, [result.logs_fault, who]))
+
+    @property
+    def first(self) -> str:
+        """The node that failed first; empty where there is none, or it has no name."""
+        first = None if self.diagnosis is None else self.diagnosis.first
+        return "" if first is None else first.node
+
+
+def collect(files: JobFiles) -> ReportData:
+    """Return everything known about a job, from the files that it has left."""
+    job = files.read_job()
+    launch = replace(job.launch, command=tuple(masked(job.launch.command)))
+    record = read_events(files.events) if files.job_id else JobRecord()
+    diagnosis = _diagnosis(files, record)
+    verdict, now = _verdict(files, record, diagnosis), time.time()
+    curves, other_curves = find_curves(files, job, record)
+    return ReportData(
+        job_id=files.job_id,
+        folder=files.folder.absolute(),
+        job=replace(job, launch=launch),
+        record=record,
+        verdict=verdict,
+        diagnosis=None if diagnosis is None else cleaned(diagnosis, Redactor()),
+        phases=find_phases(record, now if verdict is Verdict.RUNNING else None),
+        nodes=describe_nodes(record),
+        curves=curves,
+        other_curves=other_curves,
+        contents=_bundle_contents(job),
+        written=now,
+    )
+
+
+def _diagnosis(files: JobFiles, record: JobRecord) -> Diagnosis | None:
+    """Return the diagnosis; None if the events are not a driver's: the rest still makes a page."""
+    try:
+        return diagnose(files, record)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def _verdict(files: JobFiles, record: JobRecord, diagnosis: Diagnosis | None) -> Verdict:
+    """Return the verdict of the driver's result; without one, of the job's state or its logs."""
+    result = record.result
+    if result is not None and result.ok:
+        return Verdict.WELL
+    if result is not None:
+        is_the_users = result.interrupted and not result.ended_by
+        return Verdict.INTERRUPTED if is_the_users else Verdict.FAILED
+    if files.job_id:
+        state = messages.read_job_state(files.job_id, begun=record.begun)
+        if state in _AT_WORK or _is_driven_here(files):
+            return Verdict.RUNNING
+    if diagnosis is None or diagnosis.ok is None:
+        return Verdict.UNKNOWN
+    return Verdict.WELL if diagnosis.ok else Verdict.FAILED
+
+
+def _is_driven_here(files: JobFiles) -> bool:
+    """Return whether a driver runs here: its file beside the logs has the process's number."""
+    for path in files.folder.glob(".job.*.json"):
+        with suppress(OSError, ValueError, IndexError):
+            process = Path("/proc", str(int(path.name.split(".")[2])))
+            if kept_job(bytes_of(path)).id == files.job_id:
+                return b"stager" in (process / "cmdline").read_bytes()
+    return False
+
+
+def _bundle_contents(job: KeptJob) -> BundleContents | None:
+    path = job.bundle
+    if not path:
+        return None
+    try:
+        if not Path(path).is_file():
+            return BundleContents(
+                path=path, missing="the bundle is gone, or cannot be seen from here"
+            )
+        manifest = manifest_of(Path(path))
+    except (BundleError, OSError, ValueError) as exc:
+        return BundleContents(path=path, missing=f"the bundle cannot be read: {exc}")
+    if manifest.id != job.bundle_id:
+        return BundleContents(path=path, missing="a different bundle is there now")
+    parts = sorted(manifest.layers, key=lambda layer: (-layer.size, layer.name))
+    return BundleContents(path=path, parts=tuple(parts))
+
+
+# --- The timeline: the nodes that are drawn, and the stretches of time ---------------------------
 
 _MOST = 40
 """Rows that are drawn; more cannot be looked over."""
-_ROW, _BAR, _BELOW = 22, 14, 26
 _NAME = 16
 """Characters of a node's name beside its row; the table has all of it."""
 _SHORT = 0.25
 """The beginning is drawn again, larger, where it takes no more than this share of the job."""
-_NAMES = {
-    "preflight": "preflight",
-    "place": "plan",
-    "unpack": "unpack",
-    "probe": "probe",
-    "deep": "close look",
-    "launch": "launch",
-    "train": "train",
-    "all_reduce": "all-reduce",
-    "clean": "clean",
-}
-"""The title of each phase."""
-_MEANINGS = {
-    "preflight": "until the node had reported what it has and what it lacks",
-    "place": "planning what to send",
-    "unpack": "sending and unpacking, until the environment was there",
-    "probe": "until it was checked",
-    "deep": "until every file was read again",
-    "launch": "until the ranks' launcher was started",
-    "train": "until it had ended, its imports included",
-    "all_reduce": "until all ranks had exchanged data",
-    "clean": "until old environments were gone",
-}
-_STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimelineBar:
-    """A node in a phase, as a bar."""
-
-    phase: str
-    """The phase."""
-    state: str
-    """Its state."""
-    x: str
-    """Where it begins, as a share of the width."""
-    y: int
-    """Its upper edge, in pixels."""
-    width: str
-    """Its length, as a share of the width."""
-    title: str
-    """The same in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimelineRow:
-    """A node, as a row of bars."""
-
-    node: str
-    """Its name."""
-    short: str
-    """The part of its name that there is room for."""
-    sign: str
-    """A sign where something failed, or has no end; else empty."""
-    first: bool
-    """True for the node that failed first."""
-    bars: tuple[TimelineBar, ...]
-    """Its bars."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimelineDrawing:
-    """The rows of a stretch of time."""
-
-    title: str
-    """The title."""
-    rows: tuple[TimelineRow, ...]
-    """The rows."""
-    labels: tuple[AxisLabel, ...]
-    """The times, where there is a vertical line each."""
-    unit: str
-    """The unit of the times."""
-    words: str
-    """The same in words, for screen readers."""
-    row_height: int = _ROW
-    """The height of a row, in pixels."""
-    bar_height: int = _BAR
-    """The height of a bar, in pixels."""
-    below: int = _BELOW
-    """The room for the times, in pixels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LegendEntry:
-    """The meaning of a bar."""
-
-    phase: str
-    """The phase; empty for the meaning of a state."""
-    state: str
-    """The state; empty for the meaning of a phase."""
-    name: str
-    """Its name."""
-    meaning: str
-    """Its meaning."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseTime:
-    """A node in a phase, as a cell of a table."""
-
-    length: str
-    """Its duration."""
-    state: str
-    """Its state where that is not a good end; else empty."""
-    begin: str
-    """Its beginning."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseTable:
-    """All nodes in all phases."""
-
-    phases: tuple[str, ...]
-    """The names of the phases in use."""
-    rows: tuple[tuple[str, tuple[tuple[PhaseTime, ...], ...]], ...]
-    """Each node with its times in each phase."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """The timeline of a job."""
-
-    legend: tuple[LegendEntry, ...]
-    """The meaning of the bars."""
-    nodes: int
-    """The number of nodes."""
-    drawn: int
-    """The number of those that are drawn."""
-    drawings: tuple[TimelineDrawing, ...]
-    """The whole job, and its beginning where that is short."""
-    table: PhaseTable
-    """The same as a table."""
-
-
-@dataclass(frozen=True)
-class _Window:
+class TimeWindow:
     """The time that a drawing shows, in seconds."""
 
+    title: str
     begin: float
     length: float
 
-    def share(self, at: float) -> float:
+    def find_share(self, at: float) -> float:
+        """Return a moment's place along the width, as a share of it."""
         return (at - self.begin) / self.length
 
+    @property
+    def labels(self) -> list[Tick]:
+        """The times below it, with their places as shares of the width."""
+        return [(value / self.length, text) for value, text in time_ticks(self.length)[0]]
 
-def timeline(job: JobPhases, first: str) -> Timeline | None:
-    """Return the timeline; None without any phase; ``first`` is the first failed node, or empty."""
-    if not any(row.spans for row in job.rows):
-        return None
-    rows = chosen(job.rows, first)
-    return Timeline(
-        legend=_legend(job),
-        nodes=len(job.rows),
-        drawn=len(rows),
-        drawings=_drawings(job, rows, first),
-        table=_table(job),
-    )
+    @property
+    def unit(self) -> str:
+        """The unit of these times."""
+        return time_ticks(self.length)[1]
 
 
-def chosen(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
-    """Return the rows to draw: those with a failure and the slowest, in the job's order."""
-    ranked = sorted(rows, key=lambda row: (row.node != first, not row.failed, -row.staging))
+def choose_rows(rows: Sequence[NodePhases], first: str) -> list[NodePhases]:
+    """Return the rows to draw: those with a failure and the slowest, in the job's order.
+
+    Args:
+        rows: all nodes.
+        first: the node that failed first; empty for none.
+    """
+    ranked = sorted(rows, key=lambda row: (row.node != first, not row.has_failed, -row.staging))
     kept = {row.node for row in ranked[:_MOST]}
     return [row for row in rows if row.node in kept]
 
 
-def _drawings(
-    job: JobPhases, rows: Sequence[NodePhases], first: str
-) -> tuple[TimelineDrawing, ...]:
+def _choose_windows(job: JobPhases) -> list[TimeWindow]:
+    """Return the whole job, and its beginning where that is short."""
     length = job.end - job.begin
-    whole = _drawing("The whole job", rows, _Window(job.begin, max(length, 1e-3)), first)
-    running = job.running
-    staging = 0.0 if running is None else running - job.begin
+    whole = TimeWindow(title="The whole job", begin=job.begin, length=max(length, 1e-3))
+    staging = 0.0 if job.running is None else job.running - job.begin
     if not 0 < staging < length * _SHORT:
-        return (whole,)
-    part = _Window(job.begin, staging * 1.02)
-    return whole, _drawing("Until the ranks ran, larger", rows, part, first)
+        return [whole]
+    title = "Until the ranks ran, larger"
+    return [whole, TimeWindow(title=title, begin=job.begin, length=staging * 1.02)]
 
 
-def _legend(job: JobPhases) -> tuple[LegendEntry, ...]:
-    spans = [span for row in job.rows for span in row.spans]
-    phases, states = {span.phase for span in spans}, {span.state for span in spans}
-    entries = [
-        LegendEntry(phase=phase, state="", name=_NAMES[phase], meaning=_MEANINGS[phase])
-        for phase in PHASES
-        if phase in phases
-    ]
-    if states & {FAILED, SILENT}:
-        meaning = "went wrong there, or gave no answer"
-        entries.append(LegendEntry(phase="", state=FAILED, name="\u2717 framed", meaning=meaning))
-    if OPEN in states:
-        name, meaning = "\u2026 broken frame", "no end is known"
-        entries.append(LegendEntry(phase="", state=OPEN, name=name, meaning=meaning))
-    return tuple(entries)
-
-
-def _table(job: JobPhases) -> PhaseTable:
-    in_use = {span.phase for row in job.rows for span in row.spans}
-    phases = [phase for phase in PHASES if phase in in_use]
-    rows = []
-    for row in job.rows:
-        times = [tuple(_time(span, job) for span in _of(row, phase)) for phase in phases]
-        rows.append((row.node, tuple(times)))
-    return PhaseTable(phases=tuple(_NAMES[phase] for phase in phases), rows=tuple(rows))
-
-
-def _time(span: PhaseSpan, job: JobPhases) -> PhaseTime:
-    begin = duration(span.begin - job.begin)
-    return PhaseTime(length=duration(span.seconds), state=_STATES.get(span.state, ""), begin=begin)
-
-
-def _of(row: NodePhases, phase: str) -> list[PhaseSpan]:
-    return [span for span in row.spans if span.phase == phase]
-
-
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """Return a short form of a node's name, with the end, which tells it from others."""
     return name if len(name) <= _NAME else f"{name[:5]}\u2026{name[6 - _NAME :]}"
 
 
-def _drawing(
-    title: str, rows: Sequence[NodePhases], window: _Window, first: str
-) -> TimelineDrawing:
-    places, unit = time_ticks(window.length)
-    return TimelineDrawing(
-        title=title,
-        rows=tuple(_row(row, number * _ROW, window, first) for number, row in enumerate(rows)),
-        labels=axis_labels([(value / window.length, text) for value, text in places]),
-        unit=unit,
-        words=_in_words(title, rows, window.length, first),
-    )
-
-
-def _row(row: NodePhases, top: int, window: _Window, first: str) -> TimelineRow:
-    is_open = any(span.state == OPEN for span in row.spans)
-    return TimelineRow(
-        node=row.node,
-        short=shortened(row.node),
-        sign="\u2717 " if row.failed else "\u2026 " if is_open else "",
-        first=row.node == first and row.failed,
-        bars=tuple(
-            _bar(row.node, span, top, window) for span in row.spans if window.share(span.begin) <= 1
-        ),
-    )
-
-
-def _bar(node: str, span: PhaseSpan, top: int, window: _Window) -> TimelineBar:
-    left, right = window.share(span.begin), min(window.share(span.end), 1.0)
-    state = f" {_STATES[span.state]}" if span.state in _STATES else ""
-    return TimelineBar(
-        phase=span.phase,
-        state=span.state,
-        x=percent(left),
-        y=top + (_ROW - _BAR) // 2,
-        width=percent(right - left),
-        title=f"{node}: {_NAMES[span.phase]} {duration(span.seconds)}{state}",
-    )
-
-
-def _in_words(title: str, rows: Sequence[NodePhases], length: float, first: str) -> str:
-    sentences = [f"{title}: {counted(len(rows), 'node')} over {duration(length)}."]
+def describe_timeline(window: TimeWindow, rows: Sequence[NodePhases], first: str) -> str:
+    """Return a drawing in words, for screen readers."""
+    sentences = [f"{window.title}: {counted(len(rows), 'node')} over {duration(window.length)}."]
     for phase in (*STAGING, TRAIN):
-        spans = [span for row in rows for span in _of(row, phase)]
-        longest = max(spans, key=lambda span: span.seconds, default=None)
-        if longest is not None:
-            sentences.append(f"{_NAMES[phase]} took up to {duration(longest.seconds)}.")
-    bad = [row.node for row in rows if row.failed]
+        lengths = [span.seconds for row in rows for span in row.spans if span.phase == phase]
+        if lengths:
+            sentences.append(f"{PHASES[phase][0]} took up to {duration(max(lengths))}.")
+    bad = [row.node for row in rows if row.has_failed]
     if bad:
         named = f"{', '.join(bad[:8])}{' and others' if len(bad) > 8 else ''}"
         sentences.append(f"Something failed on {named}{f'; on {first} first' if first else ''}.")
@@ -352,15 +338,27 @@ _COLUMNS = {
 def page(data: ReportData) -> str:
     """Return the whole file."""
     style = _resource("style.css")
-    template = environment().get_template("page.html.j2")
-    return template.render(
-        data=data,
-        timeline=timeline(data.phases, data.first),
-        training=[(curves, curve_charts(curves)) for curves in data.training.curves],
-        columns=_columns(data.nodes),
-        different=apart(data.nodes),
-        style=style,
-        style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+    in_use = {span.phase for span in data.phases.spans}
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            data=data,
+            program=f"stager {__version__}",
+            phases_in_use={phase: words for phase, words in PHASES.items() if phase in in_use},
+            states_in_use={span.state for span in data.phases.spans},
+            rows=choose_rows(data.phases.rows, data.first),
+            windows=_choose_windows(data.phases),
+            training=[(curves, curve_charts(curves)) for curves in data.curves],
+            columns={
+                field: title
+                for field, title in _COLUMNS.items()
+                if any(getattr(node, field) for node in data.nodes)
+            },
+            different=find_differences(data.nodes),
+            style=style,
+            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        )
     )
 
 
@@ -377,13 +375,16 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    templates.globals.update(PHASES=PHASES, STATES=STATES, describe_timeline=describe_timeline)
     templates.filters.update(
+        anchor=anchor,
         clipped=clipped,
         counted=counted,
         decimal=decimal,
         duration=duration,
         percent=percent,
         ranks=ranks_in_words,
+        shorten=shorten,
         sized=sized,
         when=when,
     )
@@ -401,14 +402,6 @@ def shown(value: object) -> object:
 def clipped(text: str, longest: int = _LONGEST) -> str:
     """Return a text, or its beginning where it is very long."""
     return text if len(text) <= longest else f"{text[:longest]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def _columns(nodes: Sequence[Node]) -> dict[str, str]:
-    return {
-        field: title
-        for field, title in _COLUMNS.items()
-        if any(getattr(node, field) for node in nodes)
-    }
 
 
 def _resource(name: str) -> str:

@@ -10,13 +10,11 @@ import pytest
 from bundle.protocol.counts import counted
 from stager.report.charts import (
     LineChart,
-    axis_labels,
+    anchor,
     decimal,
     duration,
-    in_words,
-    line_chart,
     percent,
-    thinned,
+    thin_out,
     ticks,
     time_ticks,
 )
@@ -85,11 +83,11 @@ def test_a_line_keeps_its_peaks() -> None:
     points = [(float(x), math.sin(x / 50)) for x in range(10_000)]
     points[7777] = (7777.0, 99.0)
     points[3333] = (3333.0, -99.0)
-    found = thinned(points)
+    found = thin_out(points)
     assert len(found) <= 402
     assert {points[0], points[-1], points[7777], points[3333]} <= set(found)
     assert list(found) == sorted(found)
-    assert thinned(points[:400]) == points[:400]
+    assert thin_out(points[:400]) == points[:400]
 
 
 def chart(points: list[tuple[float, float]], **more: object) -> LineChart:
@@ -99,27 +97,19 @@ def chart(points: list[tuple[float, float]], **more: object) -> LineChart:
 
 def test_a_line_is_where_its_numbers_are() -> None:
     numbers = chart([(0, 0.0), (5, 10.0), (10, 5.0)], dots=[((5, 10.0), "top")])
-    drawing = line_chart(numbers)
-    assert drawing.path == "M0 1000L500 0L1000 500"
-    (dot,) = drawing.dots
-    assert (dot.x, dot.y, dot.text) == ("50%", "10", "top")
-    assert [(line.text, line.y) for line in drawing.grid][::5] == [("0", "200"), ("10", "10")]
-    assert [label.x for label in drawing.labels] == ["0%", "20%", "40%", "60%", "80%", "100%"]
-    anchors = [label.anchor for label in drawing.labels]
-    assert anchors == ["start", "middle", "middle", "middle", "middle", "end"]
-    assert drawing.words == in_words(numbers)
-    assert drawing.words == "Loss, mean: 0 at step 0, 5 at step 10; lowest 0 at 0, highest 10 at 5"
+    assert numbers.path == "M0 1000L500 0L1000 500"
+    assert (numbers.find_share(5), numbers.find_pixels(10.0)) == (0.5, 10)
+    assert [(text, y) for y, text in numbers.grid][::5] == [("0", 200), ("10", 10)]
+    shares = [share for share, _ in numbers.labels]
+    assert list(map(percent, shares)) == ["0%", "20%", "40%", "60%", "80%", "100%"]
+    anchors = ["start", "middle", "middle", "middle", "middle", "end"]
+    assert list(map(anchor, shares)) == anchors
+    assert numbers.words == "Loss, mean: 0 at step 0, 5 at step 10; lowest 0 at 0, highest 10 at 5"
 
 
 @pytest.mark.parametrize("points", [[(1.0, 2.0)], [(0.0, 0.0)], [(1.0, 7.0), (2.0, 7.0)]])
 def test_a_line_of_little(points: list[tuple[float, float]]) -> None:
-    drawing = line_chart(chart(points))
-    assert drawing.path
-    assert "nan" not in drawing.path
-    only = line_chart(chart([], dots=[((1.0, 2.0), "a")]))
-    assert (len(only.dots), only.path) == (1, "")
-
-
-def test_labels_stay_in_their_box() -> None:
-    ends = [(label.x, label.anchor) for label in axis_labels([(0.97, "x"), (4, "y")])]
-    assert ends == [("97%", "end"), ("100%", "end")]
+    path = chart(points).path
+    assert path
+    assert "nan" not in path
+    assert chart([], dots=[((1.0, 2.0), "a")]).path == ""

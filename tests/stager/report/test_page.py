@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stager.report.attempt import NodePhases, PhaseSpan
-from stager.report.page import chosen, report, shortened
+from stager.report.page import choose_rows, report, shorten
+from stager.report.phases import NodePhases, PhaseSpan
 from tests.support.browser import Browser, Page, browsing
 from tests.support.building import Project
 from tests.support.stories import (
@@ -151,11 +151,11 @@ def test_of_many_nodes_those_are_drawn_that_matter(tmp_path: Path) -> None:
 def test_the_first_failure_is_drawn_whatever_failed_after_it() -> None:
     spans = [PhaseSpan(phase="probe", begin=0, end=number, state="failed") for number in range(100)]
     rows = [NodePhases(node=f"n{number}", spans=(span,)) for number, span in enumerate(spans)]
-    drawn = [row.node for row in chosen(rows, "n3")]
+    drawn = [row.node for row in choose_rows(rows, "n3")]
     assert drawn == ["n3", *(f"n{number}" for number in range(61, 100))]
-    assert chosen(rows[:40], "") == rows[:40]
-    assert shortened("gpu-partition-node-0017") == "gpu-p\u2026-node-0017"
-    assert shortened("sixteen-letters-") == "sixteen-letters-"
+    assert choose_rows(rows[:40], "") == rows[:40]
+    assert shorten("gpu-partition-node-0017") == "gpu-p\u2026-node-0017"
+    assert shorten("sixteen-letters-") == "sixteen-letters-"
 
 
 def test_a_short_beginning_is_drawn_again(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stager.logs.job_record import read_events
-from stager.report.attempt import JobPhases, job_phases
+from stager.report.phases import JobPhases, find_phases
 from tests.support.stories import T0, Told, went_well
 
 NODES = ["a", "b"]
@@ -13,7 +13,7 @@ NODES = ["a", "b"]
 
 def told(job: Told, now: float | None = None) -> dict[str, list[tuple[str, float, float, str]]]:
     """Each node's phases with their times since the beginning."""
-    found: JobPhases = job_phases(read_events(job.write().events), now)
+    found: JobPhases = find_phases(read_events(job.write().events), now)
     begin = found.begin
     return {
         row.node: [
@@ -129,4 +129,4 @@ def test_the_all_reduce_of_a_deep_look(tmp_path: Path) -> None:
 
 def test_nothing_is_told(tmp_path: Path) -> None:
     assert told(Told(tmp_path)) == {}
-    assert job_phases(read_events(Told(tmp_path).write().events)) == JobPhases()
+    assert find_phases(read_events(Told(tmp_path).write().events)) == JobPhases()

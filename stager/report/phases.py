@@ -1,16 +1,15 @@
-"""The last attempt of a job: its events, nodes and phases."""
+"""The last attempt of a job: the facts about each node, and the phases that it went through."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bundle.protocol.events import (
     Event,
     FileSent,
     JobBegins,
-    JobEnds,
     NodesLeftOut,
     PhaseBegins,
     PhaseEnds,
@@ -21,18 +20,18 @@ from bundle.protocol.reports import LaunchAnswer, Started
 
 from ..logs.job_record import JobRecord
 
-# --- The last attempt of a job by its events, each with a moment even where it has no time -------
+# --- The events of a job, each with a moment even where it has no time ---------------------------
 
 TIMED = (Answer, PhaseEnds, FileSent)
 """Events that tell how long something took."""
 
 
-def moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
+def list_moments(job: JobRecord) -> Iterator[tuple[float, Event]]:
     """Yield each event with its moment in seconds: since the epoch, or since the beginning.
 
-    Events of older drivers have no time. A phase's length is told at its end, though, and a
-    node's with its answer, so one phase is put after the other. A clock that was set back
-    while the job ran makes no phase end before it has begun.
+    Events of older drivers have no time. A phase's length is told at its end, though, and a node's
+    with its answer, so one phase is put after the other. A clock that was set back while the job
+    ran makes no phase end before it has begun.
     """
     begun = now = job.begun or 0.0
     for record in job.records:
@@ -84,22 +83,62 @@ class Node:
             return str(self.exit_code)
 
 
-def nodes(job: JobRecord) -> tuple[Node, ...]:
+def describe_nodes(job: JobRecord) -> tuple[Node, ...]:
     """Return every node, in the job's order."""
-    reports = {node: _Learned() for node in job.nodes}
-    for record in job.records:
-        event = record.event
-        if isinstance(event, NodesLeftOut):
-            for name in reports.keys() & event.nodes.keys():
-                reports[name].leave_out(event.nodes[name])
-        elif isinstance(event, Answer) and event.node in reports:
-            reports[event.node].take(event)
-    for name, learned in reports.items():
-        learned.conclude(job.result, name)
-    return tuple(learned.node(name, job.result) for name, learned in reports.items())
+    answers: dict[str, list[Answer]] = {node: [] for node in job.nodes}
+    for answer in job.find_events(Answer):
+        if answer.node in answers:
+            answers[answer.node].append(answer)
+    left_out: dict[str, Sequence[str]] = {}
+    for event in job.find_events(NodesLeftOut):
+        left_out |= event.nodes
+    return tuple(
+        _describe_node(job, name, listed, left_out.get(name)) for name, listed in answers.items()
+    )
 
 
-def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
+def _describe_node(
+    job: JobRecord, name: str, answers: Sequence[Answer], left_out: Sequence[str] | None
+) -> Node:
+    # What is not ok is tried again sometimes; what counts then is the result.
+    problems = left_out
+    if problems is None:
+        problems = [
+            _describe_problem(problem, name) for answer in answers for problem in answer.problems
+        ]
+    codes = [answer.exit_code for answer in answers if isinstance(answer, LaunchAnswer)]
+    # Of several tasks the first that failed.
+    exit_code = next(filter(None, codes), codes[-1] if codes else None)
+    is_bad = bool(problems)
+    if (result := job.result) is not None:
+        is_bad = name in result.problems
+        problems = [*problems, *map(str, result.problems.get(name, ()))]
+        exit_code = (result.exit_codes or {}).get(name, exit_code)
+    if left_out is not None:
+        state = LEFT_OUT
+    elif is_bad or exit_code:
+        state = NODE_FAILED
+    else:
+        state = WELL if answers and (result is not None or exit_code == 0) else NOT_YET
+    probes = [answer for answer in answers if isinstance(answer, ProbeAnswer)]
+    probe = probes[-1] if probes else ProbeAnswer()
+    return Node(
+        name=name,
+        state=state,
+        python=probe.python,
+        packages={package: version or "" for package, version in probe.packages.items()},
+        interface=probe.interface,
+        address=probe.address,
+        exit_code=exit_code,
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _describe_problem(problem: Problem, node: str) -> str:
+    return problem.without_place if problem.where == node else str(problem)
+
+
+def find_differences(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
     """Return the packages whose versions differ: the nodes by package and version.
 
     Nodes that have said nothing of packages do not count.
@@ -113,74 +152,26 @@ def apart(every: tuple[Node, ...]) -> dict[str, dict[str, list[str]]]:
     return {package: versions for package, versions in different.items() if len(versions) > 1}
 
 
-@dataclass
-class _Learned:
-    probe: ProbeAnswer | None = None
-    exit_code: int | None = None
-    out: bool = False
-    bad: bool = False
-    heard: bool = False
-    problems: dict[str, None] = field(default_factory=dict)
-
-    def take(self, answer: Answer) -> None:
-        self.heard = True
-        if isinstance(answer, ProbeAnswer):
-            self.probe = answer
-        if isinstance(answer, LaunchAnswer):
-            # Of several tasks the first that failed.
-            self.exit_code = self.exit_code or answer.exit_code
-        # What is not ok is tried again sometimes; what counts then is the result.
-        for problem in answer.problems:
-            self.problems[_shown(problem, answer.node)] = None
-
-    def leave_out(self, why: Sequence[str]) -> None:
-        self.out = True
-        self.problems = dict.fromkeys(why)
-
-    def conclude(self, result: JobEnds | None, name: str) -> None:
-        if result is None:
-            return
-        self.bad = name in result.problems
-        for problem in result.problems.get(name, ()):
-            self.problems[_shown(problem, "")] = None
-        code = (result.exit_codes or {}).get(name)
-        self.exit_code = self.exit_code if code is None else code
-
-    def node(self, name: str, result: JobEnds | None) -> Node:
-        over = result is not None
-        failed = self.bad or bool(self.exit_code) or (bool(self.problems) and not over)
-        probe = self.probe or ProbeAnswer()
-        return Node(
-            name=name,
-            state=_state(self, failed=failed, over=over),
-            python=probe.python,
-            packages={package: version or "" for package, version in probe.packages.items()},
-            interface=probe.interface,
-            address=probe.address,
-            exit_code=self.exit_code,
-            problems=tuple(self.problems),
-        )
-
-
-def _state(learned: _Learned, *, failed: bool, over: bool) -> str:
-    if learned.out:
-        return LEFT_OUT
-    if failed:
-        return NODE_FAILED
-    return WELL if learned.heard and (over or learned.exit_code == 0) else NOT_YET
-
-
-def _shown(problem: Problem, node: str) -> str:
-    return problem.without_place if problem.where == node else str(problem)
-
-
 # --- The phases of a job, with the times of each node in each of them ----------------------------
 
 PLACE, LAUNCH, TRAIN = "place", "launch", "train"
 STAGING = ("preflight", PLACE, "unpack", "probe", "deep", LAUNCH)
 """The phases before the ranks run, in order."""
-PHASES = (*STAGING, TRAIN, "all_reduce", "clean")
+PHASES = {
+    "preflight": ("preflight", "until the node had reported what it has and what it lacks"),
+    PLACE: ("plan", "planning what to send"),
+    "unpack": ("unpack", "sending and unpacking, until the environment was there"),
+    "probe": ("probe", "until it was checked"),
+    "deep": ("close look", "until every file was read again"),
+    LAUNCH: ("launch", "until the ranks' launcher was started"),
+    TRAIN: ("train", "until it had ended, its imports included"),
+    "all_reduce": ("all-reduce", "until all ranks had exchanged data"),
+    "clean": ("clean", "until old environments were gone"),
+}
+"""The phases in order, each with its title and its meaning."""
 ENDED, FAILED, SILENT, OPEN = "ended", "failed", "silent", "open"
+STATES = {FAILED: "failed", SILENT: "no answer", OPEN: "not ended"}
+"""The states that are no good end, in words."""
 _ANSWERED_BY = {"all_reduce": LAUNCH}
 """Phases whose answers have another's name."""
 
@@ -192,7 +183,7 @@ class PhaseSpan:
     phase: str
     """One of :data:`PHASES`."""
     begin: float
-    """The moment of its beginning, as :func:`moments` counts."""
+    """The moment of its beginning, as :func:`list_moments` counts."""
     end: float
     """The moment of its end, or of the last event."""
     state: str = ENDED
@@ -214,9 +205,16 @@ class NodePhases:
     """In order of time."""
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Return whether a phase failed there."""
         return any(span.state in (FAILED, SILENT) for span in self.spans)
+
+    @property
+    def sign(self) -> str:
+        """A sign where something failed, or has no end; else empty."""
+        if self.has_failed:
+            return "\u2717 "
+        return "\u2026 " if any(span.state == OPEN for span in self.spans) else ""
 
     @property
     def staging(self) -> float:
@@ -236,65 +234,60 @@ class JobPhases:
     """The moment of its end, or of the last event."""
 
     @property
+    def spans(self) -> list[PhaseSpan]:
+        """The phases of all nodes in one list."""
+        return [span for row in self.rows for span in row.spans]
+
+    @property
     def running(self) -> float | None:
         """The moment when ranks ran on all nodes that came so far; None where they never did."""
-        begins = [span.begin for row in self.rows for span in row.spans if span.phase == TRAIN]
-        return max(begins, default=None)
+        return max((span.begin for span in self.spans if span.phase == TRAIN), default=None)
 
 
-def job_phases(job: JobRecord, now: float | None = None) -> JobPhases:
+def find_phases(job: JobRecord, now: float | None = None) -> JobPhases:
     """Return the phases of the nodes; those of a running job last until ``now``."""
     collected = _Collected()
-    begin = end = None
-    for at, event in moments(job):
-        begin = at if begin is None else begin
-        end = at if end is None else max(at, end)
+    moments = []
+    for at, event in list_moments(job):
+        moments.append(at)
         collected.take(at, event)
-    if begin is None or end is None:
+    if not moments:
         return JobPhases()
-    end = end if now is None or job.begun is None else max(end, now)
+    end = max(moments)
+    if now is not None and job.begun is not None:
+        end = max(end, now)
     collected.close(end, OPEN)
     rows = (NodePhases(node=node, spans=tuple(spans)) for node, spans in collected.spans.items())
-    return JobPhases(rows=tuple(rows), begin=begin, end=end)
-
-
-@dataclass
-class _NodeAnswer:
-    at: float
-    ok: bool
+    return JobPhases(rows=tuple(rows), begin=moments[0], end=end)
 
 
 @dataclass
 class _Phase:
     name: str
     begin: float
-    answers: dict[str, _NodeAnswer] = field(default_factory=dict)
+    answers: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """The moment of each node's answer, and whether it was good."""
     started: dict[str, float] = field(default_factory=dict)
 
     def take(self, at: float, event: Event) -> None:
         if isinstance(event, Started):
             self.started.setdefault(event.node, at)
         elif isinstance(event, Answer) and event.event == _ANSWERED_BY.get(self.name, self.name):
-            before = self.answers.get(event.node)
             # Each task of a launch has its own answer; an unpacking is tried again.
-            good = before is None or before.ok or event.event != LAUNCH
-            self.answers[event.node] = _NodeAnswer(at, event.ok and good)
+            _, was_good = self.answers.get(event.node, (at, True))
+            self.answers[event.node] = at, event.ok and (was_good or event.event != LAUNCH)
 
-    def of(self, node: str, end: float, silent: str) -> list[PhaseSpan]:
+    def find_spans(self, node: str, end: float, silent: str) -> list[PhaseSpan]:
         """Return a node's spans; ``silent`` is its state without an answer."""
         if self.name == PLACE:  # decided by the driver alone
             return [_span(PLACE, self.begin, end, ENDED if silent == SILENT else silent)]
-        answer = self.answers.get(node)
-        if answer is None:
-            stop, state = end, silent
-        else:
-            stop, state = answer.at, ENDED if answer.ok else FAILED
+        stop, state = end, silent
+        if node in self.answers:
+            stop, is_good = self.answers[node]
+            state = ENDED if is_good else FAILED
         if self.name == LAUNCH and node in self.started:
             started = min(self.started[node], stop)
-            return [
-                _span(LAUNCH, self.begin, started, ENDED),
-                _span(TRAIN, started, stop, state),
-            ]
+            return [_span(LAUNCH, self.begin, started), _span(TRAIN, started, stop, state)]
         return [_span(self.name, self.begin, stop, state)]
 
 
@@ -322,12 +315,10 @@ class _Collected:
         phase, self._phase = self._phase, None
         if phase is None or phase.name not in PHASES:
             return
-        for node in self._asked(phase):
-            self.spans[node] += phase.of(node, at, silent)
-
-    def _asked(self, phase: _Phase) -> Iterable[str]:
-        return [node for node in self.spans if node in self._there or node in phase.answers]
+        for node in self.spans:
+            if node in self._there or node in phase.answers:
+                self.spans[node] += phase.find_spans(node, at, silent)
 
 
-def _span(phase: str, begin: float, end: float, state: str) -> PhaseSpan:
+def _span(phase: str, begin: float, end: float, state: str = ENDED) -> PhaseSpan:
     return PhaseSpan(phase=phase, begin=begin, end=max(begin, end), state=state)
