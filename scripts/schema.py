@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,22 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from stager.config.checks import schema_of  # noqa: E402
-from stager.config.load import parse  # noqa: E402
-from stager.config.table import WrittenSetting  # noqa: E402
+from stager.config.job_settings import Setting, key_of, rows_of  # noqa: E402
+from stager.config.load import SECTIONS  # noqa: E402
 
 FILE = HERE.parent / "docs" / "stager.schema.json"
-_NAME = "project.name"
-"""Its default is the name of the folder."""
 
 
 def schema() -> dict[str, Any]:
     """Return the schema."""
-    folder = Path("/project")
-    config = parse(
-        {"environment": {"requirements": []}}, root=folder, source=folder / "stager.toml"
-    )
     tables: dict[str, Any] = {}
-    for setting in config.settings:
-        table, _, key = setting.path.partition(".")
-        empty = {"type": "object", "additionalProperties": False, "properties": {}}
-        tables.setdefault(table, empty)["properties"][key] = _of(setting)
+    for section, kind in SECTIONS.items():
+        properties = {key_of(name): _of(row) for name, row in rows_of(kind).items()}
+        tables[section] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": properties,
+        }
     tables["environment"]["required"] = ["requirements"]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -48,13 +44,12 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _of(setting: WrittenSetting) -> dict[str, Any]:
+def _of(row: Setting) -> dict[str, Any]:
     """Return the schema of one key."""
-    words = setting.allowed[:1].upper() + setting.allowed[1:] + "."
-    described: dict[str, Any] = {"description": words, **schema_of(setting.check)}
-    default = setting.default
-    if setting.path != _NAME and default not in (None, ()):
-        described["default"] = str(default) if isinstance(default, Enum) else default
+    words = row.allowed[:1].upper() + row.allowed[1:] + "."
+    described: dict[str, Any] = {"description": words, **schema_of(row.check_in(Path("/project")))}
+    if row.default not in (None, ()):
+        described["default"] = row.default
     return described
 
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from .api import Project, load
     from .building.build import BuildOptions, BuildResult
     from .cleanup import CleanedItem, CleanResult
+    from .config.job_settings import JobOptions
     from .core.errors import JobError, StagerError
     from .diagnosis.failure import FirstFailure
     from .forecast import PlannedJob
     from .jobs.driver import JobListener, SilentListener
-    from .jobs.job_description import JobOptions
     from .jobs.outcome import NodeCheck, RunResult, SubmittedJob, VerifyResult
     from .pipeline import CleanOptions
 
@@ -59,7 +59,7 @@ _MODULES = {
     "FirstFailure": "stager.diagnosis.failure",
     "JobError": "stager.core.errors",
     "JobListener": "stager.jobs.driver",
-    "JobOptions": "stager.jobs.job_description",
+    "JobOptions": "stager.config.job_settings",
     "Launcher": "bundle.protocol.enumerations",
     "NodeCheck": "stager.jobs.outcome",
     "PlannedJob": "stager.forecast",

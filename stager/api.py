@@ -13,12 +13,12 @@ from . import pipeline
 from .building.build import BuildOptions, BuildResult
 from .building.current_bundle import Listener
 from .cleanup import CleanResult
+from .config.job_settings import JobOptions
 from .config.load import Config
 from .config.load import load as load_config
 from .core.errors import ConfigError
 from .forecast import PlannedJob
 from .jobs.driver import JobListener, SilentListener
-from .jobs.job_description import JobOptions
 from .jobs.outcome import Outcome, RunResult, SubmittedJob, VerifyResult, run_result, verify_result
 from .pipeline import CleanOptions
 

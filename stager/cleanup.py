@@ -21,11 +21,11 @@ from bundle.protocol.messages import UnpackAnswer
 from bundle.protocol.reports import CleanAnswer, NodeCleanup
 from bundle.system.hostlist import fold
 
+from .config.job_settings import JobOptions
 from .core.errors import StagerError
 from .core.files import BUNDLE_SUFFIX, bytes_of, opened, text_of
 from .core.store import DigestCache, Store, remove, size_of
 from .hub.client import is_the_users
-from .jobs.job_description import JobOptions
 from .jobs.outcome import Outcome
 from .layers.layer_file import compression
 from .logs.job_record import parse_event

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .building.build import BuildOptions, BuildResult
     from .building.project_lock import LockResult
     from .cleanup import CleanedItem, CleanResult
+    from .config.job_settings import JobOptions
     from .forecast import Basis, PlannedJob
     from .jobs.driver import JobListener, OnEvent
-    from .jobs.job_description import JobOptions
     from .jobs.outcome import Outcome, SubmittedJob
     from .jobs.preparation import Prepared
     from .tracing import TracedBuildResult
@@ -254,7 +254,7 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
         StagerError: an expected failure; what was removed before it is gone.
     """
     from .cleanup import CleanResult
-    from .jobs.job_description import JobOptions
+    from .config.job_settings import JobOptions
 
     job = replace(options.job or JobOptions(), dry_run=options.dry_run)
     items: list[CleanedItem] = []

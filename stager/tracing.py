@@ -22,11 +22,12 @@ from bundle.redaction.secrets import masked
 
 from .building.build import BuildResult
 from .building.current_bundle import offline_root
+from .config.job_settings import JobOptions
 from .config.load import Config
 from .core.errors import JobError, StagerError
 from .core.store import Store, remove
 from .jobs.driver import DriverStart, JobListener, run_driver
-from .jobs.job_description import JobOptions, numbered
+from .jobs.job_description import numbered
 from .jobs.outcome import Outcome
 from .jobs.preparation import Prepared, prepare
 from .layers.ignore import anchored

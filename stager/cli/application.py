@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
@@ -21,7 +21,6 @@ from typing import (
     Any,
     Protocol,
     TextIO,
-    TypeVar,
     cast,
     get_args,
     get_type_hints,
@@ -30,8 +29,6 @@ from typing import (
 import typer
 import typer.core
 import typer.models
-
-from bundle.protocol.enumerations import TextEnum
 
 from .. import __version__
 from ..core import damaged_bytecode
@@ -134,41 +131,73 @@ class HelpfulGroup(typer.core.TyperGroup):
             formatter.write_dl(rows)
 
 
-# --- Options that several commands share, written once: a dataclass field is an option -----------
+# --- Options that several commands share, written once -------------------------------------------
 
 # typer reads a command's options from its signature. A command marked :func:`grouped` may take a
-# dataclass; typer is shown a signature in which that parameter is replaced by the class's fields.
-# A class's ``panel`` is their heading on the help page.
+# dataclass, each of whose fields is an option, or a value annotated with an :class:`OptionGroup`;
+# typer is shown a signature in which the group's options replace that parameter.
+
+
+class OptionGroup(Protocol):
+    """Options of a command that it takes as one value."""
+
+    def parameters(self) -> Sequence[inspect.Parameter]:
+        """Return the options, as typer reads them from a signature."""
+
+    def make(self, given: Mapping[str, Any]) -> object:
+        """Return the value for what typer has read; what cannot be used is a usage error."""
+
+
+class _Fields:
+    """The fields of a dataclass as options; its ``panel`` is their heading on the help page."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+
+    def parameters(self) -> Sequence[inspect.Parameter]:
+        hints = get_type_hints(self._kind, include_extras=True)
+        panel = getattr(self._kind, "panel", None)
+        return [
+            keyword(one.name, one.default, _under(panel, hints[one.name]))
+            for one in fields(self._kind)
+        ]
+
+    def make(self, given: Mapping[str, Any]) -> object:
+        return self._kind(**given)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take options as dataclasses, whose fields are annotated as typer needs it."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {}
+    """Let a command take groups of options."""
+    groups: dict[str, tuple[OptionGroup, list[str]]] = {}
     shown: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        kind = hints[name]
-        if not is_dataclass(kind) or not isinstance(kind, type):
-            shown.append(_keyword(name, parameter.default, kind))
+        group = _group_of(hints[name])
+        if group is None:
+            shown.append(keyword(name, parameter.default, hints[name]))
             continue
-        groups[name] = kind
-        inner = get_type_hints(kind, include_extras=True)
-        panel = getattr(kind, "panel", None)
-        shown += [
-            _keyword(one.name, one.default, _under(panel, inner[one.name])) for one in fields(kind)
-        ]
+        options = group.parameters()
+        groups[name] = group, [option.name for option in options]
+        shown += options
 
     @wraps(command)
     def called(**given: object) -> None:
         made = {
-            name: kind(**{one.name: given.pop(one.name) for one in fields(kind)})
-            for name, kind in groups.items()
+            name: group.make({option: given.pop(option) for option in options})
+            for name, (group, options) in groups.items()
         }
         command(**made, **given)
 
     called.__dict__["__signature__"] = inspect.Signature(shown)
     called.__annotations__ = {one.name: one.annotation for one in shown}
     return called
+
+
+def _group_of(hint: Any) -> OptionGroup | None:  # noqa: ANN401
+    for one in getattr(hint, "__metadata__", ()):
+        if hasattr(one, "parameters"):
+            return cast("OptionGroup", one)
+    return _Fields(hint) if isinstance(hint, type) and is_dataclass(hint) else None
 
 
 def _under(panel: str | None, annotation: type[Any]) -> object:
@@ -180,16 +209,14 @@ def _under(panel: str | None, annotation: type[Any]) -> object:
     return Annotated[kind, option]
 
 
-def _keyword(name: str, default: object, annotation: object) -> inspect.Parameter:
+def keyword(name: str, default: object, annotation: object) -> inspect.Parameter:
+    """Return a parameter of a signature."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-# --- Checks of options' values: a value that cannot be used is a usage error ---------------------
-
-T = TypeVar("T")
-EnumT = TypeVar("EnumT", bound=TextEnum)
+# --- Values of options: one that cannot be used is a usage error ---------------------------------
 
 
 def path_option(text: str) -> Path:
@@ -200,54 +227,6 @@ def path_option(text: str) -> Path:
     if text.startswith("~") and expanded == text and not os.path.lexists(text):
         raise typer.BadParameter(f"{text}: there is no home directory that it could start at")
     return Path(text)
-
-
-def choice(words: Iterable[str], help_text: str, *names: str) -> typer.models.OptionInfo:
-    """Return an option whose help page and shell completion list the words that it takes."""
-    allowed = tuple(map(str, words))
-
-    def completed(incomplete: str) -> list[str]:
-        return [word for word in allowed if word.startswith(incomplete)]
-
-    shown: typer.models.OptionInfo = typer.Option(
-        *names, metavar="|".join(allowed), help=help_text, autocompletion=completed
-    )
-    return shown
-
-
-def one_of(allowed: tuple[str, ...], text: str | None, option: str) -> str | None:
-    """Return an option's value; one that is not allowed is a usage error."""
-    if text is None or text in allowed:
-        return text
-    raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}", param_hint=option)
-
-
-def member_of(kind: type[EnumT], text: str | None, option: str) -> EnumT | None:
-    """Return an option's value as a word of an enumeration; another one is a usage error."""
-    chosen = one_of(tuple(str(word) for word in kind), text, option)
-    return None if chosen is None else kind(chosen)
-
-
-def checked(
-    check: Callable[[object], T], value: str | int | None, option: str, allowed: str
-) -> T | None:
-    """Return an option's value, read as the same key of the settings is."""
-    if value is None:
-        return None
-    try:
-        return check(value)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{value!r} cannot be used, allowed: {allowed}", param_hint=option
-        ) from None
-
-
-def each(
-    check: Callable[[object], str], texts: list[str] | None, option: str, allowed: str
-) -> tuple[str, ...]:
-    """Return the values of an option that may be given several times, each checked."""
-    values = (checked(check, text, option, allowed) for text in texts or ())
-    return tuple(value for value in values if value is not None)
 
 
 # --- The application, and the boundary where every ending becomes an exit code -------------------

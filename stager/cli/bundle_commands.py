@@ -18,8 +18,8 @@ from .options import (
     ResolveFlags,
     Script,
     Talk,
-    bundle_id,
     file_option,
+    read_bundle_id,
     settings_for,
 )
 
@@ -146,7 +146,7 @@ def sign(
     from ..pack.bundle_file import ChosenBundle
     from ..trust import sign as make_signature
 
-    asked = bundle_id(id, "--id")
+    asked = read_bundle_id(id)
     console = talk.reports()
     with boundary(console):
         if bundle is not None:
@@ -206,7 +206,7 @@ def inspect(
 ) -> None:
     """Show what is in a bundle."""
     view.check()
-    asked = bundle_id(id, "--id")
+    asked = read_bundle_id(id)
     console = make_reports(as_json=view.json)
     with boundary(console):
         chosen, config = _chosen(bundle, asked)

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .application import app, boundary, each, grouped, path_option, settings_place
+from .application import app, boundary, grouped, path_option, settings_place
 from .options import (
-    BundleFlags,
+    BundleChoice,
     BundleId,
     Offline,
     Script,
     Talk,
-    bundle_id,
     file_option,
+    read_bundle_id,
+    read_texts,
     settings_for,
 )
 
 if TYPE_CHECKING:
     from ..carrying.carry import ExportOptions
     from ..carrying.mirror import MirrorTargets
+    from ..config.job_settings import JobOptions
     from ..config.load import Config
     from ..pack.bundle_file import ChosenBundle
 
@@ -75,7 +77,7 @@ class ExportFlags:
             raise typer.BadParameter("cannot be used with --since", param_hint="--base")
         if self.offline and not self.with_tool:
             raise typer.BadParameter("is for --with-tool only", param_hint="--offline")
-        base = Base(id=bundle_id(self.base, "--base"), until=_moment(self.since))
+        base = Base(id=read_bundle_id(self.base, "--base"), until=_moment(self.since))
         return ExportOptions(
             output=self.output, base=base, with_tool=self.with_tool, offline=self.offline
         )
@@ -98,11 +100,11 @@ def _moment(text: str | None) -> datetime.datetime | None:
         ) from None
 
 
-def _chosen(flags: BundleFlags, script: Path | None) -> tuple[ChosenBundle | None, Config]:
+def _chosen(flags: JobOptions, script: Path | None) -> tuple[ChosenBundle | None, Config]:
     """Return the bundle that is named, None for the project's, and the settings."""
     from ..jobs.preparation import chosen_bundle, load_project
 
-    asked = flags.asked
+    asked = flags.bundle_id
     if flags.bundle is None and not asked:
         return None, settings_for(script)
     config = (
@@ -115,7 +117,7 @@ def _chosen(flags: BundleFlags, script: Path | None) -> tuple[ChosenBundle | Non
 
 @app.command()
 @grouped
-def export(*, script: Script = None, chosen: BundleFlags, what: ExportFlags, talk: Talk) -> None:
+def export(*, script: Script = None, chosen: BundleChoice, what: ExportFlags, talk: Talk) -> None:
     """Write the bundle to a file to carry over an air gap, or to an image to mount."""
     from ..carrying.carry import export_project
     from ..carrying.image import export_image
@@ -175,7 +177,7 @@ def import_file(
     console = talk.reports()
     with boundary(console):
         config = preparation.load_project(file, "", settings_place())
-        options = ImportOptions(asked=bundle_id(id, "--id"), project=project, for_builds=for_builds)
+        options = ImportOptions(asked=read_bundle_id(id), project=project, for_builds=for_builds)
         result = import_bundle(config, file, options, console)
         console.stop()
         if talk.json:
@@ -211,8 +213,8 @@ class TargetFlags:
         from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
 
         return MirrorTargets(
-            pythons=each(VERSION, self.python, "--python", VERSIONS),
-            platforms=each(PLATFORM, self.platform, "--platform", PLATFORMS),
+            pythons=read_texts(VERSION, self.python, "--python", VERSIONS),
+            platforms=read_texts(PLATFORM, self.platform, "--platform", PLATFORMS),
         )
 
 

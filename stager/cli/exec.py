@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .application import app, boundary, grouped, make_reports, settings_place
-from .options import BundleFlags
+from .options import BundleChoice
 
 
 @app.command(name="exec", context_settings={"allow_interspersed_args": False})
@@ -17,7 +17,7 @@ def exec_(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="A program and its arguments.")
     ],
-    chosen: BundleFlags,
+    chosen: BundleChoice,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Run any command in the environment, on this machine."""
@@ -25,9 +25,8 @@ def exec_(
     from ..jobs.preparation import bundle_of, load_project
     from ..pack.bundle_file import ChosenBundle
 
-    wanted_id = chosen.asked
     console = make_reports(quiet=quiet)
     with boundary(console):
-        config = load_project(chosen.bundle, wanted_id, settings_place(), command)
-        path, manifest = bundle_of(config, chosen.bundle, console, wanted_id)
+        config = load_project(chosen.bundle, chosen.bundle_id, settings_place(), command)
+        path, manifest = bundle_of(config, chosen.bundle, console, chosen.bundle_id)
         execute(config, ChosenBundle(path=path, id=manifest.id), command)

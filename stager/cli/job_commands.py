@@ -11,16 +11,16 @@ import typer
 
 from bundle.protocol.enumerations import Action
 
+from ..config.job_settings import BATCH, BUNDLE, LAUNCH, SLURM, JobOptions
 from ..core.errors import EXIT_JOB, CommandFailure, JobError
 from .application import app, boundary, grouped, settings_place
-from .options import BatchFlags, Command, LaunchFlags, PlaceFlags, RequestFlags, Talk, job_options
+from .options import Command, JobFlags, Talk
 
 if TYPE_CHECKING:
     from ..config.load import Config
     from ..console.job_result import Console
     from ..console.output import Output
     from ..forecast import PlannedJob
-    from ..jobs.job_description import JobOptions
     from ..jobs.outcome import Outcome, SubmittedJob
 
 
@@ -142,25 +142,18 @@ def _show_planned(
 @grouped
 def verify(
     *,
-    place: PlaceFlags,
-    slurm: RequestFlags,
-    launch: LaunchFlags,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Read every file, try the network between all nodes.")
-    ] = False,
-    batch: BatchFlags,
+    options: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, LAUNCH, BATCH, "deep")],
     talk: Talk,
 ) -> None:
     """Put the bundle on every node and check it; launch nothing."""
     from ..jobs.outcome import verify_result
 
-    options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
     console = talk.console()
     with boundary(console):
         carry_out(
             console,
             Action.VERIFY,
-            replace(options, deep=deep),
+            replace(options, show_all=talk.verbose),
             result_of=verify_result,
             render=console.verified,
         )
@@ -175,17 +168,13 @@ def run(
     *,
     context: typer.Context,
     command: Command = None,
-    place: PlaceFlags,
-    slurm: RequestFlags,
-    launch: LaunchFlags,
-    batch: BatchFlags,
+    options: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, LAUNCH, BATCH)],
     talk: Talk,
 ) -> None:
     """Verify, then launch COMMAND (default: project.command)."""
     from ..jobs.outcome import run_result
 
-    options = job_options(slurm, launch, place, batch, verbose=talk.verbose)
-    options = replace(options, command=tuple(command or ()))
+    options = replace(options, command=tuple(command or ()), show_all=talk.verbose)
     console = talk.console()
     with boundary(console):
         warn_of_options_behind(context, options.command, console)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..config.job_settings import BUNDLE, SLURM, JobOptions
 from .application import app, boundary, grouped, path_option, settings_place
 from .options import (
-    BundleFlags,
+    BundleChoice,
     DryRun,
-    LaunchFlags,
+    JobFlags,
     LogDir,
-    NprocPerNode,
-    PlaceFlags,
-    SlurmFlags,
     Talk,
-    job_options,
-    ranks,
+    read_option,
+    typer_option,
 )
 
 if TYPE_CHECKING:
     from ..config.load import Config
-    from ..jobs.job_description import JobOptions
     from ..pipeline import CleanOptions
 
 
@@ -41,8 +38,8 @@ def estimate(
         list[str] | None,
         typer.Option("--nodes", metavar="N,...", help="Numbers of nodes, as in 2,16,64."),
     ] = None,
-    nproc_per_node: NprocPerNode = None,
-    chosen: BundleFlags,
+    nproc_per_node: Annotated[str | None, typer_option("nproc_per_node")] = None,
+    chosen: BundleChoice,
     talk: Talk,
 ) -> None:
     """Predict how long staging takes, and whether it pays."""
@@ -51,13 +48,14 @@ def estimate(
     from ..core.store import Store
     from ..forecast import MOST_NODES, setting_of
     from ..forecast import estimate as make_estimate
-    from ..jobs.job_description import JobOptions, settle
+    from ..jobs.job_description import settle
     from ..jobs.preparation import load_project, named_bundle
 
-    counts, asked = node_counts(nodes, MOST_NODES), chosen.asked
+    counts, asked = node_counts(nodes, MOST_NODES), chosen.bundle_id
+    ranks = None if nproc_per_node is None else read_option("nproc_per_node", nproc_per_node)
     console = talk.reports()
     with boundary(console):
-        options = JobOptions(nproc_per_node=ranks(nproc_per_node))
+        options = JobOptions(nproc_per_node=ranks)
         config = settle(load_project(chosen.bundle, asked, settings_place()), options)
         path, manifest = named_bundle(config, chosen.bundle, asked)
         basis = forecast.find_known_rates(Store(offline_root(config)))
@@ -188,18 +186,17 @@ class CleanFlags:
 def clean(
     *,
     what: CleanFlags,
-    place: PlaceFlags,
-    slurm: SlurmFlags,
+    job: Annotated[JobOptions, JobFlags(BUNDLE, SLURM, without=["avoid_bad"])],
     log_dir: LogDir = None,
     talk: Talk,
 ) -> None:
     """Remove environments, bundles and layers that nobody uses."""
     from .. import pipeline
 
-    options = what.options(job_options(slurm, LaunchFlags(log_dir=log_dir), place))
+    options = what.options(replace(job, log_dir=log_dir))
     console = talk.console()
     with boundary(console):
-        config = _settings(what, place)
+        config = _settings(what, job)
         result = pipeline.clean(config, options, console)
         code = console.nodes_cleaned(result)
         if talk.json:
@@ -209,7 +206,7 @@ def clean(
         raise typer.Exit(code)
 
 
-def _settings(what: CleanFlags, place: PlaceFlags) -> Config:
+def _settings(what: CleanFlags, job: JobOptions) -> Config:
     from ..config.load import find
     from ..config.template import default
     from ..jobs.preparation import load_project
@@ -217,7 +214,7 @@ def _settings(what: CleanFlags, place: PlaceFlags) -> Config:
     start = settings_place()
     if what.store_only and find(start) is None:
         return default(start)
-    return load_project(place.bundle, place.asked, start)
+    return load_project(job.bundle, job.bundle_id, start)
 
 
 # --- ``stager clean-node``: remove from this machine what nobody has used for days ---------------

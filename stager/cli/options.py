@@ -1,42 +1,32 @@
-"""Options that commands share, as dataclasses; a job's options are made of them."""
+"""Options that commands share: a job's follow from the rows of the settings."""
 
 from __future__ import annotations
 
-import re
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
 import typer.models
 
 from bundle.protocol.counts import counted
-from bundle.protocol.enumerations import Backend, Launcher, Stage, TransferWay
 
-from .application import (
-    checked,
-    choice,
-    each,
-    make_console,
-    make_reports,
-    member_of,
-    one_of,
-    path_option,
-    settings_place,
-)
+from ..config import checks
+from ..config.job_settings import BUNDLE, JobOptions, Setting, option_rows
+from .application import keyword, make_console, make_reports, path_option, settings_place
 
 if TYPE_CHECKING:
     from ..building.build import BuildOptions
     from ..config.load import Config
     from ..console.job_result import Console
     from ..console.reports import Reports
-    from ..jobs.job_description import JobOptions
     from ..lock.resolver import ResolverName
     from ..logs.job_files import JobFiles
 
-
-# --- Options that commands share, a file for each noun; `job` makes a job's options of them ------
-
+T = TypeVar("T")
 
 # --- The amount and the form of a command's output, and the file that it writes ------------------
 
@@ -70,33 +60,131 @@ class Talk:
         return make_reports(quiet=self.quiet, verbose=self.verbose, as_json=self.json)
 
 
-# --- Submitting a job, and the batch script it is ------------------------------------------------
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+# --- A job: its options follow from the rows of the settings --------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchFlags:
-    """Submitting a job, waiting for it, or only planning it; and what hears of its failure."""
+class JobFlags:
+    """Some options of a job, as a group of a command's: by heading, or by name."""
 
-    panel: ClassVar[str] = "Batch jobs and failures"
+    def __init__(self, *chosen: str, without: Collection[str] = ()) -> None:
+        self._names = [
+            name
+            for one in chosen
+            for name, row in option_rows().items()
+            if one in (name, row.panel) and name not in without
+        ]
 
-    batch: Annotated[bool, typer.Option("--batch", help="Submit with sbatch.")] = False
-    wait: Annotated[
-        bool, typer.Option("--wait", help="With --batch: follow the job to its end.")
-    ] = False
-    dry_run: DryRun = False
-    on_failure: Annotated[
-        str | None,
-        typer.Option(
-            "--on-failure", metavar="CMD", help="Start CMD if the job fails; it reads JSON."
-        ),
-    ] = None
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the options, as typer reads them from a signature."""
+        return [self._parameter(name, option_rows()[name]) for name in self._names]
 
-    def check(self) -> None:
-        """Refuse ``--wait`` alone: a job that is not submitted is always waited for."""
-        if self.wait and not self.batch:
+    def make(self, given: Mapping[str, object]) -> JobOptions:
+        """Return the options of a job; a value that cannot be used is a usage error."""
+        values = {
+            name: read_option(name, value) for name, value in given.items() if value is not None
+        }
+        if values.get("wait") and not values.get("batch"):
             raise typer.BadParameter("it needs --batch", param_hint="--wait")
+        return JobOptions(**values)
+
+    def _parameter(self, name: str, row: Setting) -> inspect.Parameter:
+        option = typer_option(name)
+        option.rich_help_panel = row.panel or None
+        default = JobOptions.__dataclass_fields__[name].default
+        kind: object = str | None
+        if row.check is checks.boolean:
+            kind = bool | None if default is None else bool
+        elif row.check is Path:
+            kind = Path | None
+        elif default:
+            kind = str
+        elif _item_of(row):
+            kind = list[str] | None
+        return keyword(name, default or (False if kind is bool else None), Annotated[kind, option])
+
+
+def typer_option(name: str) -> typer.models.OptionInfo:
+    """Return an option of a job for a command's signature."""
+    row = option_rows()[name]
+    words = row.flag.split()
+    names = [word for word in words if word.startswith("-")]
+    if _words_of(row.check):
+        return choice(_words_of(row.check), row.help, *names)
+    option: typer.models.OptionInfo = typer.Option(
+        *names,
+        metavar=" ".join(words[len(names) :]) or None,
+        help=row.help,
+        parser=path_option if row.check is Path else None,
+        show_default=row.check is not checks.boolean,
+    )
+    return option
+
+
+def read_option(name: str, value: object) -> Any:  # noqa: ANN401
+    """Return the value of an option of a job; one that cannot be used is a usage error."""
+    row = option_rows()[name]
+    item = _item_of(row)
+    if isinstance(value, list) and item:
+        return read_texts(item, value, row.option, row.option_allowed)
+    if isinstance(value, str):
+        return read_text(row.check, value, row.option, row.option_allowed or row.allowed)
+    return value
+
+
+def _item_of(row: Setting) -> Callable[[object], object] | None:
+    return row.check.item if isinstance(row.check, checks.Check) else None
+
+
+def _words_of(check: Callable[..., object]) -> Sequence[str]:
+    words: Sequence[str] = checks.schema_of(check).get("enum", ())
+    return words
+
+
+def read_text(check: Callable[[object], T], text: str, option: str, allowed: str) -> T:
+    """Return an option's value, as a text or a number; one that fails is a usage error."""
+    with suppress(ValueError):
+        return check(text)
+    if text.isascii() and text.isdecimal():
+        with suppress(ValueError):
+            return check(int(text))
+    words = _words_of(check)
+    wrong = f"is not one of {', '.join(words)}" if words else f"cannot be used, allowed: {allowed}"
+    raise typer.BadParameter(f"{text!r} {wrong}", param_hint=option)
+
+
+def read_texts(
+    check: Callable[[object], T], texts: Sequence[str] | None, option: str, allowed: str
+) -> tuple[T, ...]:
+    """Return the values of an option that may be given several times, each checked."""
+    return tuple(read_text(check, text, option, allowed) for text in texts or ())
+
+
+def choice(words: Sequence[str], help_text: str, *names: str) -> typer.models.OptionInfo:
+    """Return an option whose help page and shell completion list the words that it takes."""
+    shown: typer.models.OptionInfo = typer.Option(
+        *names,
+        metavar="|".join(words),
+        help=help_text,
+        autocompletion=lambda incomplete: [word for word in words if word.startswith(incomplete)],
+    )
+    return shown
+
+
+JobPlace = Annotated[JobOptions, JobFlags(BUNDLE)]
+BundleChoice = Annotated[JobOptions, JobFlags("bundle", "bundle_id")]
+BundleId = Annotated[str | None, typer_option("bundle_id")]
+LogDir = Annotated[Path | None, typer_option("log_dir")]
+DryRun = Annotated[bool, typer_option("dry_run")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- COMMAND...]", help="A script or -m MODULE, and its arguments."),
+]
+
+
+def read_bundle_id(text: str | None, option: str = "--id") -> str:
+    """Return the id that a bundle must have, or its first digits; empty for any."""
+    allowed = option_rows()["bundle_id"].allowed
+    return "" if text is None else read_text(checks.bundle_id, text, option, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,165 +208,8 @@ class ScriptFlags:
     ] = None
 
 
-# --- The request to Slurm for nodes: the long and the short options are salloc's own -------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmFlags:
-    """The request to Slurm."""
-
-    panel: ClassVar[str] = "Slurm"
-
-    nodes: Annotated[
-        str | None, typer.Option("-N", "--nodes", metavar="N|MIN:MAX", help="How many nodes.")
-    ] = None
-    partition: Annotated[
-        str | None, typer.Option("-p", "--partition", metavar="NAME", help="Slurm partition.")
-    ] = None
-    time: Annotated[
-        str | None,
-        typer.Option("-t", "--time", metavar="TIME", help="Time limit, as in 00:30:00."),
-    ] = None
-    exclude: Annotated[
-        str | None,
-        typer.Option("-x", "--exclude", metavar="NODES", help="Nodes to avoid, as in n02,n05."),
-    ] = None
-    nodelist: Annotated[
-        str | None,
-        typer.Option("-w", "--nodelist", metavar="NODES", help="Nodes that must be among them."),
-    ] = None
-    account: Annotated[
-        str | None, typer.Option("-A", "--account", metavar="NAME", help="Slurm account.")
-    ] = None
-    qos: Annotated[
-        str | None, typer.Option("--qos", metavar="NAME", help="Quality of service.")
-    ] = None
-    constraint: Annotated[
-        str | None,
-        typer.Option("-C", "--constraint", metavar="LIST", help="Features that nodes must have."),
-    ] = None
-    reservation: Annotated[
-        str | None, typer.Option("--reservation", metavar="NAME", help="Slurm reservation.")
-    ] = None
-    mem: Annotated[
-        str | None, typer.Option("--mem", metavar="SIZE", help="Memory on each node, as in 64G.")
-    ] = None
-    cpus_per_task: Annotated[
-        int | None,
-        typer.Option("-c", "--cpus-per-task", metavar="N", help="CPUs on each node."),
-    ] = None
-    gpus_per_node: Annotated[
-        str | None,
-        typer.Option("--gpus-per-node", metavar="[TYPE:]N", help="GPUs on each node."),
-    ] = None
-    salloc_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--salloc-arg", metavar="ARG", help="A further option, passed on; may be repeated."
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestFlags(SlurmFlags):
-    """The request to Slurm for nodes that a job runs on."""
-
-    avoid_bad: Annotated[
-        bool | None,
-        typer.Option(
-            "--avoid-bad/--no-avoid-bad",
-            show_default=False,
-            help="Also avoid nodes that failed lately; `stager nodes` lists them.",
-        ),
-    ] = None
-
-
-# --- The bundle that a command uses, and the place of the nodes it is put on ---------------------
-
-Bundle = Annotated[
-    Path | None,
-    typer.Option(
-        "--bundle",
-        metavar="FILE",
-        parser=path_option,
-        help="The bundle; default: the project's newest.",
-    ),
-]
-BundleId = Annotated[
-    str | None,
-    typer.Option(
-        "--id", metavar="ID", help="The id the bundle must have, or 12 or more of its first digits."
-    ),
-]
-Allocation = Annotated[
-    str,
-    choice(
-        ("auto", "slurm", "ssh", "local"),
-        "Where nodes come from; local: processes on this machine.",
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleFlags:
-    """The bundle that is used."""
-
-    panel: ClassVar[str] = "The bundle and where it goes"
-
-    bundle: Bundle = None
-    id: BundleId = None
-
-    @property
-    def asked(self) -> str:
-        """The id that the bundle must have, or its first digits; empty for any."""
-        return bundle_id(self.id, "--id")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlaceFlags(BundleFlags):
-    """The bundle, and the nodes it is put on."""
-
-    allocation: Allocation = "auto"
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts", metavar="HOSTS", help="Hosts to reach over ssh, as in node[01-08],user@gpu9."
-        ),
-    ] = None
-    host_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--host-file",
-            metavar="FILE",
-            parser=path_option,
-            help="A file with one such host in each line.",
-        ),
-    ] = None
-
-
-def bundle_id(text: str | None, option: str) -> str:
-    """Return an id or its first digits, in lower case; empty for none; else a usage error.
-
-    Other tools write the kind of a digest before it, ``sha256:``.
-    """
-    if text is None:
-        return ""
-    digits = text.lower().removeprefix("sha256:")
-    if not re.fullmatch(r"[0-9a-f]{12,64}", digits):
-        raise typer.BadParameter(
-            f"{text!r} cannot be used, allowed: 12 to 64 hexadecimal digits, as `stager verify` "
-            "and `stager inspect` show them",
-            param_hint=option,
-        )
-    return digits
-
-
 # --- The job whose logs a command reads ----------------------------------------------------------
 
-LogDir = Annotated[
-    Path | None,
-    typer.Option("--log-dir", metavar="DIR", parser=path_option, help="Default: ~/slurm_logs."),
-]
 JobArgument = Annotated[
     str | None,
     typer.Argument(
@@ -309,69 +240,6 @@ def chosen_files(
             "--log-dir and a number choose another one"
         )
     return files
-
-
-# --- The staging of the bundle and the start of the ranks ----------------------------------------
-
-NprocPerNode = Annotated[
-    str | None,
-    typer.Option("--nproc-per-node", metavar="N|auto|gpu|cpu", help="Ranks on each node."),
-]
-Command = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[-- COMMAND...]", help="A script or -m MODULE, and its arguments."),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchFlags:
-    """The staging of the bundle and the start of the ranks."""
-
-    panel: ClassVar[str] = "Staging and launching"
-
-    nproc_per_node: NprocPerNode = None
-    launcher: Annotated[str | None, choice(Launcher, "What starts the ranks.")] = None
-    backend: Annotated[str | None, choice(Backend, "The backend of torch.distributed.")] = None
-    interface: Annotated[
-        str | None, typer.Option(metavar="NAME", help="auto, or a network interface's name.")
-    ] = None
-    stage: Annotated[
-        str | None,
-        choice(Stage, "Whether the bundle is sent."),
-    ] = None
-    transfer: Annotated[
-        str | None,
-        choice(TransferWay, "How the nodes get it."),
-    ] = None
-    min_nodes: Annotated[
-        int | None,
-        typer.Option("--min-nodes", metavar="N", min=1, help="Leave out bad nodes, but keep N."),
-    ] = None
-    log_dir: LogDir = None
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--outputs",
-            metavar="PATH",
-            help="What to bring back where nodes do not see this folder; repeatable.",
-        ),
-    ] = None
-    pass_env: Annotated[
-        list[str] | None,
-        typer.Option("--pass-env", metavar="NAME", help="A secret variable for the ranks."),
-    ] = None
-    container_image: Annotated[
-        str | None,
-        typer.Option(
-            "--container-image",
-            metavar="IMAGE",
-            help="Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
-        ),
-    ] = None
-    container_mounts: Annotated[
-        list[str] | None,
-        typer.Option("--container-mounts", metavar="SRC:DST", help="What the container sees."),
-    ] = None
 
 
 # --- The pinning of the requirements: the options of ``lock`` and ``build`` ----------------------
@@ -478,99 +346,4 @@ def _cutoff(text: str | None) -> str | None:
 
 def resolver_name(text: str) -> ResolverName:
     """Return a resolver's name, checked."""
-    return cast("ResolverName", one_of(RESOLVERS, text, "--resolver"))
-
-
-# --- The options of a job, as values that the job takes ------------------------------------------
-
-_WAITED_FOR = BatchFlags()
-
-
-def job_options(
-    slurm: SlurmFlags,
-    launch: LaunchFlags,
-    place: PlaceFlags,
-    batch: BatchFlags = _WAITED_FOR,
-    *,
-    verbose: bool = False,
-) -> JobOptions:
-    """Return the options of a job; a value that cannot be used is a usage error."""
-    from ..config import checks
-    from ..config.sections import output
-    from ..slurm.request import ALLOCATIONS
-
-    name = checks.matching(checks.VARIABLE)
-    batch.check()
-    return replace(
-        _request(slurm),
-        nproc_per_node=ranks(launch.nproc_per_node),
-        launcher=member_of(Launcher, launch.launcher, "--launcher"),
-        backend=member_of(Backend, launch.backend, "--backend"),
-        interface=checked(
-            checks.interface_name, launch.interface, "--interface", "an interface's name"
-        ),
-        stage=member_of(Stage, launch.stage, "--stage"),
-        transfer=member_of(TransferWay, launch.transfer, "--transfer"),
-        min_nodes=checked(checks.whole(1), launch.min_nodes, "--min-nodes", checks.COUNT),
-        log_dir=launch.log_dir,
-        outputs=each(output, launch.outputs, "--outputs", "a path or pattern inside this folder"),
-        pass_env=each(name, launch.pass_env, "--pass-env", "a name, without a value"),
-        container_image=checked(
-            checks.word, launch.container_image, "--container-image", "one word"
-        ),
-        container_mounts=each(
-            checks.mount, launch.container_mounts, "--container-mounts", "SOURCE:TARGET"
-        ),
-        allocation=cast("str", one_of(ALLOCATIONS, place.allocation, "--allocation")),
-        hosts=_hosts(place.hosts),
-        host_file=place.host_file,
-        bundle=place.bundle,
-        bundle_id=place.asked,
-        batch=batch.batch,
-        wait=batch.wait,
-        dry_run=batch.dry_run,
-        on_failure=checked(checks.command, batch.on_failure, "--on-failure", checks.COMMAND) or (),
-        show_all=verbose,
-    )
-
-
-def ranks(text: str | None) -> int | str | None:
-    """Return the value of ``--nproc-per-node``; one that cannot be used is a usage error."""
-    from ..config import checks
-
-    number = int(text) if text and text.isascii() and text.isdecimal() else text
-    return checked(checks.ranks, number, "--nproc-per-node", checks.RANKS)
-
-
-def _hosts(text: str | None) -> tuple[str, ...]:
-    """Return the list of hosts; an empty one is a usage error, not none."""
-    from ..config import checks
-
-    listed = 'hosts without blanks, as in "node[01-08],user@gpu9"'
-    return () if text is None else (str(checked(checks.word, text, "--hosts", listed)),)
-
-
-def _request(slurm: SlurmFlags) -> JobOptions:
-    from ..config import checks
-    from ..jobs.job_description import JobOptions
-
-    nodes = f"N or MIN:MAX, from 1 to {checks.MOST}"
-    listed = 'a node list without blanks, as in "node02,node[05-07]"'
-    return JobOptions(
-        nodes=checked(checks.node_range, slurm.nodes, "--nodes", nodes),
-        partition=checked(checks.word, slurm.partition, "--partition", "one word"),
-        time=checked(checks.slurm_time, slurm.time, "--time", checks.TIME),
-        exclude=checked(checks.node_list, slurm.exclude, "--exclude", listed),
-        avoid_bad=slurm.avoid_bad if isinstance(slurm, RequestFlags) else None,
-        nodelist=checked(checks.node_list, slurm.nodelist, "--nodelist", listed),
-        account=checked(checks.word, slurm.account, "--account", "one word"),
-        qos=checked(checks.word, slurm.qos, "--qos", "one word"),
-        constraint=checked(checks.word, slurm.constraint, "--constraint", "one word"),
-        reservation=checked(checks.word, slurm.reservation, "--reservation", "one word"),
-        mem=checked(checks.memory, slurm.mem, "--mem", checks.MEMORY),
-        cpus_per_task=checked(
-            checks.whole(1), slurm.cpus_per_task, "--cpus-per-task", checks.COUNT
-        ),
-        gpus_per_node=checked(checks.gpus, slurm.gpus_per_node, "--gpus-per-node", checks.GPUS),
-        salloc_args=each(checks.text, slurm.salloc_arg, "--salloc-arg", "an option of salloc"),
-    )
+    return cast("ResolverName", read_text(checks.one_of(RESOLVERS), text, "--resolver", ""))

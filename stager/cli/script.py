@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from bundle.protocol.enumerations import Action
 
+from ..config.job_settings import LAUNCH, SLURM, JobOptions
 from .application import app, boundary, grouped, settings_place
 from .job_commands import warn_of_options_behind
-from .options import (
-    BundleFlags,
-    Command,
-    LaunchFlags,
-    PlaceFlags,
-    RequestFlags,
-    ScriptFlags,
-    Talk,
-    job_options,
-)
+from .options import Command, JobFlags, ScriptFlags, Talk
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -29,9 +22,7 @@ def script(
     *,
     context: typer.Context,
     command: Command = None,
-    chosen: BundleFlags,
-    slurm: RequestFlags,
-    launch: LaunchFlags,
+    options: Annotated[JobOptions, JobFlags("bundle", "bundle_id", SLURM, LAUNCH)],
     kind: ScriptFlags,
     talk: Talk,
 ) -> None:
@@ -44,8 +35,7 @@ def script(
     from ..jobs.preparation import bundle_of, load_project, prepare
     from ..pack.bundle_file import mark
 
-    place = PlaceFlags(bundle=chosen.bundle, id=chosen.id, allocation="slurm")
-    options = replace(job_options(slurm, launch, place), command=tuple(command or ()))
+    options = replace(options, allocation="slurm", command=tuple(command or ()))
     console = talk.console()
     with boundary(console):
         warn_of_options_behind(context, options.command, console)

@@ -1,7 +1,7 @@
-"""Checks for single values of the settings: each returns the value to use, or raises ValueError.
+"""Checks of single values of the settings: each returns the value to use, or raises ValueError.
 
-They are passed to :meth:`stager.config.table.Table.take`, which knows the key path and writes
-the message.
+Who reads a value knows its key, and the words for what is allowed. A check that knows more about
+what is wrong raises :class:`Refused`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from bundle.node.node_root import AUTO, AUTO_WITH_MEMORY
 from bundle.protocol.enumerations import TextEnum
 
 T = TypeVar("T")
-R_co = TypeVar("R_co", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
 EnumT = TypeVar("EnumT", bound=TextEnum)
 
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -26,47 +25,47 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 MOST = 65_535
 """Most nodes, CPUs, ranks, restarts or seconds: Slurm has 16 bits for the CPUs of a task."""
+
+# The values that some checks allow, in words.
 COUNT = f"a whole number from 1 to {MOST}"
-"""The values that ``whole(1)`` allows, in words."""
-
 MEMORY = 'memory on each node, for example "64G"; 0 for all of it'
-"""The values that ``memory`` allows, in words."""
-
 SIZE = 'a size, for example "500MB" or "1.5TB"; 0 for none'
-"""The values that ``size`` allows, in words."""
-
 GPUS = f'{COUNT}, or "TYPE:NUMBER", also several with commas'
-"""The values that ``gpus`` allows, in words."""
-
 RANKS = f'{COUNT}, "auto", "gpu" or "cpu"'
-"""The values that ``ranks`` allows, in words."""
-
 TIME = 'a time limit, for example "00:30:00", "1-12:00" or "UNLIMITED"'
-"""The values that ``slurm_time`` allows, in words."""
-
 COMMAND = "a command and its arguments, with closed quotes"
-"""The values that ``command`` allows, in words."""
 
+_RANK_WORDS = ("auto", "gpu", "cpu")
+_GPUS = r"(gpu:)?([\w.-]+:)?[1-9]\d{0,4}"
+_SIZE = r"(\d{1,9}(?:\.\d{1,3})?) ?([kKMGT]?)B"
 # The forms sbatch(1) documents for --time.
-_TIME = re.compile(
-    r"UNLIMITED|INFINITE|\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
-)
-_NODE_RANGE = re.compile(r"(\d{1,6})(?:[:-](\d{1,6}))?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TORCH = re.compile(r"none|auto|cpu|xpu|cu\d{2,3}|rocm\d+(\.\d+)*")
-_INTERFACE = re.compile(r"[^\s/,=^]{1,15}")  # IFNAMSIZ is 16 with the closing zero byte
+_TIME = r"UNLIMITED|INFINITE|\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
+_INTERFACE = r"[^\s/,=^]{1,15}"  # IFNAMSIZ is 16 with the closing zero byte
+
+
+class Refused(ValueError):
+    """A value that is not allowed, and why: pairs of a place in the value and what is wrong there.
+
+    The place is what follows the key in a message: empty, ``[2]`` or ``.NAME``.
+    """
+
+    def __init__(self, *problems: tuple[str, str]) -> None:
+        super().__init__("; ".join(problem for _, problem in problems))
+        self.problems = problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(Generic[R_co]):
+class Check(Generic[T_co]):
     """A check, and the values that it allows as JSON Schema says it."""
 
-    read: Callable[[object], R_co]
+    read: Callable[[object], T_co]
     """Returns the value to use, or raises ValueError."""
     schema: Mapping[str, Any]
     """The allowed values: for a value that is written in TOML, and no narrower than the check."""
+    item: Callable[[object], object] | None = None
+    """The check of each item, for a list."""
 
-    def __call__(self, value: object) -> R_co:
+    def __call__(self, value: object) -> T_co:
         """Return the value to use.
 
         Raises:
@@ -75,13 +74,13 @@ class Check(Generic[R_co]):
         return self.read(value)
 
 
-def described(**schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
+def check(**schema: object) -> Callable[[Callable[[object], T]], Check[T]]:
     """Make a check of a function, with the JSON Schema of what it allows."""
 
-    def made(read: Callable[[object], T]) -> Check[T]:
+    def make(read: Callable[[object], T]) -> Check[T]:
         return Check(read=read, schema=schema)
 
-    return made
+    return make
 
 
 def schema_of(check: Callable[[object], object]) -> Mapping[str, Any]:
@@ -93,7 +92,7 @@ def _either(*schemas: Mapping[str, Any]) -> dict[str, object]:
     return {"anyOf": list(schemas)}
 
 
-@described(type="string", minLength=1)
+@check(type="string", minLength=1)
 def text(value: object) -> str:
     """Any string but the empty one."""
     if not isinstance(value, str) or not value:
@@ -101,68 +100,61 @@ def text(value: object) -> str:
     return value
 
 
-@described(type="string", pattern=r"^\S+$")
-def word(value: object) -> str:
-    """A string without white space."""
+def _full_match(pattern: str, value: object) -> str:
     string = text(value)
-    if re.search(r"\s", string):
+    if not re.fullmatch(pattern, string):
         raise ValueError
     return string
-
-
-@described(type="array", items={"type": ["string", "object"]})
-def listed(value: object) -> tuple[object, ...]:
-    """A list of strings and tables, which are checked one by one."""
-    if not isinstance(value, list):
-        raise ValueError
-    return tuple(value)
-
-
-def each(check: Callable[[object], T]) -> Check[tuple[T, ...]]:
-    """A list whose every item passes a check."""
-
-    @described(type="array", items=schema_of(check))
-    def listed(value: object) -> tuple[T, ...]:
-        if not isinstance(value, list):
-            raise ValueError
-        return tuple(check(item) for item in value)
-
-    return listed
-
-
-texts = each(text)
-"""A list of strings that are not empty."""
 
 
 def matching(pattern: str) -> Check[str]:
     """A string that a regular expression matches as a whole."""
-    compiled = re.compile(pattern)
-
-    @described(type="string", pattern=f"^({pattern})$")
-    def matched(value: object) -> str:
-        return _full_match(compiled, value)
-
-    return matched
+    return Check(
+        read=lambda value: _full_match(pattern, value),
+        schema={"type": "string", "pattern": f"^({pattern})$"},
+    )
 
 
-def _full_match(pattern: re.Pattern[str], value: object) -> str:
-    string = text(value)
-    if not pattern.fullmatch(string):
-        raise ValueError
-    return string
+@check(type="string", pattern=r"^\S+$")
+def word(value: object) -> str:
+    """A string without white space."""
+    return _full_match(r"\S+", value)
 
 
-def member_of(kind: type[EnumT]) -> Check[EnumT]:
+def list_of(item: Callable[[object], T]) -> Check[tuple[T, ...]]:
+    """A list whose every item passes a check."""
+
+    def read(value: object) -> tuple[T, ...]:
+        if not isinstance(value, list):
+            raise ValueError
+        return tuple(item(one) for one in value)
+
+    return Check(read=read, schema={"type": "array", "items": schema_of(item)}, item=item)
+
+
+texts = list_of(text)
+"""A list of strings that are not empty."""
+
+
+def word_of(kind: type[EnumT]) -> Check[EnumT]:
     """A word of an enumeration."""
-
-    @described(enum=[str(word) for word in kind])
-    def chosen(value: object) -> EnumT:
-        return kind(text(value))
-
-    return chosen
+    return Check(
+        read=lambda value: kind(text(value)), schema={"enum": [str(member) for member in kind]}
+    )
 
 
-@described(type="boolean")
+def one_of(words: Collection[str]) -> Check[str]:
+    """One of some words."""
+
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError
+        return text(value)
+
+    return Check(read=read, schema={"enum": list(words)})
+
+
+@check(type="boolean")
 def boolean(value: object) -> bool:
     """Either true or false."""
     if not isinstance(value, bool):
@@ -170,7 +162,7 @@ def boolean(value: object) -> bool:
     return value
 
 
-@described(type="string", minLength=1)
+@check(type="string", minLength=1)
 def command(value: object) -> tuple[str, ...]:
     """A command as a shell would split it; no shell runs it."""
     string = text(value)
@@ -183,51 +175,35 @@ def command(value: object) -> tuple[str, ...]:
 def whole(least: int) -> Check[int]:
     """A whole number from ``least`` to ``MOST``; true and false are not numbers."""
 
-    @described(type="integer", minimum=least, maximum=MOST)
-    def number(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError
-        if not least <= value <= MOST:
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
             raise ValueError
         return value
 
-    return number
+    return Check(read=read, schema={"type": "integer", "minimum": least, "maximum": MOST})
 
 
-@described(
-    **_either({"type": "integer", "minimum": 1, "maximum": MOST}, {"enum": ["auto", "gpu", "cpu"]})
-)
+count = whole(1)
+
+
+@check(**_either(count.schema, {"enum": list(_RANK_WORDS)}))
 def ranks(value: object) -> int | str:
     """A number of ranks, or one of torchrun's words for it."""
-    if value in ("auto", "gpu", "cpu"):
-        return str(value)
-    return whole(1)(value)
+    return str(value) if value in _RANK_WORDS else count(value)
 
 
-def whole_or_auto(least: int) -> Check[int | None]:
-    """A whole number, or ``auto``, which becomes None."""
-
-    @described(**_either(whole(least).schema, {"const": "auto"}))
-    def number(value: object) -> int | None:
-        if value == "auto":
-            return None
-        return whole(least)(value)
-
-    return number
+@check(**_either(count.schema, {"const": "auto"}))
+def count_or_auto(value: object) -> int | None:
+    """A number, or ``auto``, which becomes None."""
+    return None if value == "auto" else count(value)
 
 
-@described(
-    **_either(
-        {"type": "integer", "minimum": 1, "maximum": MOST},
-        {"type": "string", "pattern": r"^\d{1,6}([:-]\d{1,6})?$"},
-    )
-)
+@check(**_either(count.schema, {"type": "string", "pattern": r"^\d{1,6}([:-]\d{1,6})?$"}))
 def node_range(value: object) -> tuple[int, int]:
     """A number of nodes, twice, or fewest and most as ``MIN:MAX`` or Slurm's ``MIN-MAX``."""
     if not isinstance(value, str):
-        count = whole(1)(value)
-        return count, count
-    match = _NODE_RANGE.fullmatch(value)
+        return count(value), count(value)
+    match = re.fullmatch(r"(\d{1,6})(?:[:-](\d{1,6}))?", value)
     if not match:
         raise ValueError
     least, most = int(match[1]), int(match[2] or match[1])
@@ -236,23 +212,15 @@ def node_range(value: object) -> tuple[int, int]:
     return least, most
 
 
-_GPUS = r"(gpu:)?([\w.-]+:)?[1-9]\d{0,4}"
-
-
-@described(
-    **_either(
-        {"type": "integer", "minimum": 1, "maximum": MOST},
-        {"type": "string", "pattern": f"^{_GPUS}(,{_GPUS})*$"},
-    )
-)
+@check(**_either(count.schema, {"type": "string", "pattern": f"^{_GPUS}(,{_GPUS})*$"}))
 def gpus(value: object) -> str:
     """GPUs of one node: a number, or types and numbers, as Slurm's --gres has them without gpu:."""
     if isinstance(value, int):
-        return str(whole(1)(value))
-    return matching(f"{_GPUS}(,{_GPUS})*")(value).replace("gpu:", "")
+        return str(count(value))
+    return _full_match(f"{_GPUS}(,{_GPUS})*", value).replace("gpu:", "")
 
 
-@described(
+@check(
     **_either(
         {"type": "integer", "minimum": 0},
         {"type": "string", "pattern": "^(0|[1-9][0-9]{0,11})([KMGTkmgt][Bb]?)?$"},
@@ -265,86 +233,32 @@ def memory(value: object) -> str:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return str(value)
-    return matching(r"(0|[1-9]\d{0,11})([KMGTkmgt][Bb]?)?")(value).rstrip("Bb")
+    return _full_match(r"(0|[1-9]\d{0,11})([KMGTkmgt][Bb]?)?", value).rstrip("Bb")
 
 
-_SIZE = r"(\d{1,9}(?:\.\d{1,3})?) ?([kKMGT]?)B"
-
-
-@described(**_either({"type": "integer", "const": 0}, {"type": "string", "pattern": f"^{_SIZE}$"}))
+@check(**_either({"type": "integer", "const": 0}, {"type": "string", "pattern": f"^{_SIZE}$"}))
 def size(value: object) -> int:
     """A number of bytes with a unit, ``2GB``, or 0."""
     if value == 0 and not isinstance(value, bool):
         return 0
-    words = matching(_SIZE)(value).rstrip("B").strip()
+    words = _full_match(_SIZE, value).rstrip("B").strip()
     unit = " KMGT".find(words[-1].upper())
     return int(float(words[:-1] if unit > 0 else words) * 1000 ** max(0, unit))
 
 
-@described(type="string", pattern=r"^[^\s:,]+:[^\s:,]+(:[^\s:,]+)?$")
+@check(type="string", pattern=r"^[^\s:,]+:[^\s:,]+(:[^\s:,]+)?$")
 def mount(value: object) -> str:
     """A place on the node and a place in the container, as ``SOURCE:TARGET[:FLAGS]``."""
-    return matching(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?")(value)
+    return _full_match(r"[^\s:,]+:[^\s:,]+(:[^\s:,]+)?", value)
 
 
-def path(root: Path) -> Check[Path]:
-    """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
-
-    @described(type="string", minLength=1)
-    def absolute(value: object) -> Path:
-        try:
-            expanded = Path(text(value)).expanduser()
-        except RuntimeError as exc:  # no such user
-            raise ValueError from exc
-        return Path(*(root / expanded).parts)
-
-    return absolute
-
-
-def path_or_false(root: Path) -> Check[Path | None]:
-    """A path, or false, which becomes None."""
-
-    @described(**_either({"type": "string", "minLength": 1}, {"const": False}))
-    def absolute(value: object) -> Path | None:
-        if value is False:
-            return None
-        return path(root)(value)
-
-    return absolute
-
-
-@described(type="string", pattern="^(auto$|auto-memory$|/|\\$)")
+@check(type="string", pattern="^(auto$|auto-memory$|/|\\$)")
 def node_path(value: object) -> str:
     """``auto``, or a path that means the same wherever a process on the node starts."""
     string = text(value)
-    if string not in (AUTO, AUTO_WITH_MEMORY) and not string.startswith(("/", "$")):
+    if string not in ("auto", "auto-memory") and not string.startswith(("/", "$")):
         raise ValueError
     return string
-
-
-def place(root: Path) -> Callable[[object], str]:
-    """A URL, or a path that starts at a folder and becomes absolute."""
-    local = path(root)
-
-    def checked(value: object) -> str:
-        return word(value) if "://" in text(value) else str(local(value))
-
-    return checked
-
-
-def interpreter(root: Path, words: Collection[str]) -> Check[str]:
-    """One of some words, or a path, which has a slash and becomes absolute."""
-
-    @described(type="string", pattern=f"^({'|'.join(words)})$|/")
-    def checked(value: object) -> str:
-        string = text(value)
-        if string in words:
-            return string
-        if "/" not in string:
-            raise ValueError
-        return str(path(root)(string))
-
-    return checked
 
 
 def variables(value: object) -> tuple[tuple[str, str], ...]:
@@ -355,20 +269,11 @@ def variables(value: object) -> tuple[tuple[str, str], ...]:
     for name, held in value.items():
         if isinstance(held, bool) or not isinstance(held, (str, int)) or "\0" in str(held):
             raise ValueError
-        pairs.append((_full_match(_VARIABLE, name), str(held)))
+        pairs.append((_full_match(VARIABLE, name), str(held)))
     return tuple(pairs)
 
 
-@described(type="string", pattern=f"^({_TORCH.pattern})$")
-def torch_backend(value: object) -> str | None:
-    """The name of one of PyTorch's indexes, or ``auto``; ``none`` becomes None."""
-    backend = _full_match(_TORCH, value)
-    if backend == "none":
-        return None
-    return backend
-
-
-@described(
+@check(
     **_either(
         {"type": "integer", "minimum": 1},
         {"type": "string", "pattern": r"^([\d:-]+|UNLIMITED|INFINITE)$"},
@@ -383,7 +288,7 @@ def slurm_time(value: object) -> str:
     return _full_match(_TIME, value)
 
 
-@described(**_either({"type": "string", "pattern": r"^\S+$"}, {"type": "array", "minItems": 1}))
+@check(**_either({"type": "string", "pattern": r"^\S+$"}, {"type": "array", "minItems": 1}))
 def node_list(value: object) -> str:
     """Nodes in Slurm's notation, as one string or a list of them."""
     if isinstance(value, list) and value:
@@ -391,17 +296,83 @@ def node_list(value: object) -> str:
     return word(value)
 
 
-@described(**_either({"type": "string"}, {"type": "object", "minProperties": 1}))
+@check(**_either({"type": "string"}, {"type": "object", "minProperties": 1}))
 def interface(value: object) -> str | tuple[tuple[str, str], ...]:
-    """One network interface for all nodes, or one for each pattern of node names."""
+    """One network interface for all nodes (or ``auto``), or one for each pattern of node names."""
     if not isinstance(value, dict):
-        return interface_name(value)
+        return _full_match(_INTERFACE, value)
     if not value:
         raise ValueError
-    return tuple((word(nodes), interface_name(name)) for nodes, name in value.items())
+    return tuple((word(nodes), _full_match(_INTERFACE, name)) for nodes, name in value.items())
 
 
-@described(type="string", pattern=f"^{_INTERFACE.pattern}$")
-def interface_name(value: object) -> str:
-    """The name of a network interface, or ``auto``."""
-    return _full_match(_INTERFACE, value)
+def output(value: object) -> str:
+    """The path or pattern of an output, inside the folder that a job runs in."""
+    from bundle.results import patterns  # not before: the command line has no use for it
+
+    path = text(value)
+    if patterns.split(path) is None:
+        raise Refused(("", f"{path!r} lies outside the folder that a job runs in"))
+    return path
+
+
+@check(**texts.schema)
+def outputs(value: object) -> tuple[str, ...]:
+    """A list of outputs; all that are outside are named."""
+    paths = texts(value)
+    problems: list[tuple[str, str]] = []
+    for path in paths:
+        try:
+            output(path)
+        except Refused as exc:
+            problems += exc.problems
+    if problems:
+        raise Refused(*problems)
+    return paths
+
+
+def bundle_id(value: object) -> str:
+    """A bundle's id or 12 or more of its first digits; other tools write ``sha256:`` before it."""
+    digits = text(value).lower().removeprefix("sha256:")
+    return _full_match(r"[0-9a-f]{12,64}", digits)
+
+
+# --- Checks of paths: each is made for the folder that relative paths start at -------------------
+
+
+def path(root: Path) -> Check[Path]:
+    """A path, made absolute: ``~`` is the home directory, others start at ``root``."""
+
+    @check(type="string", minLength=1)
+    def read(value: object) -> Path:
+        try:
+            expanded = Path(text(value)).expanduser()
+        except RuntimeError as exc:  # no such user
+            raise ValueError from exc
+        return Path(*(root / expanded).parts)
+
+    return read
+
+
+def path_or_false(root: Path) -> Check[Path | None]:
+    """A path, or false, which becomes None."""
+
+    @check(**_either({"type": "string", "minLength": 1}, {"const": False}))
+    def read(value: object) -> Path | None:
+        return None if value is False else path(root)(value)
+
+    return read
+
+
+def paths(root: Path) -> Check[tuple[Path, ...]]:
+    """A list of paths."""
+    return list_of(path(root))
+
+
+def places(root: Path) -> Check[tuple[str, ...]]:
+    """A list of URLs, and of paths that become absolute."""
+
+    def read(value: object) -> str:
+        return word(value) if "://" in text(value) else str(path(root)(value))
+
+    return list_of(read)

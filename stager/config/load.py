@@ -16,61 +16,51 @@ from pathlib import Path
 from typing import Any
 
 from bundle.protocol.counts import counted
+from bundle.protocol.enumerations import Backend
+from bundle.protocol.job import ONE_A_CPU
 from bundle.redaction.secrets import masked, without_url_secrets
 
 from ..core import toml
 from ..core.errors import ConfigError
 from ..core.values import Target
-from .sections import (
-    PYPROJECT,
-    AssetsConfig,
+from .job_settings import (
     ClusterConfig,
-    EnvironmentConfig,
     LaunchConfig,
     ProjectConfig,
-    TrustConfig,
-    assets,
-    cluster,
-    environment,
-    launch,
-    project,
-    trust,
+    name_after,
+    rows_of,
 )
+from .sections import AssetsConfig, EnvironmentConfig, TrustConfig
 from .table import (
     OVERRIDING,
     SITE_FILE,
+    SettingsReader,
     SettingsSource,
-    Table,
     WrittenSetting,
     default_sources,
     describe,
+    is_within,
     user_file,
     variable_of,
 )
 
 FILE_NAME = "stager.toml"
-
-__all__ = [
-    "FILE_NAME",
-    "AssetsConfig",
-    "ClusterConfig",
-    "Config",
-    "EnvironmentConfig",
-    "LaunchConfig",
-    "ProjectConfig",
-    "TrustConfig",
-    "load",
-    "parse",
-    "template",
-]
+PYPROJECT = "pyproject.toml"
+SECTIONS = {
+    "environment": EnvironmentConfig,
+    "project": ProjectConfig,
+    "assets": AssetsConfig,
+    "cluster": ClusterConfig,
+    "launch": LaunchConfig,
+    "trust": TrustConfig,
+}
+"""The tables of ``stager.toml``, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """All settings of one project."""
 
-    name: str
-    """Names the bundle's file and the job; letters, digits, dot, dash and underscore."""
     root: Path
     """The folder of the file; relative paths start here."""
     source: Path
@@ -92,9 +82,14 @@ class Config:
     fixed: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Keys and tables that the site's file fixes, such as ``cluster.partition`` and ``trust``."""
 
+    @property
+    def name(self) -> str:
+        """The project's name: of the bundle's file, and of the job."""
+        return self.project.name
+
     def is_fixed(self, path: str) -> bool:
         """Return whether the site's file fixes a key, alone or with its table."""
-        return any(path == key or path.startswith(f"{key}.") for key in self.fixed)
+        return any(is_within(path, key) for key in self.fixed)
 
 
 class NoSettingsError(ConfigError):
@@ -172,31 +167,84 @@ def parse(
     Raises:
         ConfigError: values or keys that cannot be used; one context line for each.
     """
-    top = Table([SettingsSource(name=str(source), origin="project", data=data), *defaults], env)
-    installed = environment(top.table("environment"), root, source)
-    name, own = project(top.table("project"), root)
-    config = Config(
-        name=name,
-        root=root,
-        source=source,
-        environment=installed,
-        project=own,
-        assets=assets(top.table("assets"), root),
-        cluster=cluster(top.table("cluster")),
-        launch=launch(top.table("launch")),
-        trust=trust(top.table("trust"), root),
-        settings=tuple(top.settings),
-        fixed=tuple(key for source in defaults for key in source.fixed),
-    )
-    problems = top.finish()
+    sources = [SettingsSource(name=str(source), origin="project", data=data), *defaults]
+    reader = SettingsReader(sources, env or {})
+    own_defaults: dict[str, dict[str, object]] = {
+        # Settings in a pyproject.toml name that file by default.
+        "environment": {"requirements": [PYPROJECT]} if source.name == PYPROJECT else {},
+        "project": {"name": name_after(root.name)},
+    }
+    values = {
+        section: reader.read(section, rows_of(kind), root, **own_defaults.get(section, {}))
+        for section, kind in SECTIONS.items()
+    }
+    _check_together(values, reader)
+    problems = reader.finish()
     if problems:
         many = counted(len(problems), "problem")
         raise ConfigError(
-            f"{', '.join(top.places) or source}: {many} in the settings",
+            f"{', '.join(reader.places) or source}: {many} in the settings",
             hint="`stager init` writes a file that explains every key; so does docs/settings.md",
             context=problems,
         )
-    return config
+    return Config(
+        root=root,
+        source=source,
+        environment=EnvironmentConfig(**values["environment"]),
+        project=ProjectConfig(**values["project"]),
+        assets=_join_assets(AssetsConfig(**values["assets"])),
+        cluster=ClusterConfig(**values["cluster"]),
+        launch=choose_ranks(LaunchConfig(**values["launch"])),
+        trust=TrustConfig(**values["trust"]),
+        settings=tuple(reader.settings),
+        fixed=tuple(key for source in defaults for key in source.fixed),
+    )
+
+
+def choose_ranks(config: LaunchConfig) -> LaunchConfig:
+    """Replace a word of torchrun for the ranks of a node.
+
+    Where the backend is not chosen, ``gpu`` asks for a GPU on each node, and ``cpu`` for none.
+    """
+    known: dict[object, tuple[int | None, Backend]] = {
+        "auto": (None, config.backend),
+        "gpu": (None, Backend.NCCL),
+        "cpu": (ONE_A_CPU, Backend.GLOO),
+    }
+    number, implied = known.get(config.nproc_per_node, (config.nproc_per_node, config.backend))
+    backend = implied if config.backend is Backend.AUTO else config.backend
+    return replace(config, nproc_per_node=number, backend=backend)
+
+
+def _check_together(values: Mapping[str, Mapping[str, Any]], reader: SettingsReader) -> None:
+    """Note values that cannot be used beside others."""
+    environment, cluster, trust = values["environment"], values["cluster"], values["trust"]
+    if environment["requirements"] is None and not reader.is_given("environment.requirements"):
+        reader.note(
+            "environment.requirements", 'missing; name what to install: ["requirements.txt"]'
+        )
+    try:  # the target is made later: its problem is listed with the others
+        Target(
+            python=environment["python"] or "3.11",
+            platform=environment["platform"] or "manylinux_2_28_x86_64",
+        )
+    except ConfigError as exc:
+        reader.problems.append(exc.message)
+    least, (_, most) = cluster["min_nodes"], cluster["nodes"]
+    if least is not None and least > most:
+        reader.note("cluster.min-nodes", f"found {least}, which is more than cluster.nodes")
+    is_signed = trust["allowed_signers"] or reader.is_given("trust.allowed-signers")
+    if trust["require"] and not is_signed:
+        reader.note(
+            "trust.require", "true needs allowed-signers, the file with the keys that may sign"
+        )
+
+
+def _join_assets(assets: AssetsConfig) -> AssetsConfig:
+    """Add the places that variables name to the assets."""
+    paths = assets.paths
+    more = (place for _, place in assets.env if not any(map(place.is_relative_to, paths)))
+    return replace(assets, paths=(*paths, *dict.fromkeys(more)))
 
 
 def template(requirements: Sequence[str]) -> str:

@@ -1,9 +1,4 @@
-"""Reading parsed TOML documents key by key, and collecting every problem on the way.
-
-A check takes the value of a key and returns the value to use; it raises :class:`ValueError` for a
-value that is not allowed. The allowed values are described separately, so that every message reads
-the same: key path, value found, values allowed.
-"""
+"""The places that settings come from, and their reader, which collects every problem."""
 
 from __future__ import annotations
 
@@ -16,12 +11,14 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bundle.node.node_root import ROOT_VARIABLE
 
 from ..core import toml
 from ..core.errors import ConfigError
+from .checks import Refused
+from .job_settings import Setting, key_of
 
 # --- The places that settings come from, and the rule by which a variable is named after a key
 
@@ -62,7 +59,12 @@ class SettingsSource:
 
     def is_fixed(self, path: str) -> bool:
         """Return whether no other place may change a setting."""
-        return any(path == key or path.startswith(f"{key}.") for key in self.fixed)
+        return any(is_within(path, key) for key in self.fixed)
+
+
+def is_within(path: str, key: str) -> bool:
+    """Return whether a key path is this one, or lies in this table."""
+    return path == key or path.startswith(f"{key}.")
 
 
 def variable_of(path: str) -> str:
@@ -173,211 +175,186 @@ def misspelt(env: Mapping[str, str], paths: Iterable[str]) -> Iterator[tuple[str
             yield name, "unknown variable; `stager config` lists the known ones"
 
 
-T = TypeVar("T")
-D = TypeVar("D")
-
-
 @dataclass(frozen=True, kw_only=True)
 class WrittenSetting:
-    """A setting: what it is, and where its value came from."""
+    """A setting, and where its value came from."""
 
     path: str
     """Its key path."""
-    check: Callable[[object], object]
-    """Its check."""
-    allowed: str
-    """The allowed values, in words."""
-    default: object
-    """The value of an absent key, as its user would write it."""
     value: object
-    """The value as it was written; else the default."""
-    origin: str
+    """The value as it was written; else the default, as its user would write it."""
+    origin: str = "default"
     """``variable``, ``project``, ``user``, ``site`` or ``default``."""
-    place: str
+    place: str = ""
     """The file or the variable; empty for a default."""
 
 
-class Table:
-    """One table of a document, with its key path; sub-tables share the list of problems.
+class SettingsReader:
+    """Reads documents row by row: fixed values win, then variables, then the first document.
 
     Attributes:
         problems: one line for each problem.
         places: the files and variables that have them.
-        settings: what was taken, in this order.
+        settings: what was read, in this order.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[SettingsSource],
-        env: Mapping[str, str] | None = None,
-        *,
-        path: str = "",
-    ) -> None:
-        """Wrap documents: fixed values win, then variables, then the first document with a key."""
+    def __init__(self, sources: Sequence[SettingsSource], env: Mapping[str, str]) -> None:
         self._sources = sources
-        self._env = env or {}
-        self._path = path
+        self._env = env
         self._known: list[str] = []
-        self._tables: list[Table] = []
         self.problems: list[str] = []
         self.places: dict[str, None] = {}
         self.settings: list[WrittenSetting] = []
 
-    def take(
-        self,
-        key: str,
-        default: D,
-        check: Callable[[object], T],
-        allowed: str,
-        shown: object = None,
-    ) -> T | D:
-        """Return the value of a key, checked; the default if it is absent or wrong."""
-        self._known.append(key)
-        path = self._full(key)
-        setting = WrittenSetting(
-            path=path,
-            check=check,
-            allowed=allowed,
-            default=default if shown is None else shown,
-            value=default if shown is None else shown,
-            origin="default",
-            place="",
-        )
-        variable = variable_of(path)
-        source = self._source_of(key)
+    def read(
+        self, section: str, rows: Mapping[str, Setting], root: Path, **defaults: object
+    ) -> dict[str, Any]:
+        """Return the values of a table's rows, by field, checked; the default of a wrong one.
+
+        Args:
+            section: the table.
+            rows: its rows.
+            root: the folder that its paths start at.
+            defaults: defaults that the rows do not have, by field.
+        """
+        self._known.append(section)
+        for source in self._sources:
+            value = source.data.get(section, {})
+            if not isinstance(value, Mapping):
+                wrong = f"found {describe(value)}, allowed: a table, written [{section}]"
+                self._note(section, source, wrong)
+        values = {}
+        for name, row in rows.items():
+            path = f"{section}.{key_of(name)}"
+            self._known.append(path)
+            written = defaults.get(name, row.default)
+            values[name] = self._read_row(path, replace(row, default=written), root)
+        return values
+
+    def _read_row(self, path: str, row: Setting, root: Path) -> object:
+        check = row.check_in(root)
+        default = row.default if row.default in (None, (), "") else check(row.default)
         fixed = next((source for source in self._sources if source.is_fixed(path)), None)
         if fixed is not None:
-            self._note_overrides(key, fixed)
-        elif variable in self._env:
-            text = self._env[variable]
-            setting = replace(setting, value=text, origin="variable", place=variable)
-            return self._of_text(setting, text, default, check)
+            self._note_overrides(path, fixed)
+        elif variable_of(path) in self._env:
+            return self._read_variable(path, row, check, default)
+        source = self._find_source(path)
         if source is None:
-            self.settings.append(setting)
+            self.settings.append(WrittenSetting(path=path, value=row.default))
             return default
-        value = source.data[key]
-        self.settings.append(replace(setting, value=value, origin=source.origin, place=source.name))
+        value = _value_at(source, path)
+        self.settings.append(
+            WrittenSetting(path=path, value=value, origin=source.origin, place=source.name)
+        )
         if _has_nul(value):
             wrong = f"found {describe(value)}, with a NUL character in it; remove that"
-            self._note(key, source, wrong)
+            self._note(path, source, wrong)
             return default
         try:
             return check(value)
+        except Refused as exc:
+            for place, problem in exc.problems:
+                self._note(f"{path}{place}", source, problem)
         except ValueError:
-            self._note(key, source, f"found {describe(value)}, allowed: {allowed}")
-            return default
+            self._note(path, source, f"found {describe(value)}, allowed: {row.allowed}")
+        return default
 
-    def _source_of(self, key: str) -> SettingsSource | None:
+    def _read_variable(
+        self, path: str, row: Setting, check: Callable[[object], object], default: object
+    ) -> object:
+        """Return a variable's value, in the first reading of its text that the key allows."""
+        variable = variable_of(path)
+        text = self._env[variable]
+        setting = WrittenSetting(path=path, value=text, origin="variable", place=variable)
+        problems = [f"found {describe(text)}, allowed: {row.allowed}"]
+        for reading in readings(text):
+            try:
+                value = check(reading)
+            except Refused as exc:
+                problems = [problem for _, problem in exc.problems]
+            except ValueError:
+                continue
+            else:
+                self.settings.append(replace(setting, value=reading))
+                return value
+        self.settings.append(setting)
+        for problem in problems:
+            self._note_variable(variable, problem)
+        return default
+
+    def _find_source(self, path: str) -> SettingsSource | None:
         """Return the document that decides a key: the one that has fixed it, else the first."""
-        fixed = [source for source in self._sources if source.is_fixed(self._full(key))]
-        return next((source for source in fixed or self._sources if key in source.data), None)
+        fixed = [source for source in self._sources if source.is_fixed(path)]
+        return next(
+            (one for one in fixed or self._sources if _value_at(one, path) is not None), None
+        )
 
-    def _note_overrides(self, key: str, fixed: SettingsSource) -> None:
-        path = self._full(key)
+    def _note_overrides(self, path: str, fixed: SettingsSource) -> None:
         wrong = f"fixed by your site in {fixed.name}: remove it here"
-        values = [fixed.data[key]] if key in fixed.data else []  # none: the default is fixed
+        own = _value_at(fixed, path)
+        values = [] if own is None else [own]  # none: the default is fixed
         for source in self._sources:
-            if key in source.data and source.data[key] not in values and source is not fixed:
-                self._note(key, source, wrong)
+            if source is not fixed and _value_at(source, path) not in (None, *values):
+                self._note(path, source, wrong)
         for variable in filter(None, (variable_of(path), OVERRIDING.get(path))):
             text = self._env.get(variable)
             if text is not None and not any(value in values for value in readings(text)):
                 self._note_variable(variable, wrong)
 
-    def _of_text(
-        self, setting: WrittenSetting, text: str, default: D, check: Callable[[object], T]
-    ) -> T | D:
-        """Return a variable's value, in the first reading of its text that the key allows."""
-        for reading in readings(text):
-            try:
-                value = check(reading)
-            except ValueError:
-                continue
-            self.settings.append(replace(setting, value=reading))
-            return value
-        self.settings.append(setting)
-        self._note_variable(setting.place, f"found {describe(text)}, allowed: {setting.allowed}")
-        return default
-
-    def has(self, key: str) -> bool:
+    def is_given(self, path: str) -> bool:
         """Return whether the key is present, whatever its value."""
-        present = any(key in source.data for source in self._sources)
-        return present or variable_of(self._full(key)) in self._env
+        return self._find_source(path) is not None or variable_of(path) in self._env
 
-    def problem(self, key: str, problem: str) -> None:
+    def note(self, path: str, problem: str) -> None:
         """Note that a key's value cannot be used."""
-        source = self._source_of(key)
-        variable = variable_of(self._full(key))
+        variable = variable_of(path)
         if variable in self._env:
             self._note_variable(variable, problem)
         else:
-            self._note(key, source, problem)
+            self._note(path, self._find_source(path) or self._sources[0], problem)
 
-    def _note(self, key: str, source: SettingsSource | None, problem: str) -> None:
-        source = source or self._sources[0]
+    def _note(self, path: str, source: SettingsSource, problem: str) -> None:
         place = "" if source.origin == "project" else f" in {source.name}"
-        self.problems.append(f"{self._full(key)}{place}: {problem}")
+        self.problems.append(f"{path}{place}: {problem}")
         self.places[source.name] = None
 
     def _note_variable(self, variable: str, problem: str) -> None:
         self.problems.append(f"{variable}: {problem}")
         self.places[variable] = None
 
-    def table(self, key: str) -> Table:
-        """Return a sub-table; an absent one is empty."""
-        self._known.append(key)
-        inner = []
-        for source in self._sources:
-            value = source.data.get(key, {})
-            if not isinstance(value, Mapping):
-                self._note(
-                    key, source, f"found {describe(value)}, allowed: a table, written [{key}]"
-                )
-                value = {}
-            inner.append(replace(source, data=value))
-        child = Table(inner, self._env, path=self._full(key))
-        child.problems, child.places = self.problems, self.places
-        child.settings = self.settings
-        self._tables.append(child)
-        return child
-
     def finish(self) -> list[str]:
-        """Return all problems, including keys that nothing read."""
-        known = self._known_paths()
-        for path, source in self._unknown_paths():
-            place = "" if source.origin == "project" else f" in {source.name}"
-            self.problems.append(f"{path}{place}: unknown key; {_suggestion(path, known)}")
-            self.places[source.name] = None
+        """Return all problems, including keys and variables that nothing read."""
+        tables = [key for key in self._known if "." not in key]
+        for table in ("", *tables):
+            for source in self._sources:
+                for path in _paths_in(source, table):
+                    if path not in self._known:
+                        suggestion = _suggestion(path, self._known)
+                        self._note(path, source, f"unknown key; {suggestion}")
         for source in self._sources:
             for key in source.fixed:
-                if not any(path == key or path.startswith(f"{key}.") for path in known):
+                if not any(is_within(path, key) for path in self._known):
                     self.problems.append(f"fixed in {source.name}: {key} is no setting")
                     self.places[source.name] = None
         for variable, problem in misspelt(self._env, [setting.path for setting in self.settings]):
             self._note_variable(variable, problem)
         return self.problems
 
-    def _full(self, key: str) -> str:
-        if not self._path:
-            return key
-        return f"{self._path}.{key}"
 
-    def _known_paths(self) -> list[str]:
-        paths = [self._full(key) for key in self._known]
-        for table in self._tables:
-            paths += table._known_paths()
-        return paths
+def _paths_in(source: SettingsSource, table: str) -> list[str]:
+    """Return the paths of a table's keys in a document; of its tables for an empty name."""
+    if not table:
+        return list(source.data)
+    content = source.data.get(table)
+    return [f"{table}.{key}" for key in content] if isinstance(content, Mapping) else []
 
-    def _unknown_paths(self) -> list[tuple[str, SettingsSource]]:
-        paths = [
-            (self._full(key), source)
-            for source in self._sources
-            for key in source.data
-            if key not in self._known
-        ]
-        for table in self._tables:
-            paths += table._unknown_paths()
-        return paths
+
+def _value_at(source: SettingsSource, path: str) -> object:
+    """Return the value of a key; None where it is absent, since TOML has no null."""
+    table, _, key = path.partition(".")
+    content = source.data.get(table)
+    return content.get(key) if isinstance(content, Mapping) else None
 
 
 def describe(value: object) -> str:

@@ -56,7 +56,7 @@ def avoid(
     nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode] | None
 ) -> Avoidance:
     """Return which nodes to avoid: the worst first, as long as enough others are left."""
-    if any(arg.startswith(_NAMING) for arg in asked.args):
+    if any(arg.startswith(_NAMING) for arg in asked.salloc_args):
         return Avoidance(remark="the request names its nodes, so none of them is avoided")
     if not listing:
         # One that Slurm does not know would have the whole request refused.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from bundle.protocol.enumerations import Allocation
 from bundle.protocol.problem import NodeError
 from bundle.system.hostlist import expand_hostlist, wrong_hosts
 
+from ..config.job_settings import JobOptions, Setting, SlurmOptions, join_nodes, rows_of
 from ..config.load import Config
 from ..core.errors import ConfigError
-from .job_description import JobOptions, all_excluded
 
 # --- The hosts of a job without Slurm: named by an option, by the batch system, or by the settings
 
@@ -52,7 +52,7 @@ def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hos
     Raises:
         ConfigError: a list of hosts cannot be read, or names one twice.
     """
-    excluded = all_excluded(config.cluster.exclude, options.exclude)
+    excluded = join_nodes(config.cluster.exclude, options.exclude)
     found = _by_option(options) or _by_job(env)
     if found is None and config.cluster.hosts:
         found = Hosts(
@@ -173,7 +173,7 @@ def _machine(name: str) -> str:
     return name.rpartition("@")[2].lower()
 
 
-def _without(hosts: Hosts, excluded: str) -> Hosts:
+def _without(hosts: Hosts, excluded: str | None) -> Hosts:
     if not excluded:
         return hosts
     avoided = {_machine(name) for name in _expanded([excluded], "exclude")}
@@ -188,25 +188,19 @@ def _without(hosts: Hosts, excluded: str) -> Hosts:
 # --- The options of Slurm that a job without an allocation of its own cannot have ----------------
 
 _UNITS = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
-_NODES = "SLURM_JOB_NODELIST"
+_USED = ("nodes", "cpus_per_task")
+"""Options that a job keeps to within what its allocation has."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Known:
-    option: str
-    """The option."""
-    variable: str
-    """The variable that Slurm sets in the allocation."""
-    same: Callable[[str, str], bool]
-    """Whether an option's value, the first, fits the variable's."""
-
-
-def _equal(asked: str, there: str) -> bool:
+def _fits(name: str, asked: str, there: str) -> bool:
+    """Return whether an option's value fits that of the variable in an allocation."""
+    if name == "mem":
+        return _megabytes(asked) == _megabytes(there)
+    if name == "nodelist":
+        return {*expand_hostlist(asked)} <= {*expand_hostlist(there)}
+    if name == "exclude":
+        return not {*expand_hostlist(asked)} & {*expand_hostlist(there)}
     return asked in there.split(",")
-
-
-def _same_memory(asked: str, there: str) -> bool:
-    return _megabytes(asked) == _megabytes(there)
 
 
 def _megabytes(text: str) -> float:
@@ -214,40 +208,22 @@ def _megabytes(text: str) -> float:
     return int(match[1]) * _UNITS[match[2]] if match else -1
 
 
-def _all_in(asked: str, there: str) -> bool:
-    return {*expand_hostlist(asked)} <= {*expand_hostlist(there)}
-
-
-def _none_in(asked: str, there: str) -> bool:
-    return not {*expand_hostlist(asked)} & {*expand_hostlist(there)}
-
-
-_KNOWN = {
-    "partition": _Known(option="--partition", variable="SLURM_JOB_PARTITION", same=_equal),
-    "account": _Known(option="--account", variable="SLURM_JOB_ACCOUNT", same=_equal),
-    "qos": _Known(option="--qos", variable="SLURM_JOB_QOS", same=_equal),
-    "reservation": _Known(option="--reservation", variable="SLURM_JOB_RESERVATION", same=_equal),
-    "gpus_per_node": _Known(option="--gpus-per-node", variable="SLURM_GPUS_PER_NODE", same=_equal),
-    "mem": _Known(option="--mem", variable="SLURM_MEM_PER_NODE", same=_same_memory),
-    "nodelist": _Known(option="--nodelist", variable=_NODES, same=_all_in),
-    "exclude": _Known(option="--exclude", variable=_NODES, same=_none_in),
-}
-_UNKNOWN = {
-    "time": "--time",
-    "constraint": "--constraint",
-    "salloc_args": "--salloc-arg",
-}
-"""Options of which nothing in the allocation tells the value."""
+def _given(options: JobOptions, *left_out: str) -> dict[str, Setting]:
+    """Return the rows of Slurm's options that the command line has."""
+    return {
+        name: row
+        for name, row in rows_of(SlurmOptions).items()
+        if name not in (*_USED, *left_out) and getattr(options, name)
+    }
 
 
 def ignored_elsewhere(options: JobOptions, where: Allocation) -> Iterator[str]:
     """Yield a note about the options of Slurm, where nodes come from somewhere else."""
-    names = {key: known.option for key, known in _KNOWN.items()} | _UNKNOWN
-    if where == Allocation.SSH:
-        del names["exclude"]  # which leaves hosts out, too
-    given = [name for key, name in names.items() if getattr(options, key)]
+    # Over ssh, --exclude leaves hosts out.
+    given = _given(options, "exclude") if where == Allocation.SSH else _given(options)
     if given:
-        yield f"no effect with --allocation {where}: {', '.join(given)}"
+        names = ", ".join(row.option for row in given.values())
+        yield f"no effect with --allocation {where}: {names}"
 
 
 def without_effect(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]:
@@ -256,16 +232,14 @@ def without_effect(options: JobOptions, env: Mapping[str, str]) -> Iterator[str]
     Raises:
         ConfigError: options that contradict the allocation; all of them are named.
     """
-    wrong, ignored = [], [name for key, name in _UNKNOWN.items() if getattr(options, key)]
-    for key, known in _KNOWN.items():
-        asked = getattr(options, key)
-        if not asked:
-            continue
-        there = env.get(known.variable, "")
+    wrong, ignored = [], []
+    for name, row in _given(options).items():
+        variable = row.slurm.variable if row.slurm else ""
+        asked, there = getattr(options, name), env.get(variable, "")
         if not there:
-            ignored.append(known.option)
-        elif not known.same(asked, there):
-            wrong.append(f"{known.option} {asked}: this allocation has {there} ({known.variable})")
+            ignored.append(row.option)
+        elif not _fits(name, asked, there):
+            wrong.append(f"{row.option} {asked}: this allocation has {there} ({variable})")
     job = env.get("SLURM_JOB_ID", "")
     if wrong:
         raise ConfigError(

@@ -32,6 +32,7 @@ from ..building.current_bundle import (
     offline_root,
 )
 from ..config import inline_script
+from ..config.job_settings import JobOptions
 from ..config.load import Config, NoSettingsError, find, load
 from ..config.template import default
 from ..core import toml
@@ -43,7 +44,7 @@ from ..slurm.request import NamedHosts, Source
 from ..trust import read_signers, trust_in
 from .allocation import hosts_of, ignored_elsewhere, without_effect
 from .driver import DriverStart
-from .job_description import JobOptions, make_job, refuse_launcher, settle
+from .job_description import make_job, refuse_launcher, settle
 
 if TYPE_CHECKING:
     from ..slurm.batch_script import ScriptFacts

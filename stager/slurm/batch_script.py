@@ -20,6 +20,7 @@ from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import ONE_A_CPU, Job
 from bundle.redaction.secrets import masked, without_secrets
 
+from ..config.job_settings import key_of, slurm_options
 from ..core.errors import ConfigError
 from .request import Request
 
@@ -167,12 +168,6 @@ _HEADER_VARIABLES = re.compile(
     r"|OPEN_MODE|OUTPUT|SIGNAL|WAIT(_ALL_NODES)?)$"
 )
 """Defaults of the user that would win over the script's own ``#SBATCH`` lines (man sbatch)."""
-_REPEATED = (
-    *("partition", "account", "time"),
-    *("qos", "constraint", "reservation", "mem", "gpus-per-node"),
-)
-"""Options that users and sites set in variables (``SBATCH_PARTITION``...)."""
-
 _SIGNAL_DELAY_SECONDS = 83
 """A minute, by which Slurm may send a signal late (sbatch, ``--signal``), and time to collect."""
 
@@ -253,9 +248,10 @@ def submit_argv(facts: ScriptFacts) -> list[str]:
     """
     argv = ["sbatch", "--parsable", "--export=ALL"]
     options = facts.request.named_options()
-    for key in _REPEATED:
+    for name, row in slurm_options().items():
+        key = key_of(name)
         value = options[key]
-        if value:
+        if value and row.slurm and row.slurm.has_default:
             argv.append(f"--{key}={_printable(key, value)}")
     return argv
 
@@ -289,8 +285,10 @@ def _directives(facts: ScriptFacts) -> Iterator[str]:
             yield f"#SBATCH --{key}={_sbatch_word(_printable(key, value))}"
     yield "#SBATCH --requeue" if facts.requeue else "#SBATCH --no-requeue"
     yield "#SBATCH --no-kill"
-    if facts.request.args:
-        words = [_sbatch_word(_printable("salloc-args", word)) for word in facts.request.args]
+    if facts.request.salloc_args:
+        words = [
+            _sbatch_word(_printable("salloc-args", word)) for word in facts.request.salloc_args
+        ]
         yield f"#SBATCH {' '.join(words)}"
 
 

@@ -13,60 +13,33 @@ from bundle.protocol.counts import counted
 from bundle.protocol.problem import NodeError
 from bundle.system.hostlist import expand_hostlist
 
+from ..config.job_settings import ALLOCATIONS, SlurmOptions, key_of, slurm_options
 from ..config.load import Config
 from ..core.errors import ConfigError, StagerError
 from ..core.processes import CommandError, Runner, feed, run
 
 # --- The choice where nodes come from, and the request that Slurm gets. Pure functions -----------
 
-ALLOCATIONS = ("auto", "slurm", "ssh", "local")
 COMMANDS = ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH to use Slurm from here."""
 INSIDE = ("srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH inside an allocation."""
-
-_LONG_NAMES = {
-    **{"A": "account", "C": "constraint", "J": "job-name", "N": "nodes", "c": "cpus-per-task"},
-    **{"n": "ntasks", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude"},
-}
-"""The long names of salloc's short options, of those that matter here."""
 
 Source = Literal["local", "ssh", "inside", "salloc", "sbatch"]
 """Processes on this machine; hosts; the allocation this runs in; a new allocation; a batch job."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """A request for nodes; None leaves an option to Slurm's own default."""
+class Request(SlurmOptions):
+    """A request for nodes; None leaves an option to Slurm's own default.
+
+    Those of ``salloc_args`` that exclude nodes are part of ``exclude``.
+    """
 
     name: str
     """The job's name."""
     nodes: tuple[int, int]
     """Fewest and most nodes."""
-    partition: str | None = None
-    """Slurm partition."""
-    account: str | None = None
-    """Slurm account that is charged."""
-    time: str | None = None
-    """Time limit in one of Slurm's forms."""
-    exclude: str | None = None
-    """Nodes to avoid: those of the settings or the command line, and of ``args``."""
-    cpus_per_task: int | None = None
-    """CPUs of each node's one task."""
-    gpus_per_node: str | None = None
-    """GPUs on each node."""
-    args: tuple[str, ...] = ()
-    """Further options as they are; where one is given twice, Slurm takes the last."""
-    nodelist: str | None = None
-    """Nodes that must be among them, as a Slurm node list."""
-    qos: str | None = None
-    """Quality of service."""
-    constraint: str | None = None
-    """Features that nodes must have, in Slurm's notation."""
-    reservation: str | None = None
-    """Slurm reservation."""
-    mem: str | None = None
-    """Memory on each node: megabytes, or a number with K, M, G or T."""
     comment: str | None = None
     """What ``squeue --format=%k`` and the accounting show: which bundle the job runs."""
 
@@ -74,28 +47,16 @@ class Request:
         """Return the values of the options that jobs of all kinds share, by long name."""
         least, most = self.nodes
         exact = least == most
-        cpus = self.cpus_per_task
-        return {
-            "job-name": self.name,
-            "nodes": str(least) if exact else f"{least}-{most}",
-            # With a range, it would have Slurm give the fewest of the nodes (seen with 22.05).
-            "ntasks-per-node": "1" if exact else None,
-            "cpus-per-task": str(cpus) if cpus else None,
-            "gpus-per-node": self.gpus_per_node,
-            "partition": self.partition,
-            "account": self.account,
-            "time": self.time,
-            "exclude": self.exclude,
-            "nodelist": self.nodelist,
-            "qos": self.qos,
-            "constraint": self.constraint,
-            "reservation": self.reservation,
-            "mem": self.mem,
-            "comment": self.comment,
-        }
+        options = {"job-name": self.name, "nodes": str(least) if exact else f"{least}-{most}"}
+        # With a range, it would have Slurm give the fewest of the nodes (seen with 22.05).
+        shared: dict[str, str | None] = {**options, "ntasks-per-node": "1" if exact else None}
+        for name in slurm_options():
+            value = getattr(self, name)
+            shared.setdefault(key_of(name), None if value is None else str(value))
+        return {**shared, "comment": self.comment}
 
     def options(self) -> list[str]:
-        """Return the options that ``salloc`` and ``sbatch`` share, without ``args``."""
+        """Return the options that ``salloc`` and ``sbatch`` share, without ``salloc_args``."""
         options = self.named_options().items()
         return [f"--{key}={value}" for key, value in options if value is not None]
 
@@ -231,24 +192,18 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
     if cluster.exclude:
         excluded.insert(0, cluster.exclude)
     asked = Request(
+        **{name: getattr(cluster, name) for name in slurm_options()},
         name=config.name,
-        nodes=cluster.nodes,
-        partition=cluster.partition,
-        account=cluster.account,
-        time=cluster.time,
+        comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
+    )
+    asked = replace(
+        asked,
         exclude=",".join(dict.fromkeys(excluded)) or None,
         # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
         cpus_per_task=cluster.cpus_per_task or config.launch.nproc_per_node or None,
-        gpus_per_node=cluster.gpus_per_node,
-        args=tuple(
+        salloc_args=tuple(
             word for name, _, words in (*given, *own) if name != "exclude" for word in words
         ),
-        nodelist=cluster.nodelist,
-        qos=cluster.qos,
-        constraint=cluster.constraint,
-        reservation=cluster.reservation,
-        mem=cluster.mem,
-        comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
     _refuse_contradictions(given, asked)
     named = dict(asked.named_options())
@@ -278,11 +233,15 @@ def salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
     results of the other nodes.
     """
     fixed = ("--kill-command=TERM", "--no-kill")
-    return ("salloc", *asked.options(), *fixed, *asked.args, *command)
+    return ("salloc", *asked.options(), *fixed, *asked.salloc_args, *command)
 
 
 def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each option's long name, its value, and the words that give it."""
+    long_names = {"J": "job-name", "n": "ntasks"}
+    for row_name, row in slurm_options().items():
+        if row.slurm and row.slurm.short:
+            long_names[row.slurm.short] = key_of(row_name)
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -293,7 +252,7 @@ def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, 
             )
         name, equals, value = word[2:].partition("=")
         if not word.startswith("--"):
-            name, value = _LONG_NAMES.get(word[1:2], word[1:2]), word[2:].removeprefix("=")
+            name, value = long_names.get(word[1:2], word[1:2]), word[2:].removeprefix("=")
         given = [word]
         if not (equals or value) and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
@@ -337,7 +296,7 @@ def make_build_launcher(config: Config, env: Mapping[str, str]) -> tuple[str, ..
         share = [f"--cpus-per-task={cpus}"] if cpus.isdigit() else []
         return ("srun", _NAME, "--nodes=1", "--ntasks=1", *share, "--overlap", "--mpi=none")
     asked = replace(request(config, env), name="stager-build", nodes=(1, 1))
-    return ("srun", *asked.options(), "--mpi=none", *asked.args)
+    return ("srun", *asked.options(), "--mpi=none", *asked.salloc_args)
 
 
 # --- Requests that no partition could ever satisfy: Slurm would let them wait forever ------------
@@ -483,13 +442,13 @@ def refuse_impossible(config: Config, asked: Request, environment: Mapping[str, 
 
 def is_overridden(asked: Request, environment: Mapping[str, str]) -> bool:
     """Return whether options or variables make the request another one than the settings say."""
-    if any(arg.startswith(_OVERRIDING) for arg in asked.args):
+    if any(arg.startswith(_OVERRIDING) for arg in asked.salloc_args):
         return True
     return any(_OVERRIDING_VARIABLE.match(name) for name in environment)
 
 
 def _slurm_refuses(asked: Request, environment: Mapping[str, str]) -> bool:
-    argv = ("sbatch", "--test-only", *asked.options(), *asked.args)
+    argv = ("sbatch", "--test-only", *asked.options(), *asked.salloc_args)
     try:
         feed(argv, "#!/bin/sh\n", environment=environment, timeout=_SECONDS)
     except CommandError as exc:

@@ -7,7 +7,7 @@ import pytest
 
 from bundle.protocol.enumerations import Backend, Launcher, LogMode, Stage, TransferWay
 from bundle.protocol.job import ONE_A_CPU
-from stager.config import load
+from stager.config import job_settings, load, sections
 from stager.config.inline_script import load_script
 from stager.core.errors import ConfigError
 from stager.hub.repositories import HubRequest
@@ -99,10 +99,9 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
     write(tmp_path, DESIGN)
     found = load.load(tmp_path)
     assert found == load.Config(
-        name="demo",
         root=tmp_path,
         source=tmp_path / "stager.toml",
-        environment=load.EnvironmentConfig(
+        environment=sections.EnvironmentConfig(
             requirements=("requirements.in",),
             constraints=("limits.txt",),
             python="3.11",
@@ -114,19 +113,20 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             prune=("headers", "my-pkg:/my_pkg/test/", "tests"),
             interpreter=str(tmp_path / "../pythons/3.11"),
         ),
-        project=load.ProjectConfig(
+        project=job_settings.ProjectConfig(
+            name="demo",
             path=tmp_path / "src",
             exclude=("runs/", "*.pt"),
             outputs=("tiny_out",),
             resume_limit=1500,
             command=("-m", "trainer", "tiny-bert", "--subset", "2000", "--epochs", "3"),
         ),
-        assets=load.AssetsConfig(
+        assets=sections.AssetsConfig(
             paths=(tmp_path / "data/ag_news.csv", Path("/data/shared")),
             models=(HubRequest(kind="model", name="google/bert_uncased_L-2_H-128_A-2"),),
             datasets=(HubRequest(kind="dataset", name="ag_news"),),
         ),
-        cluster=load.ClusterConfig(
+        cluster=job_settings.ClusterConfig(
             nodes=(2, 3),
             min_nodes=2,
             gpus_per_node="8",
@@ -150,7 +150,7 @@ def test_every_key_arrives(tmp_path: Path, isolated: Path) -> None:
             log_mode=LogMode.GROUP,
             node_root="$SCRATCH/nodes",
         ),
-        launch=load.LaunchConfig(
+        launch=job_settings.LaunchConfig(
             nproc_per_node=2,
             launcher=Launcher.SRUN,
             backend=Backend.GLOO,

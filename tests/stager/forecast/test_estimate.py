@@ -14,6 +14,7 @@ from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, Launcher, TransferWay
 from bundle.protocol.events import StagingWork
 from bundle.protocol.job import ASSUMED, Requires
+from stager.config.job_settings import JobOptions
 from stager.config.load import load
 from stager.forecast import (
     LUSTRE,
@@ -30,7 +31,6 @@ from stager.forecast import (
     setting_of,
     unchanged,
 )
-from stager.jobs.job_description import JobOptions
 from stager.jobs.preparation import prepare
 from tests.support.building import Project
 from tests.support.demo_project import ZERO, config

@@ -7,10 +7,11 @@ from time import time
 import pytest
 
 from bundle.protocol.events import JobBegins, Record
+from stager.config.job_settings import JobOptions
 from stager.config.template import default
 from stager.core.store import Store
 from stager.incidents.bad_nodes import avoiding, expect, failed_nodes, pointing_out, remember
-from stager.jobs.job_description import JobOptions, settle
+from stager.jobs.job_description import settle
 from stager.jobs.outcome import Outcome
 from stager.jobs.preparation import Prepared
 from stager.logs.job_record import records

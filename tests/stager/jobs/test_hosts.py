@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stager.config.job_settings import JobOptions
 from stager.config.load import Config
 from stager.config.template import default
 from stager.core.errors import ConfigError
 from stager.jobs.allocation import Hosts, hosts_of
-from stager.jobs.job_description import JobOptions
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ import pytest
 from bundle.protocol.enumerations import Action, Allocation, Backend, Stage, TransferWay
 from bundle.protocol.job import ONE_A_CPU
 from bundle.protocol.job import parse as parse_job
+from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError, StagerError
-from stager.jobs.job_description import JobOptions, make_job, numbered, settle
+from stager.jobs.job_description import make_job, numbered, settle
 from stager.slurm.request import request
 from tests.support.demo_project import config, manifest
 

@@ -11,10 +11,10 @@ import pytest
 
 from bundle.protocol.enumerations import Action
 from bundle.redaction.secrets import is_secret
+from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError
 from stager.core.store import Store
 from stager.jobs import preparation
-from stager.jobs.job_description import JobOptions
 from stager.jobs.preparation import (
     Prepared,
     driver_start,
@@ -176,7 +176,7 @@ def test_the_facts_of_a_batch_script(tmp_path: Path) -> None:
     facts = script_facts(made, {"SALLOC_OPTS": "-x n2 -v"}, b"program", requeue=True)
     asked = facts.request
     assert (asked.partition, asked.exclude, facts.requeue) == ("torch", "n1,n2", True)
-    assert asked.args == ("--mem=1G", "-v")
+    assert asked.salloc_args == ("--mem=1G", "-v")
     assert (facts.bundle_bytes, facts.job.cpus_per_task) == (packed.stat().st_size, 2)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bundle.protocol.enumerations import Allocation
+from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError
 from stager.jobs.allocation import ignored_elsewhere, without_effect
-from stager.jobs.job_description import JobOptions
 
 THERE = {
     "SLURM_JOB_ID": "17",
@@ -40,18 +40,18 @@ def test_all_contradictions_are_named_at_once() -> None:
     with pytest.raises(ConfigError, match="job 17") as caught:
         list(without_effect(options, THERE))
     assert [line.partition(":")[0] for line in caught.value.context] == [
-        "--partition cpu",
         "--gpus-per-node 8",
-        "--mem 1T",
-        "--nodelist n[3-4]",
+        "--partition cpu",
         "--exclude n1",
+        "--nodelist n[3-4]",
+        "--mem 1T",
     ]
 
 
 def test_options_of_slurm_are_said_to_have_no_effect_without_it() -> None:
     options = JobOptions(time="10", mem="3G", partition="cpu", nproc_per_node=2)
     (note,) = ignored_elsewhere(options, Allocation.LOCAL)
-    assert note == "no effect with --allocation local: --partition, --mem, --time"
+    assert note == "no effect with --allocation local: --partition, --time, --mem"
     assert list(ignored_elsewhere(JobOptions(exclude="n1"), Allocation.SSH)) == []
 
 

@@ -26,7 +26,7 @@ def asked(**changed: Any) -> Request:
     fields: dict[str, Any] = dict.fromkeys(
         ("partition", "account", "time", "exclude", "cpus_per_task", "gpus_per_node")
     )
-    return Request(**{"name": "demo", "nodes": (1, 1), "args": (), **fields, **changed})
+    return Request(**{"name": "demo", "nodes": (1, 1), **fields, **changed})
 
 
 @pytest.mark.parametrize(

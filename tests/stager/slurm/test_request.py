@@ -165,12 +165,12 @@ def test_each_rank_gets_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["-x n9", "-xn9", "-x=n9", "--exclude n9", "--exclude=n9"])
 def test_each_way_to_write_exclude(tmp_path: Path, form: str) -> None:
     asked = request(config(tmp_path), {"SALLOC_OPTS": f"--mem=1G {form} -v"})
-    assert (asked.exclude, asked.args) == ("n9", ("--mem=1G", "-v"))
+    assert (asked.exclude, asked.salloc_args) == ("n9", ("--mem=1G", "-v"))
 
 
 def test_an_exclude_without_nodes_is_dropped(tmp_path: Path) -> None:
     asked = request(config(tmp_path), {"SALLOC_OPTS": "-v --exclude"})
-    assert (asked.exclude, asked.args) == (None, ("-v",))
+    assert (asked.exclude, asked.salloc_args) == (None, ("-v",))
 
 
 def test_an_open_quote(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_arguments_that_slurm_would_misunderstand(
 def test_arguments_that_agree_or_that_the_job_does_not_decide(tmp_path: Path) -> None:
     words = ["-N2", "--exclusive", "--gres", "gpu:v100:4", "-J", "name", "-vv", "--mem=0"]
     asked = request(config(tmp_path, cluster={"nodes": 2, "salloc-args": words}), {})
-    assert asked.args == tuple(words)
+    assert asked.salloc_args == tuple(words)
     own = {"SALLOC_OPTS": "-p debug --exclusive"}  # the user's own come last, and count
-    assert request(config(tmp_path, cluster={"partition": "gpu"}), own).args[0] == "-p"
+    assert request(config(tmp_path, cluster={"partition": "gpu"}), own).salloc_args[0] == "-p"
     with pytest.raises(ConfigError, match="SALLOC_OPTS: debug is not an option"):
         request(config(tmp_path), {"SALLOC_OPTS": "debug"})

@@ -38,7 +38,7 @@ SETTINGS = {
             account="lab",
             cpus_per_task=None,
             gpus_per_node="a100:4",
-            args=("--mem=8G", "--comment", 'a "b" \\c # d'),
+            salloc_args=("--mem=8G", "--comment", 'a "b" \\c # d'),
         ),
         job=replace(JOB, action=Action.VERIFY, deep=True, cpus_per_task=None),
         made_with="stager script --nodes 2:4",
@@ -110,7 +110,7 @@ def test_nothing_begins_a_line_of_its_own() -> None:
         ({"time": "1:00\r"}, "cluster.time"),
         ({"exclude": "n1\x00"}, "cluster.exclude"),
         ({"account": "x\u2028y"}, "cluster.account"),
-        ({"args": ("--mem=1G", "--comment=a\nb")}, "cluster.salloc-args"),
+        ({"salloc_args": ("--mem=1G", "--comment=a\nb")}, "cluster.salloc-args"),
         ({"gpus_per_node": "4\n"}, "cluster.gpus-per-node"),
     ],
 )
