@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from stager.config.checks import schema_of  # noqa: E402
-from stager.config.job_settings import Setting, key_of, rows_of  # noqa: E402
+from stager.config.job_settings import SettingRow, key_of, rows_of  # noqa: E402
 from stager.config.load import SECTIONS  # noqa: E402
 
 FILE = HERE.parent / "docs" / "stager.schema.json"
@@ -44,7 +44,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _of(row: Setting) -> dict[str, Any]:
+def _of(row: SettingRow) -> dict[str, Any]:
     """Return the schema of one key."""
     words = row.allowed[:1].upper() + row.allowed[1:] + "."
     described: dict[str, Any] = {"description": words, **schema_of(row.check_in(Path("/project")))}

@@ -15,7 +15,7 @@ import typer.models
 from bundle.protocol.counts import counted
 
 from ..config import checks
-from ..config.job_settings import BUNDLE, JobOptions, Setting, option_rows
+from ..config.job_settings import BUNDLE, JobOptions, SettingRow, option_rows
 from .application import keyword, make_console, make_reports, path_option, settings_place
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class JobFlags:
             raise typer.BadParameter("it needs --batch", param_hint="--wait")
         return JobOptions(**values)
 
-    def _parameter(self, name: str, row: Setting) -> inspect.Parameter:
+    def _parameter(self, name: str, row: SettingRow) -> inspect.Parameter:
         option = typer_option(name)
         option.rich_help_panel = row.panel or None
         default = JobOptions.__dataclass_fields__[name].default
@@ -131,7 +131,7 @@ def read_option(name: str, value: object) -> Any:  # noqa: ANN401
     return value
 
 
-def _item_of(row: Setting) -> Callable[[object], object] | None:
+def _item_of(row: SettingRow) -> Callable[[object], object] | None:
     return row.check.item if isinstance(row.check, checks.Check) else None
 
 

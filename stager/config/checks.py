@@ -1,7 +1,7 @@
 """Checks of single values of the settings: each returns the value to use, or raises ValueError.
 
 Who reads a value knows its key, and the words for what is allowed. A check that knows more about
-what is wrong raises :class:`Refused`.
+what is wrong raises :class:`RefusedValue`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TIME = r"UNLIMITED|INFINITE|\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+
 _INTERFACE = r"[^\s/,=^]{1,15}"  # IFNAMSIZ is 16 with the closing zero byte
 
 
-class Refused(ValueError):
+class RefusedValue(ValueError):
     """A value that is not allowed, and why: pairs of a place in the value and what is wrong there.
 
     The place is what follows the key in a message: empty, ``[2]`` or ``.NAME``.
@@ -312,7 +312,7 @@ def output(value: object) -> str:
 
     path = text(value)
     if patterns.split(path) is None:
-        raise Refused(("", f"{path!r} lies outside the folder that a job runs in"))
+        raise RefusedValue(("", f"{path!r} lies outside the folder that a job runs in"))
     return path
 
 
@@ -324,10 +324,10 @@ def outputs(value: object) -> tuple[str, ...]:
     for path in paths:
         try:
             output(path)
-        except Refused as exc:
+        except RefusedValue as exc:
             problems += exc.problems
     if problems:
-        raise Refused(*problems)
+        raise RefusedValue(*problems)
     return paths
 
 

@@ -40,7 +40,7 @@ class SlurmOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SettingRow:
     """A row: a key of ``stager.toml``, an option of the command line, or both."""
 
     check: Callable[..., Any]
@@ -76,7 +76,7 @@ class Setting:
 
 def setting(check: Callable[..., Any], allowed: str = "", **row: Any) -> Any:  # noqa: ANN401
     """Return a dataclass's field with its row; the type of its value is the field's."""
-    made = Setting(check=check, allowed=allowed, **row)
+    made = SettingRow(check=check, allowed=allowed, **row)
     if made.starts_at_root:
         return field(default=made.default, metadata={"row": made})
     default = made.default if made.default in (None, (), "") else check(made.default)
@@ -521,7 +521,7 @@ class JobOptions(SlurmOptions):
 # --- The rows ------------------------------------------------------------------------------------
 
 
-def rows_of(kind: type) -> Mapping[str, Setting]:
+def rows_of(kind: type) -> Mapping[str, SettingRow]:
     """Return the rows of a section, by the names of its fields; a subclass keeps those it has."""
     found = {}
     for base in reversed(kind.__mro__):
@@ -532,7 +532,7 @@ def rows_of(kind: type) -> Mapping[str, Setting]:
 
 
 @cache
-def option_rows() -> Mapping[str, Setting]:
+def option_rows() -> Mapping[str, SettingRow]:
     """Return the rows of all options of a job, by the names of their fields in JobOptions."""
     known = {**rows_of(ProjectConfig), **rows_of(ClusterConfig), **rows_of(LaunchConfig)}
     rows = {**known, **rows_of(JobOptions)}
@@ -540,7 +540,7 @@ def option_rows() -> Mapping[str, Setting]:
     return {name: rows[name] for name in names if name in rows and rows[name].flag}
 
 
-def slurm_options() -> dict[str, Setting]:
+def slurm_options() -> dict[str, SettingRow]:
     """Return the rows of the options that Slurm has by the same name."""
     return {name: row for name, row in rows_of(SlurmOptions).items() if row.slurm}
 

@@ -12,7 +12,7 @@ from bundle.launch.program_variables import DROPPED, RANK
 
 from ..hub.repositories import HubRequest, Kind, parse_request
 from . import checks
-from .checks import Check, Refused
+from .checks import Check, RefusedValue
 from .job_settings import setting
 
 # --- ``[environment]``: the requirements of the environment, and the machine it is for -----------
@@ -71,7 +71,7 @@ def _read_prune(value: object) -> tuple[str, ...]:
         else:
             entries.add(f"{canonicalize_name(name)}:{pattern}" if colon else entry)
     if problems:
-        raise Refused(*problems)
+        raise RefusedValue(*problems)
     return tuple(sorted(entries))
 
 
@@ -181,7 +181,7 @@ def _repositories(kind: Kind) -> Check[tuple[HubRequest, ...]]:
                 allowed = "org/name, org/name@revision, or a table with name and more, as"
                 problems.append((f"[{number}]", f"{exc}; allowed: {allowed} docs/models.md says"))
         if problems:
-            raise Refused(*problems)
+            raise RefusedValue(*problems)
         return tuple(dict.fromkeys(requests))
 
     return read
@@ -199,7 +199,7 @@ def _asset_variables(root: Path) -> Callable[[object], tuple[tuple[str, Path], .
             except ValueError:
                 problems.append((f".{name}", f"{text!r} is no path"))
         if problems:
-            raise Refused(*problems)
+            raise RefusedValue(*problems)
         return tuple(pairs)
 
     return read

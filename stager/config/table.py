@@ -17,8 +17,8 @@ from bundle.node.node_root import ROOT_VARIABLE
 
 from ..core import toml
 from ..core.errors import ConfigError
-from .checks import Refused
-from .job_settings import Setting, key_of
+from .checks import RefusedValue
+from .job_settings import SettingRow, key_of
 
 # --- The places that settings come from, and the rule by which a variable is named after a key
 
@@ -207,7 +207,7 @@ class SettingsReader:
         self.settings: list[WrittenSetting] = []
 
     def read(
-        self, section: str, rows: Mapping[str, Setting], root: Path, **defaults: object
+        self, section: str, rows: Mapping[str, SettingRow], root: Path, **defaults: object
     ) -> dict[str, Any]:
         """Return the values of a table's rows, by field, checked; the default of a wrong one.
 
@@ -231,7 +231,7 @@ class SettingsReader:
             values[name] = self._read_row(path, replace(row, default=written), root)
         return values
 
-    def _read_row(self, path: str, row: Setting, root: Path) -> object:
+    def _read_row(self, path: str, row: SettingRow, root: Path) -> object:
         check = row.check_in(root)
         default = row.default if row.default in (None, (), "") else check(row.default)
         fixed = next((source for source in self._sources if source.is_fixed(path)), None)
@@ -253,7 +253,7 @@ class SettingsReader:
             return default
         try:
             return check(value)
-        except Refused as exc:
+        except RefusedValue as exc:
             for place, problem in exc.problems:
                 self._note(f"{path}{place}", source, problem)
         except ValueError:
@@ -261,7 +261,7 @@ class SettingsReader:
         return default
 
     def _read_variable(
-        self, path: str, row: Setting, check: Callable[[object], object], default: object
+        self, path: str, row: SettingRow, check: Callable[[object], object], default: object
     ) -> object:
         """Return a variable's value, in the first reading of its text that the key allows."""
         variable = variable_of(path)
@@ -271,7 +271,7 @@ class SettingsReader:
         for reading in readings(text):
             try:
                 value = check(reading)
-            except Refused as exc:
+            except RefusedValue as exc:
                 problems = [problem for _, problem in exc.problems]
             except ValueError:
                 continue

@@ -11,7 +11,7 @@ from bundle.protocol.enumerations import Allocation
 from bundle.protocol.problem import NodeError
 from bundle.system.hostlist import expand_hostlist, wrong_hosts
 
-from ..config.job_settings import JobOptions, Setting, SlurmOptions, join_nodes, rows_of
+from ..config.job_settings import JobOptions, SettingRow, SlurmOptions, join_nodes, rows_of
 from ..config.load import Config
 from ..core.errors import ConfigError
 
@@ -208,7 +208,7 @@ def _megabytes(text: str) -> float:
     return int(match[1]) * _UNITS[match[2]] if match else -1
 
 
-def _given(options: JobOptions, *left_out: str) -> dict[str, Setting]:
+def _given(options: JobOptions, *left_out: str) -> dict[str, SettingRow]:
     """Return the rows of Slurm's options that the command line has."""
     return {
         name: row
