@@ -80,7 +80,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _tell(error: NodeError) -> None:
     """Print a problem as `stager` does, which has become this program: a person is waiting."""
-    from .protocol.problem_table import shown
+    from .protocol.problem import shown
 
     problem = shown(error.problem, (os.uname().nodename,))
     lines = [f"error: {problem.line}", *(f"  {finding}" for finding in problem.findings)]
@@ -271,7 +271,7 @@ def _probe(path: str, environment: unpack.Environment) -> int:
     facts = probe.environment_facts(
         environment.path, manifest.packages, manifest.imports, variables, True, agent.PROBE_SECONDS
     )
-    found = encode(facts, names=_PROBED)
+    found = {name: value for name, value in encode(facts).items() if name in _PROBED}
     print(json.dumps({"v": 1, "ok": not facts.problems, "path": environment.path, **found}))
     return 1 if facts.problems else 0
 

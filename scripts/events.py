@@ -51,8 +51,8 @@ Each line has these keys, and those of its event:
 | `event` | text | the name of the event, see below |
 | `phase` | text | the phase, in events of nodes |
 
-New versions may add keys and events: skip those you do not know. A key marked *optional* is
-absent where its value is null, false or empty.
+New versions may add keys and events: skip those you do not know. Lines that an older version wrote
+lack keys that are null, false or empty.
 
 A job begins with `job` and ends with `result`. Each phase is between its `begin` and `end`; what
 the nodes answer in it has the name of the phase. A driver that was killed leaves no `result`. A job
@@ -107,18 +107,9 @@ def _table(kind: type[Any], base: type[Any] | None = None) -> str:
 
 def _row(kind: type[Any], field: dataclasses.Field[Any]) -> str:
     owner, text = _declaration(kind, field.name)
-    declared, optional = str(field.type), ""
-    if not _always_there(field):
-        declared, optional = declared.removesuffix(" | None"), "optional; "
-    described = _described(declared, owner)
+    described = _described(str(field.type), owner)
     key = field.metadata.get("json", field.name)
-    return f"| `{key}` | {described} | {optional}{_lowered(_plain(text))} |"
-
-
-def _always_there(field: dataclasses.Field[Any]) -> bool:
-    has_default = field.default is not dataclasses.MISSING
-    has_default |= field.default_factory is not dataclasses.MISSING
-    return bool(field.metadata.get("required")) or not has_default
+    return f"| `{key}` | {described} | {_lowered(_plain(text))} |"
 
 
 def _declaration(kind: type[Any], name: str) -> tuple[type[Any], str]:

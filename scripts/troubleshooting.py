@@ -8,6 +8,8 @@ What stands above the marker is kept as it is. A test keeps the page in step.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -17,9 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from bundle.protocol.enumerations import FailureClass  # noqa: E402
-from bundle.protocol.node_wordings import Wording  # noqa: E402
 from bundle.protocol.problem import ProblemCode  # noqa: E402
-from bundle.protocol.problem_table import TABLE  # noqa: E402
 from stager.catalogue.catalogue import CatalogueEntry, LineRole, LineTells, catalogue  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "troubleshooting.md"
@@ -49,22 +49,36 @@ def _problems() -> Iterator[str]:
     yield from ("## What nodes and the driver say", "")
     yield "What keeps a node from running a job, or ends it, by the class that a diagnosis gives."
     yield "`--json` and the file of events have the code."
-    wordings = {code: words for code, words in TABLE.items() if code is not ProblemCode.OTHER}
+    codes = [code for code in ProblemCode if code is not ProblemCode.OTHER]
+    meanings = _meanings()
     for kind in FailureClass:
-        own = {code: words for code, words in wordings.items() if words.failure_class == kind}
+        own = [code for code in codes if code.row.failure_class == kind]
         if own:
             yield from ("", f"**{kind}**", "", "| problem | means | what to do | code |")
             yield "| --- | --- | --- | --- |"
-            yield from (_problem_row(code, words) for code, words in own.items())
+            yield from (_problem_row(code, meanings.get(code.name, "")) for code in own)
     yield from ("", "## What logs say", "")
     yield from ("Each class of failure, with the log lines by which it is recognised.", "")
 
 
-def _problem_row(code: ProblemCode, words: Wording) -> str:
-    message = "; ".join(filter(None, map(_without_values, (words.what, words.why))))
+def _meanings() -> dict[str, str]:
+    """Return the text below each row of the table that has one, as a cell of a table has it."""
+    table = ast.parse(inspect.getsource(ProblemCode)).body[0]
+    assert isinstance(table, ast.ClassDef)
+    meanings = {}
+    for row, below in zip(table.body, table.body[1:], strict=False):
+        if isinstance(row, ast.Assign) and isinstance(below, ast.Expr):
+            text = " ".join(str(ast.literal_eval(below.value)).split()).removesuffix(".")
+            keep = text.startswith("Slurm ")
+            meanings[ast.unparse(row.targets[0])] = text if keep else text[:1].lower() + text[1:]
+    return meanings
+
+
+def _problem_row(code: ProblemCode, meaning: str) -> str:
+    row = code.row
+    message = "; ".join(filter(None, map(_without_values, (row.what, row.why))))
     message = message.replace("`", "'")
-    fix = _without_values(words.fix)
-    return f"| `{message}` | {words.meaning} | {fix} | {code} |"
+    return f"| `{message}` | {meaning} | {_without_values(row.fix)} | {code} |"
 
 
 def _without_values(text: str) -> str:

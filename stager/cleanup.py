@@ -17,8 +17,7 @@ from bundle.format.layer import HEAD_PREFIX, INDEX_FORMAT, ORIGIN_LIMIT, LayerEr
 from bundle.format.manifest import FORMAT, FormatError, Manifest, ManifestError
 from bundle.protocol.counts import counted
 from bundle.protocol.digest import Digest
-from bundle.protocol.messages import UnpackAnswer
-from bundle.protocol.reports import CleanAnswer, NodeCleanup
+from bundle.protocol.messages import CleanAnswer, NodeCleanup, UnpackAnswer
 from bundle.system.hostlist import fold
 
 from .config.job_settings import JobOptions

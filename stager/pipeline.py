@@ -317,7 +317,7 @@ def _clean_nodes(
 
     There is no job where a dry run would have to ask Slurm for nodes.
     """
-    from bundle.protocol.reports import CleanAnswer
+    from bundle.protocol.messages import CleanAnswer
 
     from .cleanup import choose_nodes, keeps, nodes_keep, removed_on_node, used_nodes
     from .jobs.driver import run_driver

@@ -46,7 +46,7 @@ from ..system.own_program import loads_modules_for
 
 if TYPE_CHECKING:
     from ..launch.commands import EarlyLauncher
-    from ..protocol.reports import CleanAnswer, DeepAnswer, LaunchAnswer
+    from ..protocol.messages import CleanAnswer, DeepAnswer, LaunchAnswer
     from ..transfer.staging import ReceiverOf
 
 # Each phase imports what it alone needs when it is asked for.
@@ -260,7 +260,7 @@ def _run_ranks(
 ) -> LaunchAnswer:
     """Run this task's ranks; answer even if ended first, or the exit status seems the cause."""
     from ..launch.run_ranks import run_ranks
-    from ..protocol.reports import LaunchAnswer
+    from ..protocol.messages import LaunchAnswer
 
     try:
         return run_ranks(request, channel, early)
@@ -289,7 +289,7 @@ def _tidy(request: TidyRequest, channel: AgentChannel) -> TidyAnswer:
 def _clean(request: CleanRequest, channel: AgentChannel) -> CleanAnswer:
     from ..environment import clean
     from ..node.node_root import ROOT_VARIABLE
-    from ..protocol.reports import CleanAnswer
+    from ..protocol.messages import CleanAnswer
 
     job = request.job
     roots = clean.roots(job.node_root, os.environ)

@@ -115,7 +115,7 @@ class AgentChannel:
     def output(self, rank: int | None, data: bytes) -> None:
         """Pass on what a rank has written, or the launcher (None)."""
         self.sent[rank] = self.sent.get(rank, 0) + len(data)
-        self._send(messages.line(self.node, rank, data))
+        self._send(messages.output_line(self.node, rank, data))
 
     def _send(self, line: bytes) -> None:
         with signals.held(), self._writing:  # half of it would be lost

@@ -33,9 +33,8 @@ from ..node import machine, node_root, removal
 from ..node.node_root import env_path
 from ..protocol.counts import counted
 from ..protocol.digest import Digest
-from ..protocol.messages import DeepRequest
+from ..protocol.messages import DeepAnswer, DeepRequest, NetworkReport, NodeClock
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.reports import DeepAnswer, NetworkReport, NodeClock
 from ..system import network
 from ..system.files import digest_of, error_text, read_file
 

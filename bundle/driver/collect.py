@@ -14,9 +14,8 @@ from ..protocol.counts import counted, sized
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import OutputsCollected
 from ..protocol.job import Job
-from ..protocol.messages import CollectRequest, NodeRootFacts, TidyAnswer, TidyRequest
+from ..protocol.messages import CollectRequest, LaunchAnswer, NodeRootFacts, TidyAnswer, TidyRequest
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.reports import LaunchAnswer
 from ..results import patterns
 from ..results.receive import Received, receive
 from ..results.selection import Selection, Sizes, measure, select

@@ -17,9 +17,16 @@ from ..protocol import messages
 from ..protocol.enumerations import Allocation, PhaseName
 from ..protocol.events import AllReduceMeasured, ClockOffset, DeepReport, RankOutput
 from ..protocol.job import Job
-from ..protocol.messages import Answer, DeepRequest, GroupSettings, LaunchRequest
+from ..protocol.messages import (
+    Answer,
+    DeepAnswer,
+    DeepRequest,
+    GroupSettings,
+    LaunchAnswer,
+    LaunchRequest,
+    NodeClock,
+)
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.reports import DeepAnswer, LaunchAnswer, NodeClock
 from ..system import network
 from . import findings
 from .findings import ClockReading, Problems
@@ -191,7 +198,8 @@ def _run_ranks(
 
     def on_event(event: Event) -> None:
         if isinstance(event, RankOutput) and event.rank is not None:
-            printed.setdefault((event.node, event.rank), []).extend(messages.lines_of(event.data))
+            lines = messages.split_lines(event.data)
+            printed.setdefault((event.node, event.rank), []).extend(lines)
 
     def request(node: str) -> LaunchRequest:
         asked = LaunchRequest(**state.placed(node), group=group, shared=False, own=True)

@@ -19,10 +19,8 @@ from ..format.archive import BundleFile
 from ..protocol.enumerations import EXIT_INTERRUPTED, EXIT_JOB, Allocation
 from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
-from ..protocol.messages import Answer
-from ..protocol.problem import NodeError, Problem
-from ..protocol.problem_table import ending_problem
-from ..protocol.reports import LaunchAnswer
+from ..protocol.messages import Answer, LaunchAnswer
+from ..protocol.problem import NodeError, Problem, ending_problem
 from ..system import processes, signals
 from . import collect
 from .logs import Logs, cluster_name

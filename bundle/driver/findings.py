@@ -13,9 +13,15 @@ from typing import NamedTuple
 from ..protocol.codec import decode
 from ..protocol.counts import sized
 from ..protocol.events import AllReduceMeasured
-from ..protocol.messages import NodeRootFacts, PreflightAnswer, ProbeAnswer
+from ..protocol.messages import (
+    FailureRecord,
+    LaunchAnswer,
+    NetworkReport,
+    NodeRootFacts,
+    PreflightAnswer,
+    ProbeAnswer,
+)
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.reports import FailureRecord, LaunchAnswer, NetworkReport
 from ..system import network
 from ..system.signals import TERMINATED
 

@@ -14,10 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.events import FramesLost, OutputLoss, OutputShown, RankOutput
-from ..protocol.messages import lines_of
+from ..protocol.messages import LaunchAnswer, split_lines
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.problem_table import TABLE
-from ..protocol.reports import LaunchAnswer
 from ..system import signals
 from .logs import Logs
 
@@ -165,9 +163,9 @@ class Display:
             "event": OutputShown.event,
             "node": shown.event.node,
             "rank": shown.event.rank,
-            "lines": lines_of(shown.event.data),
+            "lines": split_lines(shown.event.data),
             "head": shown.head,
-            **({"skipped": skipped} if skipped else {}),
+            "skipped": skipped,
         }
         return line(self._job_id, shown.time, fields).encode() + b"\n"
 
@@ -195,7 +193,7 @@ class Display:
 
 # --- The account of what ranks wrote and what has come: the difference is lost, and is reported
 
-_LOST_ON_THE_WAY = TABLE[ProblemCode.OUTPUT_LOST].why
+_LOST_ON_THE_WAY = ProblemCode.OUTPUT_LOST.row.why
 
 RankOfNode = tuple[str, "int | None"]
 """A node and one of its ranks; the node's launcher has None in place of a rank."""

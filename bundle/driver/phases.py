@@ -17,18 +17,20 @@ from ..protocol.events import JobEnds
 from ..protocol.job import Job
 from ..protocol.messages import (
     CleanRequest,
+    Departure,
     Gpu,
     GpuFacts,
     GroupSettings,
+    LaunchAnswer,
     LaunchRequest,
     PreflightAnswer,
     PreflightRequest,
     ProbeAnswer,
     ProbeRequest,
+    Started,
     UnpackAnswer,
 )
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.reports import Departure, LaunchAnswer, Started
 from . import collect, placement
 from .collect import note_unnamed, send_earlier_results
 from .cuda import OWN, CudaNeed, driver_problem, needed, newest, parsed

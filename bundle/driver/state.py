@@ -22,9 +22,15 @@ from ..protocol.events import (
     answer_class,
 )
 from ..protocol.job import ONE_A_CPU, Job
-from ..protocol.messages import AgentRequest, Answer, PreflightAnswer, ProbeAnswer
+from ..protocol.messages import (
+    AgentRequest,
+    Answer,
+    LaunchAnswer,
+    PreflightAnswer,
+    ProbeAnswer,
+    Started,
+)
 from ..protocol.problem import Problem, ProblemCode
-from ..protocol.reports import LaunchAnswer, Started
 from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals

@@ -29,8 +29,8 @@ from ..node import node_root, removal
 from ..node.node_root import ROOT_LOCK, SUBDIRECTORIES, secure_root, taken
 from ..protocol.codec import decode, encode
 from ..protocol.counts import counted, sized
+from ..protocol.messages import NodeCleanup
 from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.reports import NodeCleanup
 from ..system import signals
 from .unpack import lock_path
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..protocol.codec import decode
 from ..protocol.counts import counted
-from ..protocol.reports import FailureRecord
+from ..protocol.messages import FailureRecord
 from .rank_monitor import Rank, RankMonitor
 from .wrapper import keep_own_frame
 

@@ -16,17 +16,17 @@ from ..environment import unpack
 from ..node import machine, node_root, removal
 from ..protocol.counts import counted
 from ..protocol.enumerations import Allocation, Launcher
-from ..protocol.messages import LaunchRequest
-from ..protocol.problem import NodeError, Problem, ProblemCode
-from ..protocol.reports import (
+from ..protocol.messages import (
     Departure,
     FailureRecord,
     LaunchAnswer,
+    LaunchRequest,
     Lingering,
     RanksEnded,
     Started,
     Vanished,
 )
+from ..protocol.problem import NodeError, Problem, ProblemCode
 from ..redaction.secrets import masked
 from ..system import files, network, processes, signals
 from ..system.own_program import source_of

@@ -1,37 +1,32 @@
 """Dataclasses as JSON and back: one codec for all that travels between the two sides.
 
 A type is read from its annotation as text, as Python 3.9 cannot evaluate ``int | None``. It may be
-``None``, ``bool``, ``int``, ``float``, ``str``, ``object`` (any JSON value), ``tuple[T, ...]``,
-``tuple[A, B]``, ``dict[str, T]``, a class, or several of these with ``|``. A class is an
-enumeration, a kind of text that checks itself (:class:`~bundle.protocol.digest.Digest`), another
-dataclass, or one with ``to_json`` and ``from_json`` of its own. Classes are looked up in the module
-that declares the field, so it must import them when it runs, not only for a type checker.
+``None``, ``bool``, ``int``, ``float``, ``str``, ``AnyText``, ``object`` (any JSON value),
+``tuple[T, ...]``, ``tuple[A, B]``, ``dict[str, T]``, a class, or several of these with ``|``. A
+class is an enumeration, a text that checks itself (:class:`~bundle.protocol.digest.Digest`),
+another dataclass, or one with ``to_json`` and ``from_json`` of its own. Classes are looked up in
+the module that declares the field, so it must import them when it runs.
 
-A field's JSON name is its own, or ``json`` of its metadata: ``field(metadata={"json": "class"})``.
-One with :data:`WRITTEN` as its metadata is never left out; one with :data:`REQUIRED` must be there
-when it is read, too. One whose ``json`` is None has no place in the JSON. A path becomes its text.
+All fields are written. A field's JSON name is its own, or ``json`` of its metadata:
+``field(metadata={"json": "class"})``; one whose ``json`` is None has no place in the JSON. A path
+becomes its text.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
-
-# --- Values of JSON, checked one by one: each reader returns a value of its type, or says what it
-# is
-
-# A reader takes the value and its key path, and raises :class:`DecodeError`.
 
 AnyText = str
 """Text that a program wrote, in annotations: any character may be in it, NUL too."""
-Reader = Callable[[object, str], object]
+_T = TypeVar("_T")
+_Reader = Callable[[Any, str], object]
 """Turns a JSON value into a value of one type; its second argument is the key path."""
 _NUMBER_LIMIT = 1 << 62
 """No count, size or number of seconds is as large as this."""
@@ -50,112 +45,23 @@ class DecodeError(ValueError):
         self.path, self.reason = path, reason
 
 
-def _none(raw: object, path: str) -> None:
-    if raw is not None:
-        raise DecodeError(path, f"is {shown(raw)}, not null")
+def encode(value: object, omit: Collection[str] = ()) -> dict[str, object]:
+    """Return a dataclass of the types above as a JSON object, without some fields."""
+    names = _json_names(type(value))  # type: ignore[arg-type] # as in decode
+    return {key: _encode_value(getattr(value, name)) for name, key in names if name not in omit}
 
 
-def _boolean(raw: object, path: str) -> bool:
-    if not isinstance(raw, bool):
-        raise DecodeError(path, f"is {shown(raw)}, not true or false")
-    return raw
-
-
-def _integer(raw: object, path: str) -> int:
-    if type(raw) is not int or not -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
-        raise DecodeError(path, f"is {shown(raw)}, not a whole number of a usual size")
-    return raw
-
-
-def _number(raw: object, path: str) -> float:
-    if type(raw) is int and -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
-        return float(raw)
-    if not isinstance(raw, float) or not math.isfinite(raw):
-        raise DecodeError(path, f"is {shown(raw)}, not a finite number")
-    return raw
-
-
-def text(raw: object, path: str) -> str:
-    """Return a value that is a text without NUL."""
-    if not isinstance(raw, str) or "\0" in raw:
-        raise DecodeError(path, f"is {shown(raw)}, not a text")
-    return raw
-
-
-def any_text(raw: object, path: str) -> str:
-    """Return a value that is any text."""
-    if not isinstance(raw, str):
-        raise DecodeError(path, f"is {shown(raw)}, not a text")
-    return raw
-
-
-def _anything(raw: object, _: str) -> object:
-    return raw
-
-
-PLAIN: dict[str, Reader] = {
-    "None": _none,
-    "bool": _boolean,
-    "int": _integer,
-    "float": _number,
-    "str": text,
-    "object": _anything,
-}
-"""Readers by the text of a type; any other text is the name of a class."""
-
-
-def json_object(raw: object, path: str) -> dict[object, object]:
-    """Return a value that is an object."""
-    if not isinstance(raw, dict):
-        raise DecodeError(path, f"is {shown(raw)}, not an object")
-    return raw
-
-
-def json_list(raw: object, path: str) -> list[object] | tuple[object, ...]:
-    """Return a value that is a list."""
-    if not isinstance(raw, (list, tuple)):
-        raise DecodeError(path, f"is {shown(raw)}, not a list")
-    return raw
-
-
-def shown(raw: object) -> str:
-    """Return a value as a message shows it."""
-    whole = repr(raw)
-    return whole if len(whole) <= 80 else f"{whole[:80]}..."
-
-
-_T = TypeVar("_T")
-WRITTEN = {"written": True}
-"""Metadata of a field that is always written; where it is missing, it has its default."""
-REQUIRED = {"required": True}
-"""Metadata of a field that is always in JSON: its default is for those who make a value only."""
-
-
-def encode(
-    value: object, *, short: bool = False, names: Collection[str] | None = None
-) -> dict[str, object]:
-    """Return a dataclass of the types above as a JSON object."""
-    encoded = {}
-    for field in _fields(type(value)):
-        if names is not None and field.name not in names:
-            continue
-        held = getattr(value, field.name)
-        if field.written or not (short and field.is_default(held)):
-            encoded[field.json_name] = _encoded(held, short)
-    return encoded
-
-
-def _encoded(value: object, short: bool) -> object:
-    if isinstance(value, enum.Enum):
-        return value.value
+def _encode_value(value: object) -> object:
     if hasattr(value, "to_json") and hasattr(value, "from_json"):
         return value.to_json()
+    if isinstance(value, enum.Enum):
+        return value.value
     if isinstance(value, dict):
-        return {key: _encoded(item, short) for key, item in value.items()}
+        return {key: _encode_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_encoded(item, short) for item in value]
+        return [_encode_value(item) for item in value]
     if dataclasses.is_dataclass(value):
-        return encode(value, short=short)
+        return encode(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -166,124 +72,82 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
         kind: the dataclass.
         raw: the JSON value.
         path: the key path of this object, for messages.
-        strict: refuse what is missing, unknown or wrong. Else read what may be damaged, or of
-            another version: keys without a field are ignored, a field that is missing or wrong has
-            its default, and lists and tables are without the items that are wrong.
+        strict: refuse what is unknown or wrong. Else read what may be damaged, or of another
+            version: keys without a field are ignored, a field that is wrong has its default, and
+            lists and tables are without the items that are wrong.
 
     Raises:
-        DecodeError: a field is missing, unknown, or holds something else than it declares; where
-            that is not refused, one without a default.
+        DecodeError: a field without a default is missing or wrong, or, where that is refused, any
+            is unknown or wrong.
     """
-    items = json_object(raw, path)
-    fields = _fields(kind, strict)
-    values = {}
+    items = _require(dict, "an object", raw, path)
     prefix = f"{path}." if path else ""
-    for field in fields:
-        if field.json_name in items:
-            with _refusing(strict or field.required):
-                values[field.name] = field.read(items[field.json_name], prefix + field.json_name)
-    _refuse_missing(fields, values, path)
-    if strict:
-        _refuse_unknown(fields, items, path)
+    values, missing = {}, []
+    readers = _readers(kind, strict)  # type: ignore[arg-type] # of lru_cache: a type is hashable
+    for name, key, read, is_required in readers:
+        if key in items:
+            try:
+                values[name] = read(items[key], prefix + key)
+            except DecodeError:
+                if strict or is_required:
+                    raise
+        elif is_required:
+            missing.append(key)
+    if missing:
+        raise DecodeError(path, f"{', '.join(missing)}: missing")
+    unknown = items.keys() - {key for _, key, _, _ in readers}
+    if strict and unknown:
+        raise DecodeError(path, f"{', '.join(sorted(map(str, unknown)))}: unknown")
     try:
         return kind(**values)
     except ValueError as exc:  # of a class that checks its values
         raise DecodeError(path, str(exc)) from exc
 
 
-def _refuse_missing(fields: Iterable[_Field], values: Collection[str], path: str) -> None:
-    missing = [field.json_name for field in fields if field.required and field.name not in values]
-    if missing:
-        raise DecodeError(path, f"{', '.join(missing)}: missing")
-
-
-def _refuse_unknown(fields: Iterable[_Field], items: Collection[object], path: str) -> None:
-    unknown = set(items) - {field.json_name for field in fields}
-    if unknown:
-        raise DecodeError(path, f"{', '.join(sorted(map(str, unknown)))}: unknown")
-
-
-def _refusing(wanted: bool) -> contextlib.AbstractContextManager[None]:
-    return _REFUSES if wanted else contextlib.suppress(DecodeError)
-
-
-_REFUSES = contextlib.nullcontext()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    name: str
-    json_name: str
-    default: object
-    """The default; ``dataclasses.MISSING`` for a field that is required."""
-    written: bool
-    """True if it is never left out."""
-    read: Reader
-
-    @property
-    def required(self) -> bool:
-        return self.default is dataclasses.MISSING
-
-    def is_default(self, value: object) -> bool:
-        return type(value) is type(self.default) and value == self.default
-
-
-_FIELDS: dict[tuple[type, bool], tuple[_Field, ...]] = {}
-
-
-def _fields(kind: type, strict: bool = True) -> tuple[_Field, ...]:
-    """Return a dataclass's fields, cached; TypeError for another class."""
-    if (kind, strict) not in _FIELDS:
-        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind)
-        _FIELDS[kind, strict] = tuple(
-            _Field(
-                field.name,
-                field.metadata.get("json", field.name),
-                _default(field, strict),
-                bool(field.metadata.get("written")),
-                _reader(str(field.type), _module_of(kind, field), strict),
-            )
-            for field in fields
-            if field.metadata.get("json", field.name) is not None
-        )
-    return _FIELDS[kind, strict]
-
-
-def _default(field: dataclasses.Field[Any], strict: bool) -> object:
-    if strict and field.metadata.get("required"):
-        return dataclasses.MISSING
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _module_of(kind: type, field: dataclasses.Field[Any]) -> str:
-    for base in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(base) and field in dataclasses.fields(base):
-            return base.__module__
-    return kind.__module__
+@functools.lru_cache(maxsize=None)
+def _json_names(kind: type) -> tuple[tuple[str, str], ...]:
+    """Return the names of a dataclass's fields, and their names in JSON."""
+    names = [(field.name, field.metadata.get("json", field.name)) for field in _fields(kind)]
+    return tuple((name, key) for name, key in names if key is not None)
 
 
 @functools.lru_cache(maxsize=None)
-def _reader(declared: str, module: str, strict: bool) -> Reader:
+def _readers(kind: type, strict: bool) -> tuple[tuple[str, str, _Reader, bool], ...]:
+    """Return each field's name, its name in JSON, its reader, and whether it has no default."""
+    fields = {field.name: field for field in _fields(kind)}
+    readers = []
+    for name, key in _json_names(kind):
+        field = fields[name]
+        owner = next(base for base in reversed(kind.__mro__) if field in _fields(base))
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        readers.append((name, key, _reader(str(field.type), owner.__module__, strict), is_required))
+    return tuple(readers)
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+
+
+# --- Readers of types
+
+
+@functools.lru_cache(maxsize=None)
+def _reader(declared: str, module: str, strict: bool) -> _Reader:
     alternatives = list(_split(declared, "|"))
     if len(alternatives) > 1:
         readers = [_reader(alternative, module, strict) for alternative in alternatives]
-        return _union(readers, declared)
+        return functools.partial(_read_union, readers, declared)
     name, bracket, inner = declared.partition("[")
-    if bracket:
-        return _container_reader(name, list(_split(inner[:-1], ",")), module, strict)
-    if name == "str" and not strict:
-        return any_text
-    return PLAIN.get(name) or _class_reader(getattr(sys.modules[module], name), strict)
-
-
-def _container_reader(name: str, items: list[str], module: str, strict: bool) -> Reader:
+    if not bracket:
+        plain = _PLAIN.get("AnyText" if name == "str" and not strict else name)
+        return plain or _class_reader(getattr(sys.modules[module], name), strict)
+    *others, last = _split(inner[:-1], ",")
     if name == "dict":
-        return _dict_reader(_reader(items[1], module, strict), strict)
-    if items[-1] == "...":
-        return _list_reader(_reader(items[0], module, strict), strict)
-    return _tuple_reader([_reader(item, module, strict) for item in items])
+        return functools.partial(_read_dict, _reader(last, module, strict), strict)
+    if last == "...":
+        return functools.partial(_read_list, _reader(others[0], module, strict), strict)
+    items = [_reader(item, module, strict) for item in (*others, last)]
+    return functools.partial(_read_tuple, items)
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
@@ -299,72 +163,105 @@ def _split(text: str, separator: str) -> Iterator[str]:
     yield part.strip()
 
 
-def _union(readers: list[Reader], declared: str) -> Reader:
-    def read(raw: object, path: str) -> object:
-        inner = None
-        for reader in readers:
-            try:
-                return reader(raw, path)
-            except DecodeError as exc:
-                if exc.path != path:
-                    inner = exc
-        # A fault inside an object or a list says more than the names of all types.
-        raise inner or DecodeError(path, f"is {shown(raw)}, not {declared}")
-
-    return read
-
-
-def _list_reader(item: Reader, strict: bool) -> Reader:
-    def read(raw: object, path: str) -> object:
-        values = []
-        for position, value in enumerate(json_list(raw, path)):
-            with _refusing(strict):
-                values.append(item(value, f"{path}[{position}]"))
-        return tuple(values)
-
-    return read
-
-
-def _tuple_reader(items: list[Reader]) -> Reader:
-    def read(raw: object, path: str) -> object:
-        values = json_list(raw, path)
-        if len(values) != len(items):
-            raise DecodeError(path, f"has {len(values)} items, not {len(items)}")
-        pairs = enumerate(zip(items, values))
-        return tuple(item(value, f"{path}[{position}]") for position, (item, value) in pairs)
-
-    return read
-
-
-def _dict_reader(item: Reader, strict: bool) -> Reader:
-    def read(raw: object, path: str) -> object:
-        values = {}
-        for key, value in json_object(raw, path).items():
-            with _refusing(strict):
-                values[text(key, path)] = item(value, f"{path}.{key}")
-        return values
-
-    return read
-
-
-def _class_reader(kind: Any, strict: bool) -> Reader:  # noqa: ANN401 - any class
-    if kind is AnyText:
-        return any_text
+def _class_reader(kind: Any, strict: bool) -> _Reader:  # noqa: ANN401 - any class
     if hasattr(kind, "from_json"):
-        return _converter(kind.from_json)
+        return functools.partial(_convert, kind.from_json, "")
     if hasattr(kind, "__dataclass_fields__"):
         return functools.partial(decode, kind, strict=strict)
-    if not issubclass(kind, enum.Enum):
-        return _converter(kind)
-    choices = ", ".join(str(member.value) for member in kind)
-    return _converter(kind, f"none of {choices}")
+    choices = ""
+    if issubclass(kind, enum.Enum):
+        choices = f"none of {', '.join(str(member.value) for member in kind)}"
+    return functools.partial(_convert, kind, choices)
 
 
-def _converter(convert: Callable[[Any], object], reason: str = "") -> Reader:
-    def read(raw: object, path: str) -> object:
+def _wrong(raw: object, path: str, words: object) -> DecodeError:
+    whole = repr(raw)
+    shown = whole if len(whole) <= 80 else f"{whole[:80]}..."
+    return DecodeError(path, f"is {shown}, {words}")
+
+
+def _require(kind: Any, words: str, raw: Any, path: str) -> Any:  # noqa: ANN401 - a JSON value
+    if not isinstance(raw, kind):
+        raise _wrong(raw, path, f"not {words}")
+    return raw
+
+
+def _read_integer(raw: object, path: str) -> int:
+    if type(raw) is not int or not -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
+        raise _wrong(raw, path, "not a whole number of a usual size")
+    return raw
+
+
+def _read_float(raw: object, path: str) -> float:
+    if type(raw) is int and -_NUMBER_LIMIT < raw < _NUMBER_LIMIT:
+        return float(raw)
+    if not isinstance(raw, float) or not math.isfinite(raw):
+        raise _wrong(raw, path, "not a finite number")
+    return raw
+
+
+def _read_text(raw: object, path: str) -> str:
+    if not isinstance(raw, str) or "\0" in raw:
+        raise _wrong(raw, path, "not a text")
+    return raw
+
+
+_PLAIN: dict[str, _Reader] = {
+    "None": functools.partial(_require, type(None), "null"),
+    "bool": functools.partial(_require, bool, "true or false"),
+    "int": _read_integer,
+    "float": _read_float,
+    "str": _read_text,
+    "AnyText": functools.partial(_require, str, "a text"),
+    "object": lambda raw, _: raw,
+}
+"""Readers by the text of a type; any other text is the name of a class."""
+
+
+def _read_union(readers: list[_Reader], declared: str, raw: object, path: str) -> object:
+    inner = None
+    for reader in readers:
         try:
-            return convert(raw)
-        except (KeyError, TypeError, ValueError) as exc:
-            raise DecodeError(path, f"is {shown(raw)}, {reason or exc}") from exc
+            return reader(raw, path)
+        except DecodeError as exc:
+            if exc.path != path:
+                inner = exc
+    # A fault inside an object or a list says more than the names of all types.
+    raise inner or _wrong(raw, path, f"not {declared}")
 
-    return read
+
+def _read_list(item: _Reader, strict: bool, raw: object, path: str) -> object:
+    values = []
+    for position, value in enumerate(_require((list, tuple), "a list", raw, path)):
+        try:
+            values.append(item(value, f"{path}[{position}]"))
+        except DecodeError:
+            if strict:
+                raise
+    return tuple(values)
+
+
+def _read_tuple(items: list[_Reader], raw: object, path: str) -> object:
+    values = _require((list, tuple), "a list", raw, path)
+    if len(values) != len(items):
+        raise DecodeError(path, f"has {len(values)} items, not {len(items)}")
+    pairs = enumerate(zip(items, values))
+    return tuple(item(value, f"{path}[{position}]") for position, (item, value) in pairs)
+
+
+def _read_dict(item: _Reader, strict: bool, raw: object, path: str) -> object:
+    values = {}
+    for key, value in _require(dict, "an object", raw, path).items():
+        try:
+            values[_read_text(key, path)] = item(value, f"{path}.{key}")
+        except DecodeError:
+            if strict:
+                raise
+    return values
+
+
+def _convert(convert: Callable[[Any], object], reason: str, raw: object, path: str) -> object:
+    try:
+        return convert(raw)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise _wrong(raw, path, reason or exc) from exc

@@ -130,3 +130,34 @@ class FailureClass(TextEnum):
     HANG = "hang"
     ENVIRONMENT = "environment"
     UNKNOWN = "unknown"
+
+
+class NodeFault(TextEnum):
+    """A kind of failure that is a node's, and not the job's or the program's."""
+
+    DISK_FULL = "disk-full"
+    DISK_FAULT = "disk-fault"
+    NO_DIRECTORY = "no-directory"
+    NO_INTERPRETER = "no-interpreter"
+    INTERFACE = "interface"
+    NAME_RESOLUTION = "name-resolution"
+    NETWORK = "network"
+    PORT = "port"
+    CLOCK = "clock"
+    DAMAGED_COPY = "damaged-copy"
+    NODE_FAILURE = "node-failure"
+
+    @property
+    def words(self) -> str:
+        """The fault for a person: ``disk full``."""
+        return _FAULT_WORDS.get(self, self.value.replace("-", " "))
+
+
+_FAULT_WORDS = {
+    NodeFault.NO_DIRECTORY: "no usable directory",
+    NodeFault.NO_INTERPRETER: "no suitable Python",
+    NodeFault.INTERFACE: "no such network interface",
+    NodeFault.NETWORK: "not reachable by network",
+    NodeFault.PORT: "no free port",
+    NodeFault.CLOCK: "wrong clock",
+}

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Union
 
-from . import messages, reports
-from .codec import REQUIRED, AnyText, DecodeError, decode, encode
+from . import messages
+from .codec import AnyText, DecodeError, decode, encode
 from .counts import counted
 from .enumerations import PhaseName
-from .messages import VERSION, AgentEvent, Answer
+from .messages import VERSION, AgentEvent, Answer, Departure, FailureRecord, Lingering, Vanished
 from .problem import Problem, ProblemCode
-from .reports import Departure, FailureRecord, Lingering, Vanished
 
 # --- Output of ranks that is in no log -----------------------------------------------------------
 
@@ -22,11 +21,11 @@ from .reports import Departure, FailureRecord, Lingering, Vanished
 class OutputLoss:
     """Output that is in no log; its size is known in bytes or in frames."""
 
-    node: str = field(default="", metadata=REQUIRED)
+    node: str = ""
     """The node whose ranks wrote it."""
-    rank: int | None = field(default=None, metadata=REQUIRED)
+    rank: int | None = None
     """The rank that wrote it; null where that is unknown, or for the launcher."""
-    why: AnyText = field(default="", metadata=REQUIRED)
+    why: AnyText = ""
     """The reason, in words."""
     code: ProblemCode = ProblemCode.OUTPUT_LOST
     """The kind of problem that it is."""
@@ -61,7 +60,7 @@ class StagingWork:
     """Bytes that it writes."""
     files: int
     """Files that it writes."""
-    linked: int = field(default=0, metadata=REQUIRED)
+    linked: int = 0
     """Files that it has already, and takes by hard link."""
 
     def __post_init__(self) -> None:
@@ -78,11 +77,11 @@ class PlannedGroup:
     how: str
     """``present``: the environment is there; ``shared``: they read the bundle where it lies;
     ``relay``, ``sbcast`` and ``ssh``: it is sent to them."""
-    bytes: int = field(default=0, metadata=REQUIRED)
+    bytes: int = 0
     """Size of the file that is sent."""
-    layers: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    layers: tuple[str, ...] = ()
     """Names of the layers in it: packages, the project and assets."""
-    work: StagingWork | None = field(default=None, metadata=REQUIRED)
+    work: StagingWork | None = None
     """The work of each node; null if there is none, or it is not known."""
 
 
@@ -151,9 +150,9 @@ class DeepReport:
     """Time in which each node has connected to the head; absent where all are one machine."""
     clocks: dict[str, ClockOffset] | None = None
     """The clock of each node; absent where all are one machine."""
-    all_reduce: AllReduceMeasured | None = field(default=None, metadata=REQUIRED)
+    all_reduce: AllReduceMeasured | None = None
     """The all-reduce; null where there was none, or it failed."""
-    skipped: str = field(default="", metadata=REQUIRED)
+    skipped: str = ""
     """The reason why there was none; empty if there was one."""
 
 
@@ -172,8 +171,8 @@ class DriverEvent:
     """Its name in a line."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the event as a JSON object, without the fields that have their default."""
-        return {"event": self.event, **encode(self, short=True)}
+        """Return the event as a JSON object."""
+        return {"event": self.event, **encode(self)}
 
 
 @dataclass(frozen=True)
@@ -182,9 +181,9 @@ class JobBegins(DriverEvent):
 
     event: ClassVar[str] = "job"
 
-    nodes: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    nodes: tuple[str, ...] = ()
     """Its nodes, in order; the first one is the head."""
-    log_dir: str = field(default="", metadata=REQUIRED)
+    log_dir: str = ""
     """The directory of its logs."""
     cluster: AnyText = ""
     """The name of its cluster; empty where it is not Slurm's."""
@@ -210,7 +209,7 @@ class PhaseEnds(DriverEvent):
 
     phase: PhaseName
     """The phase."""
-    seconds: float = field(default=0.0, metadata=REQUIRED)
+    seconds: float = 0.0
     """Time that it took."""
 
 
@@ -220,15 +219,15 @@ class TransferPlan(DriverEvent):
 
     event: ClassVar[str] = "plan"
 
-    why: str = field(default="", metadata=REQUIRED)
+    why: str = ""
     """The reason, in one line."""
-    bytes: int = field(default=0, metadata=REQUIRED)
+    bytes: int = 0
     """Bytes of all files that are sent."""
-    groups: tuple[PlannedGroup, ...] = field(default=(), metadata=REQUIRED)
+    groups: tuple[PlannedGroup, ...] = ()
     """The nodes, by the way in which they get it."""
-    cpus: int = field(default=0, metadata=REQUIRED)
+    cpus: int = 0
     """CPUs of each node that unpack."""
-    forecast: StagingForecast | None = field(default=None, metadata=REQUIRED)
+    forecast: StagingForecast | None = None
     """The expected time; null in lines of older versions."""
 
 
@@ -238,9 +237,9 @@ class FileSent(DriverEvent):
 
     event: ClassVar[str] = "sent"
 
-    bytes: int = field(default=0, metadata=REQUIRED)
+    bytes: int = 0
     """Its size."""
-    seconds: float = field(default=0.0, metadata=REQUIRED)
+    seconds: float = 0.0
     """Time that the sending took."""
     relayed: bool = False
     """True if the nodes passed it on to each other."""
@@ -252,7 +251,7 @@ class NodesLeftOut(DriverEvent):
 
     event: ClassVar[str] = "left-out"
 
-    nodes: dict[str, tuple[AnyText, ...]] = field(default_factory=dict, metadata=REQUIRED)
+    nodes: dict[str, tuple[AnyText, ...]] = field(default_factory=dict)
     """The problems of each of them, in words."""
     problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict)
     """The same problems; none in lines of older versions."""
@@ -264,7 +263,7 @@ class Remark(DriverEvent):
 
     event: ClassVar[str] = "note"
 
-    text: AnyText = field(default="", metadata=REQUIRED)
+    text: AnyText = ""
     """The remark."""
     warning: bool = False
     """True if it matters also to those who want to read results only."""
@@ -276,9 +275,9 @@ class StrayLines(DriverEvent):
 
     event: ClassVar[str] = "stray"
 
-    count: int = field(default=0, metadata=REQUIRED)
+    count: int = 0
     """Their number."""
-    lines: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    lines: tuple[AnyText, ...] = ()
     """The first of them."""
 
 
@@ -288,11 +287,11 @@ class FramesLost(DriverEvent):
 
     event: ClassVar[str] = "lost"
 
-    node: str = field(default="", metadata=REQUIRED)
+    node: str = ""
     """The agent's node."""
-    task: str = field(default="", metadata=REQUIRED)
+    task: str = ""
     """The number of its task; empty where that is unknown."""
-    frames: int = field(default=0, metadata=REQUIRED)
+    frames: int = 0
     """Frames of messages that are missing."""
     unknown: int = 0
     """Messages that came from a node that the phase does not have."""
@@ -304,9 +303,9 @@ class NodesLate(DriverEvent):
 
     event: ClassVar[str] = "late"
 
-    nodes: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    nodes: tuple[str, ...] = ()
     """The nodes."""
-    seconds: int = field(default=0, metadata=REQUIRED)
+    seconds: int = 0
     """Seconds since the first node had ended."""
 
 
@@ -316,27 +315,27 @@ class OutputsCollected(DriverEvent):
 
     event: ClassVar[str] = "collected"
 
-    node: str = field(default="", metadata=REQUIRED)
+    node: str = ""
     """The node that they come from: that of rank 0."""
     others: tuple[str, ...] = ()
     """Other nodes, where ranks have written files that this one has not."""
-    source: str = field(default="", metadata={"json": "from", **REQUIRED})
+    source: str = field(default="", metadata={"json": "from"})
     """The directory there."""
-    target: str = field(default="", metadata={"json": "to", **REQUIRED})
+    target: str = field(default="", metadata={"json": "to"})
     """The run directory that they were put into."""
-    files: int = field(default=0, metadata=REQUIRED)
+    files: int = 0
     """Files that have come."""
-    bytes: int = field(default=0, metadata=REQUIRED)
+    bytes: int = 0
     """Their bytes."""
-    renamed: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
+    renamed: dict[str, AnyText] = field(default_factory=dict)
     """New names of files whose names were taken."""
-    missing: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    missing: tuple[AnyText, ...] = ()
     """Outputs that were asked for and are not there."""
-    left_out: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
+    left_out: dict[str, AnyText] = field(default_factory=dict)
     """Files that did not come, and the reasons."""
-    changed: dict[str, AnyText] = field(default_factory=dict, metadata=REQUIRED)
+    changed: dict[str, AnyText] = field(default_factory=dict)
     """Files that changed on the way, and the reasons."""
-    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
+    problems: tuple[Problem, ...] = ()
     """The reasons why something went wrong."""
 
 
@@ -348,23 +347,23 @@ class JobEnds(DriverEvent):
 
     ok: bool
     """True if the job did all that it was to do."""
-    interrupted: bool = field(default=False, metadata=REQUIRED)
+    interrupted: bool = False
     """True if its user ended it."""
-    ended_by: str = field(default="", metadata=REQUIRED)
+    ended_by: str = ""
     """The reason why Slurm ended the allocation, ``time-limit``; empty if it did not."""
-    problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict, metadata=REQUIRED)
+    problems: dict[str, tuple[Problem, ...]] = field(default_factory=dict)
     """The problems of each node, and of the host of the driver, which need not be one of them."""
     of_driver: bool = False
     """True if the problem is the driver's own, also where its host is one of the nodes."""
-    left_out: tuple[str, ...] = field(default=(), metadata=REQUIRED)
+    left_out: tuple[str, ...] = ()
     """Nodes that the job went on without."""
-    logs_lost: tuple[OutputLoss, ...] = field(default=(), metadata=REQUIRED)
+    logs_lost: tuple[OutputLoss, ...] = ()
     """Output of ranks that no log has."""
-    logs_fault: AnyText = field(default="", metadata=REQUIRED)
+    logs_fault: AnyText = ""
     """The reason why something could not be kept; empty while all is well."""
-    bytes_broadcast: int = field(default=0, metadata=REQUIRED)
+    bytes_broadcast: int = 0
     """Bytes that were sent to nodes."""
-    seconds: dict[str, float] = field(default_factory=dict, metadata=REQUIRED)
+    seconds: dict[str, float] = field(default_factory=dict)
     """Time taken by phase."""
     send_seconds: float | None = None
     """Time in which files were sent, a part of the phase ``unpack``; null if none was."""
@@ -410,9 +409,9 @@ class OutputShown(AgentEvent):
 
     rank: int | None = None
     """The rank; null for the launcher, or the agent itself."""
-    lines: tuple[AnyText, ...] = field(default=(), metadata=REQUIRED)
+    lines: tuple[AnyText, ...] = ()
     """The output."""
-    head: bool = field(default=False, metadata=REQUIRED)
+    head: bool = False
     """True if it is the first node's; that of the first ranks, where ranks may move."""
     skipped: int = 0
     """Lines before these that are not shown, as the reader did not keep up; the logs have them."""
@@ -442,14 +441,14 @@ OF_AGENTS: tuple[type[AgentEvent], ...] = (
     messages.Relayed,
     messages.UnpackAnswer,
     messages.ProbeAnswer,
-    reports.NodeClock,
-    reports.DeepAnswer,
-    reports.Started,
-    reports.Lingering,
-    reports.RanksEnded,
-    reports.LaunchAnswer,
+    messages.NodeClock,
+    messages.DeepAnswer,
+    messages.Started,
+    messages.Lingering,
+    messages.RanksEnded,
+    messages.LaunchAnswer,
     messages.TidyAnswer,
-    reports.CleanAnswer,
+    messages.CleanAnswer,
     OutputShown,
 )
 PRINTED_ONLY = (OutputShown,)
@@ -514,16 +513,14 @@ def read_record(raw: object) -> Record | None:
 def _shown_at_once(raw: Mapping[str, object]) -> OutputShown | None:
     """Read output without the codec (a million lines are possible); None if it needs the codec."""
     node, rank = raw.get("node"), raw.get("rank")
-    lines, head = raw.get("lines"), raw.get("head")
-    if "skipped" in raw:
-        return None
+    lines, head, skipped = raw.get("lines"), raw.get("head"), raw.get("skipped", 0)
     if not isinstance(node, str) or not isinstance(head, bool) or not isinstance(lines, list):
         return None
-    if rank is not None and type(rank) is not int:
+    if not (rank is None or type(rank) is int) or type(skipped) is not int:
         return None
     if not all(isinstance(line, str) for line in lines):
         return None
-    return OutputShown(node, rank, tuple(lines), head)
+    return OutputShown(node, rank, tuple(lines), head, skipped)
 
 
 def _text(raw: Mapping[str, object], key: str) -> str:
@@ -572,26 +569,20 @@ def read_agent_line(line: bytes, node: str, phase: str) -> AgentEvent:
         The event; a line that is none, such as a traceback's, is the agent's own output.
     """
     try:
-        return _event(line, node, phase)
+        return _decode_event(line, node, phase)
     except (KeyError, RecursionError, TypeError, ValueError):  # a DecodeError is a ValueError
         return RankOutput(node, data=line + b"\n")
 
 
-def _event(line: bytes, node: str, phase: str) -> AgentEvent:
+def _decode_event(line: bytes, node: str, phase: str) -> AgentEvent:
     raw = json.loads(line)
     if not isinstance(raw, dict) or raw.pop("v", None) != VERSION:
-        raise DecodeError("v", "it is no event of this version")
+        raise ValueError("it is no event of this version")
     name = raw.pop("event")
     if name == RankOutput.event:
         rank = raw["rank"]
         if rank is not None and type(rank) is not int:
-            raise DecodeError("rank", "it is not a whole number")
-        return RankOutput(node, rank, messages.decoded(raw), of_ranks=True)
+            raise ValueError("its rank is not a whole number")
+        return RankOutput(node, rank, messages.decode_output(raw), of_ranks=True)
     kind = _KINDS[phase if name == PhaseName.SESSION else name]
-    return _decoded(kind, {**raw, "node": node})
-
-
-def _decoded(kind: type[AgentEvent], raw: Mapping[str, object]) -> AgentEvent:
-    """Read the fields of an event; those of a failed answer may be few."""
-    has_failed = issubclass(kind, Answer) and raw.get("ok") is False
-    return decode(kind, raw, strict=not has_failed)
+    return decode(kind, {**raw, "node": node})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from .codec import REQUIRED, WRITTEN, AnyText, DecodeError, decode, encode
+from .codec import AnyText, DecodeError, decode, encode
 from .digest import Digest
 from .job import Job
 from .problem import NodeError, Problem, ProblemCode
@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 24
 """Bytes that one event may hold, many times what an agent sends at once."""
 
 
-def encoded(data: bytes) -> dict[str, str]:
+def encode_output(data: bytes) -> dict[str, str]:
     """Return these bytes as part of an event."""
     if len(data) >= _WORTH_BYTES:
         packed = binascii.b2a_base64(zlib.compress(data, 1), newline=False)
@@ -39,20 +39,20 @@ def encoded(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 
-def decoded(event: Mapping[str, object]) -> bytes:
+def decode_output(event: Mapping[str, object]) -> bytes:
     """Return the bytes that an event holds.
 
     Raises:
         KeyError, ValueError: it holds none, or more than any agent sends.
     """
     if "zlib" in event:
-        return _decompressed(binascii.a2b_base64(str(event["zlib"])))
+        return _decompress(binascii.a2b_base64(str(event["zlib"])))
     if "base64" in event:
         return base64.b64decode(str(event["base64"]))
     return str(event["text"]).encode(errors="replace")
 
 
-def _decompressed(packed: bytes) -> bytes:
+def _decompress(packed: bytes) -> bytes:
     reader = zlib.decompressobj()
     try:
         data = reader.decompress(packed, _MOST_BYTES)
@@ -63,7 +63,7 @@ def _decompressed(packed: bytes) -> bytes:
     return data
 
 
-def lines_of(data: bytes) -> list[str]:
+def split_lines(data: bytes) -> list[str]:
     """Return output as lines of text."""
     lines = data.decode(errors="replace").split("\n")
     if lines[-1] == "":
@@ -71,12 +71,12 @@ def lines_of(data: bytes) -> list[str]:
     return lines
 
 
-def line(node: str, rank: int | None, data: bytes) -> bytes:
+def output_line(node: str, rank: int | None, data: bytes) -> bytes:
     """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
 
     UTF-8 stays readable. The line has no end.
     """
-    event = {"v": 1, "node": node, "event": "output", "rank": rank, **encoded(data)}
+    event = {"v": 1, "node": node, "event": "output", "rank": rank, **encode_output(data)}
     return json.dumps(event, ensure_ascii=False).encode()
 
 
@@ -203,8 +203,8 @@ class AgentRequest:
     """The number of nodes that share one machine."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the request as a JSON object, without the fields that have their default."""
-        return {"v": VERSION, "phase": self.phase, **encode(self, short=True)}
+        """Return the request as a JSON object."""
+        return {"v": VERSION, "phase": self.phase, **encode(self)}
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,7 @@ class StepMessage:
     """By node, the fields that only its request has; of a value in a field, too, only these."""
     nodes: tuple[str, ...] | None = None
     """The nodes that are asked; None for all of the step."""
-    v: int = field(default=VERSION, metadata=REQUIRED)
+    v: int = VERSION
     """Version of the protocol."""
 
 
@@ -539,10 +539,8 @@ def _unreadable(exc: DecodeError) -> Problem:
 
 # --- The events of a node's agent: its answer to each phase, and what it reports on the way ------
 
-# On the wire each is one JSON object with ``v``, the protocol's version, and ``event``, the name of
-# its class. Output of ranks has a form of its own (:mod:`bundle.protocol.messages`). What only one
-# phase needs is in modules of their own: ``deep_answers``, ``launch_answers``, ``clean_answers``.
-# :mod:`bundle.protocol.events` reads all of them.
+# On the wire each is one JSON object with ``v``, the protocol's version, ``event``, the name of its
+# class, and all its fields. :mod:`bundle.protocol.events` reads them.
 
 
 @dataclass(frozen=True)
@@ -552,23 +550,23 @@ class AgentEvent:
     event: ClassVar[str] = ""
     """Its name on the wire."""
 
-    node: str = field(default="", metadata=REQUIRED)
+    node: str = ""
     """The node's name."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the event as a JSON object, without the fields that have their default."""
-        return {"v": VERSION, "event": self.event, **encode(self, short=True)}
+        """Return the event as a JSON object."""
+        return {"v": VERSION, "event": self.event, **encode(self)}
 
 
 @dataclass(frozen=True)
 class Answer(AgentEvent):
     """A node's answer to a phase."""
 
-    ok: bool = field(default=True, metadata=REQUIRED)
+    ok: bool = True
     """True if the node has done its part."""
-    seconds: float = field(default=0.0, metadata=REQUIRED)
+    seconds: float = 0.0
     """Time that it took."""
-    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED)
+    problems: tuple[Problem, ...] = ()
     """Everything that keeps the node from running the job."""
     exit_code: int | None = None
     """Exit status of a launch; of a node that gave no answer, that of its agent."""
@@ -588,33 +586,33 @@ class PreflightAnswer(Answer):
 
     event: ClassVar[str] = "preflight"
 
-    root: str = field(default="", metadata=WRITTEN)
+    root: str = ""
     """The node root; empty if no directory fits."""
-    python: str = field(default="", metadata=WRITTEN)
+    python: str = ""
     """An interpreter for the environment; empty if there is none, or the bundle has its own."""
-    address: str = field(default="", metadata=WRITTEN)
+    address: str = ""
     """Address at which the others reach the node; empty if none is known."""
-    port: int = field(default=0, metadata=WRITTEN)
+    port: int = 0
     """Free port that it has as the head; 0 if it cannot be the head."""
     no_head: Problem | None = None
     """Why it cannot be the head; its address is then that of its way to the driver's host."""
     loopback: str = ""
     """The loopback address at which ``ssh`` has reached it: the machine that ``ssh`` came from."""
-    proj: bool = field(default=False, metadata=WRITTEN)
+    proj: bool = False
     """True if the node sees the run directory."""
-    pkgs: bool = field(default=False, metadata=WRITTEN)
+    pkgs: bool = False
     """True if the node has the environment, or can read the bundle."""
-    ready: bool = field(default=False, metadata=WRITTEN)
+    ready: bool = False
     """True if it has the environment, undamaged."""
-    rate: float | None = field(default=None, metadata=WRITTEN)
+    rate: float | None = None
     """Bytes a second at which it reads the bundle; None if it cannot, or need not."""
-    check_seconds: float = field(default=0.0, metadata=WRITTEN)
+    check_seconds: float = 0.0
     """Time that the check of the environment took."""
     damage: Problem | None = None
     """The damage of its environment."""
     lacks: tuple[int, ...] | None = None
     """The numbers of the layers that no environment there has; None if that is unknown."""
-    has_wheel: bool = field(default=False, metadata=WRITTEN)
+    has_wheel: bool = False
     """True if an environment there has the bundle's decompressor, or none is needed."""
     host: HostFacts | None = None
     """The machine."""
@@ -630,13 +628,13 @@ class UnpackAnswer(Answer):
 
     event: ClassVar[str] = "unpack"
 
-    path: str = field(default="", metadata=WRITTEN)
+    path: str = ""
     """The environment's directory."""
-    reused: bool = field(default=False, metadata=WRITTEN)
+    reused: bool = False
     """True if it was there already."""
-    files_linked: int = field(default=0, metadata=WRITTEN)
+    files_linked: int = 0
     """Files that were taken from older environments by hard link."""
-    files_written: int = field(default=0, metadata=WRITTEN)
+    files_written: int = 0
     """Files that were written from the bundle."""
     unpack_seconds: float | None = None
     """Time that the unpacking took, without the wait for bytes; None where nothing was unpacked."""
@@ -654,21 +652,21 @@ class ProbeAnswer(Answer):
 
     event: ClassVar[str] = "probe"
 
-    python: str = field(default="", metadata=WRITTEN)
+    python: str = ""
     """Its full version."""
-    prefix: str = field(default="", metadata=WRITTEN)
+    prefix: str = ""
     """Its ``sys.prefix``."""
-    packages: dict[str, str | None] = field(default_factory=dict, metadata=WRITTEN)
+    packages: dict[str, str | None] = field(default_factory=dict)
     """Version of each package that was asked for; None for one that is missing."""
-    origins: dict[str, str] = field(default_factory=dict, metadata=WRITTEN)
+    origins: dict[str, str] = field(default_factory=dict)
     """File or directory of each module."""
-    origin_ok: bool = field(default=False, metadata=WRITTEN)
+    origin_ok: bool = False
     """True if every module comes from the environment."""
     line: AnyText = ""
     """The line that people look for: ``NODE hpc09 OK -> ...``; the driver adds it."""
-    interface: str = field(default="", metadata=WRITTEN)
+    interface: str = ""
     """The network interface by which the node reaches the head."""
-    address: str = field(default="", metadata=WRITTEN)
+    address: str = ""
     """Its address there."""
     warnings: tuple[Problem, ...] = ()
     """What its Python lacks there, and no module of the job's ``imports`` needs."""
@@ -747,3 +745,198 @@ class Relayed(AgentEvent):
     """Why the file did not come; empty if it did."""
     corrupt: tuple[str, ...] = ()
     """Those that sent damaged bytes."""
+
+
+# --- A node's report on its ranks ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started(AgentEvent):
+    """The ranks of a node are about to begin."""
+
+    event: ClassVar[str] = "started"
+
+    argv: tuple[AnyText, ...] = ()
+    """The command that starts them, without secrets; empty where it is that of a node before, but
+    for the rank and the address of the node."""
+    interface: str = ""
+    """The network interface by which they reach the head."""
+
+
+@dataclass(frozen=True)
+class Lingering(AgentEvent):
+    """A rank whose process goes on for too long; times are in seconds since the epoch."""
+
+    event: ClassVar[str] = "lingering"
+
+    rank: int = 0
+    """The rank."""
+    finished: float | None = None
+    """The time when its program had finished; None if it has not."""
+    left: float | None = None
+    """The time when it had left its process group; None if it has not."""
+    waits_for: tuple[AnyText, ...] = ()
+    """Names of the threads and processes that keep it."""
+
+
+@dataclass(frozen=True)
+class RanksEnded(AgentEvent):
+    """The ranks of a node have ended well, and their launcher still waits for other nodes."""
+
+    event: ClassVar[str] = "ranks-ended"
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """A rank that failed; times are in seconds since the epoch."""
+
+    node: str
+    """Its node."""
+    rank: int
+    """Its number."""
+    exit_code: int
+    """Exit status of its process, negative for a signal."""
+    time: float
+    """The time of the failure."""
+    local_rank: int = 0
+    """Its number on the node."""
+    exception: AnyText = ""
+    """Class of the exception that ended it; empty for none."""
+    message: AnyText = ""
+    """The exception's message."""
+    lines: tuple[AnyText, ...] = ()
+    """The end of its traceback, or of its output."""
+    ended: float | None = None
+    """The time when its process ended, which after an exception takes PyTorch a while."""
+    told_to_end: bool | None = None
+    """True if its launcher or its agent had told it to end by then."""
+    root_cause: bool | None = None
+    """True if torchrun calls it the first failure that it saw."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A rank that others may have missed: it had left its process group, or ended well."""
+
+    node: str
+    """Its node."""
+    rank: int
+    """Its number."""
+    time: float
+    """The time when it left."""
+    goes_on: bool = False
+    """True if its program had not ended well."""
+
+
+@dataclass(frozen=True)
+class Vanished:
+    """A rank that ended while others went on, with a status that nobody saw."""
+
+    node: str
+    """Its node."""
+    rank: int
+    """Its number."""
+    time: float | None
+    """The time when it ended."""
+
+
+@dataclass(frozen=True)
+class LaunchAnswer(Answer):
+    """The ranks of a node, or of one task of it, after their end."""
+
+    event: ClassVar[str] = "launch"
+
+    failures: tuple[FailureRecord, ...] = ()
+    """The ranks that failed."""
+    tail: tuple[AnyText, ...] = ()
+    """The last lines of output, after a failure."""
+    sent: dict[str, int] | None = None
+    """Bytes of output that were sent, by rank; ``""`` for the launcher's own."""
+    stopped: bool = False
+    """True if the ranks were told to end."""
+    first_rank: float | None = None
+    """The time when rank 0 last began here, in seconds since the epoch; None if it never did."""
+    left: tuple[Departure, ...] = ()
+    """The first rank that others may have missed."""
+    vanished: tuple[Vanished, ...] = ()
+    """Ranks that ended unseen."""
+    lingering: tuple[Lingering, ...] = ()
+    """Ranks that went on for too long, and still did at the end."""
+    joined: tuple[int, ...] = ()
+    """Ranks that have been in a process group of PyTorch's."""
+    alone: tuple[int, ...] = ()
+    """Ranks that have never been in one."""
+
+
+# --- A node's report on the environments that it has removed -------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeCleanup:
+    """The result of cleaning one node root; in a dry run, the plan."""
+
+    root: str
+    """The node root."""
+    removed: tuple[tuple[str, int], ...] = ()
+    """Environments: the bundle's id, and the bytes that became free."""
+    kept: tuple[tuple[str, str], ...] = ()
+    """Everything that stays: the bundle's id or the path in the root, and the reason."""
+    left_overs: tuple[tuple[str, int], ...] = ()
+    """Everything else that was removed: its path in the root, and the bytes that became free."""
+    problems: tuple[Problem, ...] = ()
+    """The failures to remove something."""
+    gone: bool = False
+    """True if nothing was left and the root itself was removed."""
+    freed: int = 0
+    """Bytes that became free, without files that other environments share."""
+
+
+@dataclass(frozen=True)
+class CleanAnswer(Answer):
+    """The node roots of one node after a cleaning."""
+
+    event: ClassVar[str] = "clean"
+
+    roots: tuple[NodeCleanup, ...] = ()
+    """Each node root of this user."""
+
+
+# --- A node's report in ``verify --deep`` --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeClock(AgentEvent):
+    """A node's clock, as soon as it is asked."""
+
+    event: ClassVar[str] = "clock"
+
+    clock: float = 0.0
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class NetworkReport:
+    """The network as one node sees it."""
+
+    differs: dict[str, tuple[str, ...]]
+    """Names for which it finds other addresses than the driver, and these."""
+    missing: tuple[str, ...] | None = None
+    """On the head: the nodes that did not connect."""
+    seconds: float | None = None
+    """On every other node: time that connecting to the head took."""
+    problem: Problem | None = None
+    """The reason why there is neither."""
+
+
+@dataclass(frozen=True)
+class DeepAnswer(Answer):
+    """A node after the thorough check."""
+
+    event: ClassVar[str] = "deep"
+
+    torch: bool = False
+    """True if ranks can be started in its environment."""
+    damage: tuple[Problem, ...] | None = None
+    """The damage to its environment; None if that is unknown."""
+    network: NetworkReport | None = None
+    """The network as it sees it; None where all nodes are one machine."""

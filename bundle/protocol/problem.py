@@ -1,192 +1,935 @@
-"""A problem: a code and the values that belong to it, which travel as JSON.
+"""The one table of problems: code, words, failure class, remedy, and whether a node is to blame.
 
-The words of each code are in :mod:`bundle.protocol.problem_table`. Agents of a Slurm step are not
-sent that table: what they report, the driver puts into words.
+A problem travels as its code and its values; both sides read its words from the table.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
-import functools
-from collections.abc import Mapping
+import string
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from typing import NamedTuple
 
-from .enumerations import TextEnum
+from .enumerations import Ending, FailureClass, NodeFault
+
+# --- The words that several rows share
+
+_MOVE_IT = (
+    "name another directory with [cluster] node-root in stager.toml, or with $STAGER_NODE_ROOT"
+)
+_MEND_OR_MOVE = f"mend that, or {_MOVE_IT}"
+_LINK_SETTING = "name the interface with [launch] interface in stager.toml, or with --interface"
+_EXCLUDE_WRONG = (
+    "build for the nodes with [environment] platform in stager.toml, or exclude this node"
+)
+_NO_ANSWER = "{phase} gave no answer"
+_SEE_LOG = "see its log in {log_dir}"
+_SEE_SINFO = "check whether it is up (sinfo -N -n {where}), or leave it out with --exclude={where}"
+_LEAVE_OUT = "or leave it out with --exclude={where}"
+_TRY_IT = "find out with: ssh -v {where} true"
+_REBUILD = "stage it again; if this persists, build the bundle again"
+_SEE_SPACE = (
+    "check the free space, the inodes and the permissions there, or name another place with "
+    "[cluster] node-root or $STAGER_NODE_ROOT"
+)
+_SEE_PTH = "unset PYTHONPATH and check the environment for .pth files"
+_OR_EXCLUDE = "; or leave the node out with --exclude={where}"
+_SEE_CODES = "the ranks have ended as their exit codes say; run it again if the logs matter"
+_KEPT = "what arrived in full is kept; the rest is still on the node, if the node is up"
+_ROOM_THERE = "make room there; {files} still at {source}"
 
 
-class ProblemCode(TextEnum):
-    """The kind of a problem; :data:`bundle.protocol.problem_table.TABLE` explains each."""
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What is decided for one kind of problem.
 
-    # No static method: Python 3.9 calls it as it stands here.
-    def _generate_next_value_(name: str, *_: object) -> str:  # type: ignore[override]
-        """Return the value of a code: ``no-room`` for ``NO_ROOM``."""
-        return name.lower().replace("_", "-")
+    The words have its values in braces; ``{where}`` is its place.
+    """
+
+    what: str
+    """The fault."""
+    why: str = "{why}"
+    """The finding; empty where the fault says it all."""
+    fix: str = ""
+    """The remedy."""
+    failure_class: FailureClass = FailureClass.ENVIRONMENT
+    """The class of a job's failure that begins with it."""
+    node_fault: NodeFault | None = None
+    """The fault of the node that has it; None if no node is to blame.
+
+    Blameless is an error of the program, its memory, a time limit, a preemption, an interrupt, a
+    hang, a missing module, a bundle that is damaged itself or is built for other machines, and
+    everything that happens on the login side.
+    """
+    least_nodes: int = 2
+    """The fewest nodes of a job in which it tells something about the node.
+
+    1: it is wrong whatever the job asks for. 2: an environment may be too large for every node, and
+    a setting wrong for all of them; another node, which can do it, shows that this one is at fault.
+    3: it goes wrong between two nodes; a third shows whose fault it is.
+    """
+    follows: bool = False
+    """True if it follows from another node's problem."""
+
+
+# --- The table
+
+
+class ProblemCode(enum.Enum):
+    """The kinds of problems, a row each; its code in JSON is ``no-room`` for ``NO_ROOM``.
+
+    The text below a row is for ``docs/troubleshooting.md``.
+    """
+
+    @property
+    def row(self) -> Row:
+        """Its row."""
+        return self.value
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The values that its words need."""
+        row = self.row
+        parts = string.Formatter().parse(row.what + row.why + row.fix)
+        return frozenset(name for _, name, _, _ in parts if name) - {"where"}
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+    def to_json(self) -> str:
+        """Return its code."""
+        return str(self)
+
+    @classmethod
+    def from_json(cls, raw: object) -> ProblemCode:
+        """Read a code; ValueError for one that is not known."""
+        name = raw.upper().replace("-", "_") if isinstance(raw, str) else ""
+        if name not in cls.__members__:
+            raise ValueError(f"none of the codes of problems: {raw!r}")
+        return cls[name]
 
     # A node: its directories.
-    PATH_NOT_EXAMINED = enum.auto()
-    NO_PLACE = enum.auto()
-    NO_PLACE_WITH_ROOM = enum.auto()
-    UNSET_VARIABLE = enum.auto()
-    NODE_ROOT_REFUSED = enum.auto()
-    NODE_ROOT_BASE_REFUSED = enum.auto()
-    NOT_A_NODE_ROOT = enum.auto()
-    NOT_REMOVED = enum.auto()
-    NOT_REMOVED_MOUNT = enum.auto()
+    PATH_NOT_EXAMINED = Row("cannot be examined", fix=_MOVE_IT, node_fault=NodeFault.NO_DIRECTORY)
+    NO_PLACE = Row(
+        "no directory on this node can hold the environment",
+        fix=_MEND_OR_MOVE,
+        node_fault=NodeFault.NO_DIRECTORY,
+    )
+    """Each candidate is listed with what is wrong with it: no inodes, noexec, shared, not
+    writable."""
+    NO_PLACE_WITH_ROOM = Row(
+        "no directory on this node can hold the environment",
+        fix=_MEND_OR_MOVE,
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    """Each candidate is listed with what is wrong with it; at least one lacks space."""
+    UNSET_VARIABLE = Row(
+        "no directory can be chosen for the environment",
+        "the variable ${name} is not set on this node",
+        _MOVE_IT,
+    )
+    NODE_ROOT_REFUSED = Row(
+        "cannot be used as node root", fix=_MOVE_IT, node_fault=NodeFault.NO_DIRECTORY
+    )
+    """The directory existed already, and is a link or belongs to someone else. Remove it, or set
+    `$STAGER_NODE_ROOT`."""
+    NODE_ROOT_BASE_REFUSED = Row(
+        "cannot hold the node root", fix=_MOVE_IT, node_fault=NodeFault.NO_DIRECTORY
+    )
+    NOT_A_NODE_ROOT = Row(
+        "cannot be cleaned", "it is not named like a node root of stager", _MOVE_IT
+    )
+    NOT_REMOVED = Row("cannot be removed", fix="remove {where} by hand, then clean again")
+    NOT_REMOVED_MOUNT = Row(
+        "cannot be removed",
+        "a file system is mounted at {mount}",
+        "unmount it (umount {mount}), then clean again",
+    )
     # Its Python, processor and C library.
-    NO_PYTHON = enum.auto()
-    NO_CPYTHON = enum.auto()
-    NO_CONTAINER_PROGRAM = enum.auto()
-    IMAGE_UNREADABLE = enum.auto()
-    OTHER_MACHINE = enum.auto()
-    OTHER_LIBC = enum.auto()
-    OLD_LIBC = enum.auto()
-    OLD_GPU_DRIVER = enum.auto()
+    NO_PYTHON = Row(
+        "no Python 3.9 or newer was found",
+        "tried {count} names, python3 on PATH among them",
+        "install Python there, or leave the node out with --exclude={where}",
+        node_fault=NodeFault.NO_INTERPRETER,
+    )
+    """The agent needs any Python 3.9 or newer under one of the usual names on `PATH`."""
+    NO_CPYTHON = Row(
+        "there is no CPython {version}, which the bundle was built for",
+        "found {listed}",
+        "put python{version} on PATH on every node (module load, pyenv or conda), build for the "
+        "nodes' version with [environment] python in stager.toml, or let the bundle bring its "
+        'Python: interpreter = "bundled" there',
+        node_fault=NodeFault.NO_INTERPRETER,
+    )
+    """The message lists every interpreter that was found."""
+    NO_CONTAINER_PROGRAM = Row(
+        "it has neither apptainer nor singularity",
+        "--container-image needs one of them",
+        "put one of them on PATH there (module load before the job), or leave the node out with "
+        "--exclude={where}",
+        node_fault=NodeFault.NO_INTERPRETER,
+    )
+    """A `.sif` or a directory of `--container-image` needs one of them on each node."""
+    IMAGE_UNREADABLE = Row(
+        "the container image cannot be read",
+        "{image} does not exist, or this user cannot read it",
+        "put the image where every node sees it, such as a shared file system",
+        node_fault=NodeFault.NO_DIRECTORY,
+    )
+    OTHER_MACHINE = Row(
+        "the bundle is for another machine",
+        "it is for {needed}, the node is {machine}",
+        _EXCLUDE_WRONG,
+    )
+    OTHER_LIBC = Row(
+        "the bundle is for another C library",
+        "the node's is {libc}, and the bundle's packages are for {needed}",
+        _EXCLUDE_WRONG,
+    )
+    """A node with musl, such as Alpine Linux, cannot load what was built for glibc. Build for it
+    with `environment.platform = "musllinux_1_2_x86_64"`, from wheels for musl."""
+    OLD_LIBC = Row(
+        "the node's C library is too old",
+        "{package} needs {needed} or newer, the node has {version}",
+        _EXCLUDE_WRONG,
+    )
+    """A package needs a newer glibc than the node has; in brackets is the file that needs it, or
+    the tag of its wheel. Build with a lower `environment.platform`, which takes other wheels; where
+    the tag of a wheel promises too much, pin another version."""
+    OLD_GPU_DRIVER = Row(
+        "has driver {driver}, the bundle's CUDA {cuda} needs {needed} or newer",
+        "{package} is built for it",
+        "build for the driver with [environment] torch-backend in stager.toml (cu126, cu118), or "
+        "leave the node out with --exclude={where}",
+    )
+    """No program of the bundle could use the GPUs there: each CUDA version needs a minimal version
+    of NVIDIA's driver. Nothing has been sent yet."""
     # Its network, names and clock.
-    NAME_UNRESOLVED = enum.auto()
-    NO_ROUTE = enum.auto()
-    NO_INTERFACE = enum.auto()
-    INTERFACE_OF_NO_NODE = enum.auto()
-    NO_INTERFACE_WITH_ADDRESS = enum.auto()
-    NO_ADDRESS_FOR_OTHERS = enum.auto()
-    NO_FREE_PORT = enum.auto()
-    NAMES_UNRESOLVED = enum.auto()
-    NAMES_LEAD_BACK = enum.auto()
-    NAMES_DIFFER = enum.auto()
-    CLOCK_WRONG = enum.auto()
-    HEAD_PORT_TAKEN = enum.auto()
-    HEAD_IS_ANOTHER = enum.auto()
-    HEAD_MUTE = enum.auto()
-    HEAD_REFUSES = enum.auto()
-    HEAD_SILENT = enum.auto()
-    HEAD_UNREACHED = enum.auto()
-    HEAD_REACHED_BY_NONE = enum.auto()
-    HEAD_WITHOUT_ADDRESS = enum.auto()
+    NAME_UNRESOLVED = Row(
+        "the name cannot be resolved",
+        "{host} says: {why}",
+        "add it to DNS or to /etc/hosts on every node",
+        failure_class=FailureClass.NAME_RESOLUTION,
+        node_fault=NodeFault.NAME_RESOLUTION,
+    )
+    NO_ROUTE = Row(
+        "there is no route to the address",
+        "{host} says: {why}",
+        f"check that the nodes share a network; {_LINK_SETTING}",
+        node_fault=NodeFault.NETWORK,
+        least_nodes=3,
+    )
+    NO_INTERFACE = Row(
+        "this node has no such interface, or it has no address",
+        "on {host} there are: {listed}",
+        _LINK_SETTING,
+        failure_class=FailureClass.INTERFACE,
+        node_fault=NodeFault.INTERFACE,
+    )
+    """`launch.interface` names an interface that only other nodes have. The line lists those of
+    this node; with a table, each group of nodes can have another one."""
+    INTERFACE_OF_NO_NODE = Row(
+        "no node of the job has the interface that the setting names",
+        "none has {names}; on {host} there are: {listed}",
+        'name one of the nodes\' own in stager.toml, or with --interface; "auto" takes the route '
+        "between them",
+        failure_class=FailureClass.INTERFACE,
+    )
+    """The setting is wrong; no node failed."""
+    NO_INTERFACE_WITH_ADDRESS = Row(
+        "no interface has this address",
+        "on {host} there are: {listed}",
+        _LINK_SETTING,
+        node_fault=NodeFault.INTERFACE,
+    )
+    NO_ADDRESS_FOR_OTHERS = Row(
+        "this host has no address that other nodes can be given",
+        "on {host} there are: {listed}",
+        _LINK_SETTING,
+        node_fault=NodeFault.INTERFACE,
+    )
+    """On the head node its own name resolves to itself (`127.0.1.1` in `/etc/hosts`), and it has
+    several addresses, or none."""
+    NO_FREE_PORT = Row(
+        "none of the {span} ports from {preferred} up can be used",
+        "the last error was: {why}",
+        "end the processes that earlier jobs left on this node",
+        failure_class=FailureClass.PORT,
+        node_fault=NodeFault.PORT,
+    )
+    """The job's port and the next 63 are in use on the head node, by processes that earlier jobs
+    left there."""
+    NAMES_UNRESOLVED = Row(
+        "names of nodes cannot be resolved",
+        "no address for {names}",
+        "add them to DNS, or to /etc/hosts on every node",
+        failure_class=FailureClass.NAME_RESOLUTION,
+        node_fault=NodeFault.NAME_RESOLUTION,
+    )
+    NAMES_LEAD_BACK = Row(
+        "names of nodes resolve to the node itself",
+        "{names}",
+        "remove them from the loopback lines (127.0.1.1) of /etc/hosts there",
+        failure_class=FailureClass.NAME_RESOLUTION,
+        node_fault=NodeFault.NAME_RESOLUTION,
+    )
+    NAMES_DIFFER = Row(
+        "names of nodes resolve to other addresses than on the other nodes",
+        "{names}",
+        "correct /etc/hosts or the DNS cache there",
+        failure_class=FailureClass.NAME_RESOLUTION,
+        node_fault=NodeFault.NAME_RESOLUTION,
+        least_nodes=3,
+    )
+    CLOCK_WRONG = Row(
+        "the clock is wrong",
+        "it is {seconds} s {side} the others (give or take {uncertainty} s)",
+        "check its time service (chronyc tracking), or exclude the node",
+        node_fault=NodeFault.CLOCK,
+        least_nodes=3,
+    )
+    HEAD_PORT_TAKEN = Row(
+        "the head node cannot listen on the job's port",
+        fix="end the processes that earlier jobs left on this node; `ss -tlnp` there names them",
+        failure_class=FailureClass.PORT,
+    )
+    HEAD_IS_ANOTHER = Row(
+        "the head node cannot be reached",
+        "from {host}: another program listens there; it answered {answer}",
+        "end it, or start the job again",
+    )
+    HEAD_MUTE = Row(
+        "the head node cannot be reached",
+        "from {host}: the connection was accepted, but nothing answered within {seconds} s",
+        "another program may listen on that port: end it, or start the job again",
+        node_fault=NodeFault.NETWORK,
+        least_nodes=3,
+    )
+    HEAD_REFUSES = Row(
+        "the head node cannot be reached",
+        "from {host}: refused for {seconds} s: nothing listens there, or a firewall rejects "
+        "connections",
+        "check whether the head node is up, and what its firewall rejects",
+        node_fault=NodeFault.NETWORK,
+        least_nodes=3,
+    )
+    HEAD_SILENT = Row(
+        "the head node cannot be reached",
+        "from {host}: no answer within {seconds} s, as when a firewall drops packets",
+        "let the nodes reach one another on ports 61000 to 65535, or name the interface with "
+        "[launch] interface in stager.toml",
+        node_fault=NodeFault.NETWORK,
+        least_nodes=3,
+    )
+    HEAD_UNREACHED = Row(
+        "the head node cannot be reached",
+        "from {host}: {why}",
+        "check that the nodes share a network; name the interface with [launch] interface",
+        node_fault=NodeFault.NETWORK,
+        least_nodes=3,
+    )
+    HEAD_REACHED_BY_NONE = Row(
+        "no other node can reach the head node",
+        "{why}",
+        "{fix}",
+        node_fault=NodeFault.NETWORK,
+        least_nodes=3,
+    )
+    HEAD_WITHOUT_ADDRESS = Row(
+        "the head cannot be reached",
+        "none of its addresses, or none of the job's ports, can be used",
+        "name the interface with --interface, or exclude the node",
+    )
     # Its answers to the driver.
-    NO_ANSWER = enum.auto()
-    NO_ANSWER_KILLED = enum.auto()
-    NO_ANSWER_EXITED = enum.auto()
-    NO_ANSWER_FOLLOWED = enum.auto()
-    NO_ANSWER_NO_STEP = enum.auto()
-    NO_ANSWER_NO_START = enum.auto()
-    NO_ANSWER_NODE_FAILURE = enum.auto()
-    NO_ANSWER_UNREACHABLE = enum.auto()
-    NO_ANSWER_DESERTED = enum.auto()
-    NO_ANSWER_SILENT = enum.auto()
-    NO_ANSWER_HANGS = enum.auto()
+    NO_ANSWER = Row(_NO_ANSWER, fix=_SEE_LOG, failure_class=FailureClass.NODE_FAILURE)
+    """The node's agent ended without an answer; the rest is what Slurm, or the exit status, says
+    about it."""
+    NO_ANSWER_KILLED = Row(_NO_ANSWER, fix=_SEE_LOG, failure_class=FailureClass.KILLED)
+    """The node's agent was killed, usually because the node ran out of memory."""
+    NO_ANSWER_EXITED = Row(_NO_ANSWER, fix=_SEE_LOG)
+    """The node's agent ended by itself; its log says why."""
+    NO_ANSWER_FOLLOWED = Row(
+        _NO_ANSWER,
+        "it was ended, as {first} had failed",
+        _SEE_LOG,
+        failure_class=FailureClass.NODE_FAILURE,
+        follows=True,
+    )
+    """Nothing is wrong with this node; see the other one."""
+    NO_ANSWER_NO_STEP = Row(_NO_ANSWER, fix=_SEE_SINFO, failure_class=FailureClass.NODE_FAILURE)
+    NO_ANSWER_NO_START = Row(
+        _NO_ANSWER,
+        "Slurm cannot start anything there ({why})",
+        _SEE_SINFO,
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """The node does not answer Slurm: it went down after the job got it, or `slurmd` died. `sinfo`
+    takes up to a minute to notice. With `--min-nodes` the other nodes go on without it, even if
+    this shows only when the ranks are started."""
+    NO_ANSWER_NODE_FAILURE = Row(
+        _NO_ANSWER,
+        "Slurm lost the node (node failure)",
+        _SEE_SINFO,
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+        least_nodes=1,
+    )
+    """The node stopped answering Slurm while a step was running there."""
+    NO_ANSWER_UNREACHABLE = Row(
+        _NO_ANSWER,
+        "it can no longer be reached: {why}",
+        "check whether it is up and its network works (sinfo -N -n {where}, ping {where}), or "
+        "leave it out with --exclude={where}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """The node or its network is gone, and `srun` has not noticed: the node sends no heartbeats, or
+    the other nodes are done, and no step can be started on it."""
+    NO_ANSWER_DESERTED = Row(
+        _NO_ANSWER,
+        "nothing of the job runs there any more",
+        "find out on {where} what ended slurmstepd and the job's processes: `dmesg` lists what "
+        "the out-of-memory killer ended; or leave the node out with --exclude={where}",
+        failure_class=FailureClass.NODE_FAILURE,
+    )
+    NO_ANSWER_SILENT = Row(
+        _NO_ANSWER,
+        "no message from it for {seconds} s",
+        "look on {where} for a disk that does not answer (`dmesg`), a process of the job that is "
+        "stopped (state T or D in `ps`) and a network that is down; or leave the node out with "
+        "--exclude={where}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """The node's agent did not take part in the transfer of the bundle, or stopped answering; the
+    other nodes did not wait for it."""
+    NO_ANSWER_HANGS = Row(
+        _NO_ANSWER,
+        "its processes have made no progress for {seconds} s: {why}",
+        "look on {where} for a disk or a file server that does not answer (`dmesg`), and leave the "
+        "node out with --exclude={where}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """While the node unpacked, none of its processes ran for a minute, and some were in a state in
+    which no signal reaches them (D), or stopped (T). The line has the kernel's name of what they
+    wait for. A slow node is given more time."""
     # A host that is reached over ssh.
-    SSH_UNREACHED = enum.auto()
-    SSH_NAME_UNKNOWN = enum.auto()
-    SSH_NO_LOGIN = enum.auto()
-    SSH_KEY_UNKNOWN = enum.auto()
-    SSH_KEY_CHANGED = enum.auto()
-    SSH_TURNED_AWAY = enum.auto()
-    SSH_LOGIN_FAILED = enum.auto()
-    SSH_CONNECTION_LOST = enum.auto()
-    SSH_NOT_STARTED = enum.auto()
-    SSH_SAME_HOST = enum.auto()
+    SSH_UNREACHED = Row(
+        "the host cannot be reached over ssh",
+        fix=f"check whether it is up and runs sshd (ssh {{where}} true), {_LEAVE_OUT}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """The host is down, its sshd does not run or listens on another port (a `Port` line for it
+    belongs into `~/.ssh/config`), or a firewall is in between."""
+    SSH_NAME_UNKNOWN = Row(
+        "no host has this name",
+        fix="correct it in --hosts, the host file or [cluster] hosts; a name that only ssh knows "
+        "belongs into ~/.ssh/config",
+        failure_class=FailureClass.NAME_RESOLUTION,
+    )
+    SSH_NO_LOGIN = Row(
+        "the host does not let you in without a password",
+        fix="put your key on it (ssh-copy-id {where}), or load it into an agent (ssh-add); "
+        "write user@host where your user name there is another one",
+    )
+    """Nobody is there to type a password when a job starts, so `ssh` must get in with a key, a
+    ticket or host-based trust. Try it: `ssh -o BatchMode=yes HOST true`."""
+    SSH_KEY_UNKNOWN = Row(
+        "the host's key is not known here, so ssh does not trust it",
+        fix="connect to it once by hand and compare the key (ssh {where} true); or let your "
+        "administrators publish the keys in /etc/ssh/ssh_known_hosts",
+    )
+    """With `StrictHostKeyChecking accept-new` in `~/.ssh/config`, keys of hosts that are new are
+    accepted by themselves."""
+    SSH_KEY_CHANGED = Row(
+        "the host has another key than it had before",
+        fix="ask your administrators whether {where} was installed anew; if so, forget the old "
+        "key: ssh-keygen -R {where}",
+    )
+    """Either the host was installed anew, or another machine answers in its name."""
+    SSH_TURNED_AWAY = Row(
+        "the connection was closed before the login",
+        fix="see the log of the host's sshd, or of a jump host's in front of it: it takes too few "
+        f"logins at a time (MaxStartups), or none of yours (AllowUsers, PAM); {_LEAVE_OUT}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """Sshd takes ten logins at a time as a rule, and closes more and more of any further
+    connections at once. A host that was turned away is tried again a few times, and fewer are
+    logged in to at a time; with `ControlMaster auto` for a jump host in `~/.ssh/config` all logins
+    through it are one."""
+    SSH_LOGIN_FAILED = Row(
+        "the login failed",
+        fix=f"{_TRY_IT}; {_LEAVE_OUT}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """`ssh` or the host's login has ended, or did nothing for too long: a home directory that is
+    not served, a full table of processes, an account that has expired."""
+    SSH_CONNECTION_LOST = Row(
+        "the ssh connection to the host broke",
+        fix=f"check whether it is up (ssh {{where}} uptime), {_LEAVE_OUT}",
+        failure_class=FailureClass.NODE_FAILURE,
+        node_fault=NodeFault.NODE_FAILURE,
+    )
+    """The host went down or its network did, or its sshd was killed. What runs there is told to end
+    as soon as the host notices, too."""
+    SSH_NOT_STARTED = Row(
+        "ssh cannot be started here", fix="install OpenSSH's client, and put ssh on PATH"
+    )
+    SSH_SAME_HOST = Row(
+        "it is the same host as {first}",
+        "both have the address {address}",
+        "name each host once; the number of ranks on it is --nproc-per-node",
+    )
     # The bundle as a file.
-    BUNDLE_UNREADABLE = enum.auto()
-    BUNDLE_DISK_FAULT = enum.auto()
-    BUNDLE_DAMAGED = enum.auto()
-    STORED_LAYER_UNUSABLE = enum.auto()
-    ANOTHER_BUNDLE = enum.auto()
-    SIGNATURE_REFUSED = enum.auto()
-    BUNDLE_OF_OTHER_VERSION = enum.auto()
-    NO_ZSTD = enum.auto()
-    DECOMPRESSOR_UNUSABLE = enum.auto()
-    PROGRAM_INCOMPLETE = enum.auto()
+    BUNDLE_UNREADABLE = Row(
+        "the bundle cannot be read", fix="check the path, or make the bundle with `stager build`"
+    )
+    BUNDLE_DISK_FAULT = Row(
+        "the bundle cannot be read",
+        fix="check that disk for errors (dmesg)",
+        node_fault=NodeFault.DISK_FAULT,
+    )
+    BUNDLE_DAMAGED = Row(
+        "the bundle is damaged or not a bundle",
+        fix="copy it again, or build it again with `stager build`",
+        failure_class=FailureClass.DAMAGED_COPY,
+    )
+    """The file changed after it was built. Copy it again."""
+    STORED_LAYER_UNUSABLE = Row(
+        "the bundle refers to a layer in the offline root that cannot be used",
+        "{layer}: {why}",
+        "build again with `stager build`, which makes the layer; to use a bundle away from its "
+        "offline root, write all of it with `stager build --output FILE`",
+        failure_class=FailureClass.DAMAGED_COPY,
+    )
+    ANOTHER_BUNDLE = Row(
+        "this is another bundle than the job was made for",
+        "its id is {id}, expected {expected}",
+        "stage the right file, or start the job again",
+        failure_class=FailureClass.DAMAGED_COPY,
+    )
+    SIGNATURE_REFUSED = Row(
+        "the bundle's signature is not accepted",
+        fix="see whether the signer's key has expired since the job was submitted, and whether the "
+        "node's clock is right; then start the job again",
+    )
+    """`[trust] require` is set, and what the login side has accepted does not hold on the node:
+    nothing of the bundle has run there."""
+    BUNDLE_OF_OTHER_VERSION = Row(
+        "the bundle was made by another version of stager",
+        fix="build it again with `stager build`, or use the version that made it",
+    )
+    NO_ZSTD = Row(
+        "this Python has no zstd and the bundle brings none",
+        "Python {version}",
+        "run the node program with the Python that the bundle was made for",
+    )
+    DECOMPRESSOR_UNUSABLE = Row(
+        "the bundle's zstd decompressor {how}",
+        "{name} under Python {version}: {why}",
+        "use a node root that allows execution, or build for this machine's platform",
+        node_fault=NodeFault.NO_DIRECTORY,
+    )
+    PROGRAM_INCOMPLETE = Row("the node program is incomplete", "no source", "build again")
     # The bundle on its way to the nodes.
-    BUNDLE_INVISIBLE = enum.auto()
-    NOTHING_TO_SEND = enum.auto()
-    HOST_DISK_FULL = enum.auto()
-    HOST_DISK_UNWRITABLE = enum.auto()
-    EXCERPT_UNWRITABLE = enum.auto()
-    EXCERPT_DISK_FULL = enum.auto()
-    INCOMING_UNWRITABLE = enum.auto()
-    INCOMING_DISK_FULL = enum.auto()
-    BUNDLE_CUT_OFF = enum.auto()
-    BUNDLE_NOT_ARRIVED = enum.auto()
-    BUNDLE_NOT_ARRIVED_NO_ROOM = enum.auto()
-    RELAY_SOURCE_ENDED = enum.auto()
-    RELAY_SOURCE_HANGS = enum.auto()
-    BUNDLE_NOT_SENT = enum.auto()
-    BUNDLE_NOT_SENT_NO_ROOM = enum.auto()
-    BUNDLE_NOT_SENT_NETWORK = enum.auto()
-    COPY_DAMAGED_TWICE = enum.auto()
+    BUNDLE_INVISIBLE = Row(
+        "the bundle cannot be read there, and staging is off",
+        "--stage never lets every node read the bundle where it lies",
+        "use --stage auto, or put the offline root on a file system that every node sees",
+    )
+    NOTHING_TO_SEND = Row(
+        "the first node cannot see the bundle, so it cannot be sent to the others",
+        "a batch job is driven from its first node",
+        "run it from the login node without --batch (it then uses salloc), or put the offline "
+        "root on a file system that the nodes see; where a later build has replaced the bundle, "
+        "print or submit the script again",
+    )
+    HOST_DISK_FULL = Row(
+        "a disk of the host where the job is driven from is full",
+        fix="free some space in {where} on that host, or set TMPDIR to another place",
+        failure_class=FailureClass.DISK_FULL,
+    )
+    """The driver runs where `stager` asked for the nodes, or on the first node of a batch job; no
+    other node failed."""
+    HOST_DISK_UNWRITABLE = Row(
+        "a disk of the host where the job is driven from cannot be used",
+        fix="look at {where} on that host (full, read-only, failing?), or set TMPDIR to another "
+        "place",
+    )
+    """The driver runs where `stager` asked for the nodes, or on the first node of a batch job; no
+    other node failed."""
+    EXCERPT_UNWRITABLE = Row(
+        "the part of the bundle that is to be sent cannot be written",
+        fix="free some space there, or set TMPDIR to another place",
+    )
+    EXCERPT_DISK_FULL = Row(
+        "the part of the bundle that is to be sent cannot be written",
+        fix="free some space there, or set TMPDIR to another place",
+        failure_class=FailureClass.DISK_FULL,
+    )
+    INCOMING_UNWRITABLE = Row(
+        "the bundle cannot be received",
+        fix="check the free space and the permissions there",
+        node_fault=NodeFault.NO_DIRECTORY,
+    )
+    INCOMING_DISK_FULL = Row(
+        "the bundle cannot be received",
+        fix="check the free space and the permissions there",
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    BUNDLE_CUT_OFF = Row(
+        "the bundle could not be sent",
+        "the rest of it did not arrive",
+        "see the problem that is reported first",
+    )
+    BUNDLE_NOT_ARRIVED = Row(
+        "the bundle could not be sent",
+        "{arrived} of {size} bytes had arrived",
+        "see the problem that is reported first",
+    )
+    BUNDLE_NOT_ARRIVED_NO_ROOM = Row(
+        "the bundle could not be sent",
+        "{arrived} of {size} bytes had arrived, {free} are free",
+        "see the problem that is reported first",
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    RELAY_SOURCE_ENDED = Row(
+        "the process on {host} that sends the bundle has ended",
+        "{why}",
+        "start the job again; after SIGKILL, look there for a lack of memory (dmesg)",
+        failure_class=FailureClass.KILLED,
+    )
+    RELAY_SOURCE_HANGS = Row(
+        "the process on {host} that sends the bundle hangs",
+        "{why}",
+        "look at the file system of {where} on that host: it may not answer at present",
+    )
+    """The nodes waited for a minute; none of them failed."""
+    BUNDLE_NOT_SENT = Row(
+        "the bundle could not be sent to the node",
+        "{way} says: {why}",
+        "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
+    )
+    """Sending to it failed, and failed again when tried with this node alone."""
+    BUNDLE_NOT_SENT_NO_ROOM = Row(
+        "the bundle could not be sent to the node",
+        "{way} says: {why}",
+        "check the free space and the permissions in {incoming} there" + _OR_EXCLUDE,
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    """The disk there is full, of which Slurm says only `Unspecified error`. The line shows how much
+    had arrived and how much is free."""
+    BUNDLE_NOT_SENT_NETWORK = Row(
+        "the bundle could not be sent to the node",
+        "sbcast says: {why}",
+        "check the network to {where}: `sinfo -N -n {where}`, `ping {where}`" + _OR_EXCLUDE,
+        node_fault=NodeFault.NETWORK,
+    )
+    COPY_DAMAGED_TWICE = Row(
+        "the copy of the bundle was damaged on its way, twice",
+        fix="the bundle itself is sound: check the network to {where}, and its memory and "
+        "disk, or leave the node out with --exclude={where}",
+        failure_class=FailureClass.DAMAGED_COPY,
+        node_fault=NodeFault.DAMAGED_COPY,
+    )
+    """The node received different bytes from those sent, and received them once more. That node's
+    network or memory is at fault, not the bundle."""
     # The environment as it is made.
-    NO_ROOM = enum.auto()
-    ENVIRONMENT_DISK_FULL = enum.auto()
-    ENVIRONMENT_UNWRITABLE = enum.auto()
-    LAYER_MISSING = enum.auto()
-    ENVIRONMENT_GONE = enum.auto()
-    UNPACKING_FAILED = enum.auto()
-    UNPACKING_KILLED = enum.auto()
-    UNPACKING_ENDED = enum.auto()
+    NO_ROOM = Row(
+        "the environment does not fit",
+        fix="free some, or name another place with [cluster] node-root or $STAGER_NODE_ROOT",
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    ENVIRONMENT_DISK_FULL = Row(
+        "the environment does not fit",
+        fix=_SEE_SPACE,
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    ENVIRONMENT_UNWRITABLE = Row(
+        "the environment cannot be written", fix=_SEE_SPACE, node_fault=NodeFault.NO_DIRECTORY
+    )
+    LAYER_MISSING = Row(
+        "a part of the environment is missing",
+        "{name} was to be taken from an older environment, which has changed",
+        "start again",
+    )
+    ENVIRONMENT_GONE = Row(
+        "the environment is gone",
+        "it was removed, as `stager clean` does with what is not in use",
+        "start again",
+    )
+    UNPACKING_FAILED = Row(
+        "an unpacking process failed", "{why}; see its traceback above", "report this with the log"
+    )
+    UNPACKING_KILLED = Row(
+        "an unpacking process was killed",
+        "signal {signal}",
+        "usually the node ran out of memory; a tmpfs counts as memory too",
+        failure_class=FailureClass.KILLED,
+    )
+    UNPACKING_ENDED = Row(
+        "an unpacking process ended",
+        "exit status {status}",
+        "see the messages above; usually it received SIGTERM",
+    )
     # The environment as it is found.
-    ENVIRONMENT_DAMAGED = enum.auto()
-    ENVIRONMENT_REPAIRED = enum.auto()
-    ENVIRONMENT_TAKEN_AWAY = enum.auto()
-    DAMAGE_IN_USE = enum.auto()
-    DAMAGE_NOT_REMOVED = enum.auto()
-    PYTHON_GARBLED = enum.auto()
-    PYTHON_FAILED = enum.auto()
-    PYTHON_ILLEGAL_INSTRUCTION = enum.auto()
-    PYTHON_KILLED = enum.auto()
-    LIBRARY_UNUSABLE = enum.auto()
-    PACKAGE_MISSING = enum.auto()
-    PACKAGE_INCOMPLETE = enum.auto()
-    PACKAGE_FOREIGN = enum.auto()
-    MODULE_MISSING = enum.auto()
-    MODULE_FOREIGN = enum.auto()
-    MODULE_NOT_IMPORTED = enum.auto()
+    ENVIRONMENT_DAMAGED = Row(
+        "the environment is damaged",
+        fix="remove it with `stager clean --nodes`, then stage it again",
+        failure_class=FailureClass.DAMAGED_COPY,
+        node_fault=NodeFault.DAMAGED_COPY,
+    )
+    ENVIRONMENT_REPAIRED = Row(
+        "the environment is damaged",
+        fix="stager repairs the environment before using it",
+        failure_class=FailureClass.DAMAGED_COPY,
+    )
+    ENVIRONMENT_TAKEN_AWAY = Row(
+        "the environment is damaged",
+        fix="it was removed there: the next `stager verify` or `stager run` makes it again",
+        failure_class=FailureClass.DAMAGED_COPY,
+        node_fault=NodeFault.DAMAGED_COPY,
+    )
+    DAMAGE_IN_USE = Row(
+        "the damaged environment cannot be removed",
+        "a job on this node is using it",
+        "wait until that job has ended, or end it, and stage again",
+        failure_class=FailureClass.DAMAGED_COPY,
+    )
+    DAMAGE_NOT_REMOVED = Row(
+        "the damaged environment cannot be removed",
+        fix="remove {root} there by hand",
+        failure_class=FailureClass.DAMAGED_COPY,
+        node_fault=NodeFault.DAMAGED_COPY,
+    )
+    PYTHON_GARBLED = Row(
+        "the environment's Python is not usable", "it answered: {answer}", _REBUILD
+    )
+    PYTHON_FAILED = Row(
+        "the environment's Python does not run",
+        fix=f"if it names a shared library, install that on the node; else {_REBUILD}",
+    )
+    PYTHON_ILLEGAL_INSTRUCTION = Row(
+        "the environment's Python does not run",
+        fix="this processor lacks instructions that the wheels use; exclude the node",
+    )
+    PYTHON_KILLED = Row(
+        "the environment's Python does not run",
+        fix="the node ran out of memory; ask for more with --mem, or exclude the node",
+        failure_class=FailureClass.KILLED,
+    )
+    LIBRARY_UNUSABLE = Row(
+        "the node has no usable copy of this shared library",
+        "{why}; needed by {modules} in the environment's Python, and by {importers}",
+        "install the package that has it on the node; or build with a Python that brings its "
+        'libraries (uv python install, then [environment] interpreter = "bundled"); or exclude the '
+        "node",
+    )
+    """A Python that was compiled on the build machine, such as pyenv's, needs libraries of its
+    distribution (`libffi` for `ctypes`, `libssl` for `ssl`, ...). It is a warning where the modules
+    of `environment.imports` can be imported without it."""
+    PACKAGE_MISSING = Row("the package is missing", "not in {root}", _REBUILD)
+    PACKAGE_INCOMPLETE = Row("the package is incomplete", "there is no module {module}", _REBUILD)
+    PACKAGE_FOREIGN = Row(
+        "the package does not come from the environment", "found in {found}", _SEE_PTH
+    )
+    MODULE_MISSING = Row("the module is missing", "not found by {python}", _REBUILD)
+    MODULE_FOREIGN = Row(
+        "the module does not come from the environment", "found in {found}", _SEE_PTH
+    )
+    """Something puts another directory first on `sys.path`: a `.pth` file, or `sitecustomize`."""
+    MODULE_NOT_IMPORTED = Row(
+        "the module cannot be imported",
+        fix="run stager exec -- python -c 'import {where}' there to see the whole error",
+    )
     # A job: its description and its allocation.
-    JOB_OF_OTHER_VERSION = enum.auto()
-    JOB_UNREADABLE = enum.auto()
-    REQUEST_UNREADABLE = enum.auto()
-    LOG_DIR_UNWRITABLE = enum.auto()
-    NO_ALLOCATION = enum.auto()
-    ALLOCATION_UNUSABLE = enum.auto()
-    TOO_FEW_NODES = enum.auto()
-    TOO_FEW_CPUS = enum.auto()
-    NODE_LIST_UNREADABLE = enum.auto()
-    SRUN_NOT_STARTED = enum.auto()
-    RELAY_NOT_STARTED = enum.auto()
-    SLURM_COMMAND_FAILED = enum.auto()
-    SENT_LOCALLY = enum.auto()
-    FETCHED_LOCALLY = enum.auto()
+    JOB_OF_OTHER_VERSION = Row(
+        "the job description cannot be read",
+        fix="start the job with the same version of stager that built the bundle",
+    )
+    JOB_UNREADABLE = Row("the job description cannot be read", fix="start it again")
+    REQUEST_UNREADABLE = Row(
+        "the request cannot be read",
+        fix="start the job with the same version of stager that built the bundle",
+    )
+    LOG_DIR_UNWRITABLE = Row(
+        "the log directory cannot be written", fix="name another one with --log-dir"
+    )
+    NO_ALLOCATION = Row(
+        "there is no Slurm allocation",
+        "SLURM_JOB_ID and SLURM_JOB_NODELIST are not both set",
+        "start it with salloc or sbatch, or use --allocation local",
+    )
+    ALLOCATION_UNUSABLE = Row(
+        "the Slurm allocation cannot be used",
+        fix="find out what has set SLURM_JOB_ID and SLURM_JOB_NODELIST: the values are not "
+        "Slurm's own",
+    )
+    TOO_FEW_NODES = Row(
+        "the allocation has too few nodes",
+        "job {job} has {nodes}, and {least} are required",
+        "use --nodes {nodes}, or ask Slurm for more",
+    )
+    TOO_FEW_CPUS = Row(
+        "the allocation has too few CPUs",
+        "job {job} has {cpus} on a node, and {setting} = {asked} needs {asked}",
+        "ask Slurm for more (--cpus-per-task={asked}), or make {setting} smaller in stager.toml",
+    )
+    """The allocation that `stager` runs in has less; no node failed."""
+    NODE_LIST_UNREADABLE = Row(
+        "the node list cannot be read", fix="write it as Slurm does, for example n[01-03,07],login1"
+    )
+    SRUN_NOT_STARTED = Row(
+        "srun cannot be started", fix="check whether the allocation still exists"
+    )
+    RELAY_NOT_STARTED = Row(
+        "the relay of the bundle cannot be started",
+        fix="the node gets it without the relay; check its addresses (--interface)",
+    )
+    SLURM_COMMAND_FAILED = Row(
+        "{command} failed",
+        fix="run it where Slurm's commands are on PATH and the controller answers",
+    )
+    SENT_LOCALLY = Row("nothing is sent on one machine", "", "use --stage auto")
+    FETCHED_LOCALLY = Row("nothing is fetched on one machine", "")
     # A job: its ranks.
-    BACKEND_UNUSABLE = enum.auto()
-    LAUNCHER_NOT_STARTED = enum.auto()
-    PIPES_NOT_MADE = enum.auto()
-    PIPES_DISK_FULL = enum.auto()
-    PIPES_OVER_LIMIT = enum.auto()
-    RANKS_DID_NOT_END = enum.auto()
-    RANKS_CANNOT_TALK = enum.auto()
-    NOTHING_MEASURED = enum.auto()
+    BACKEND_UNUSABLE = Row("the backend cannot be used", fix="use --backend gloo")
+    LAUNCHER_NOT_STARTED = Row("the launcher cannot start", fix="stage the environment again")
+    PIPES_NOT_MADE = Row(
+        "the ranks' pipes cannot be made", fix="check the free space and the inodes there"
+    )
+    PIPES_DISK_FULL = Row(
+        "the ranks' pipes cannot be made",
+        fix="check the free space and the inodes there",
+        failure_class=FailureClass.DISK_FULL,
+        node_fault=NodeFault.DISK_FULL,
+    )
+    PIPES_OVER_LIMIT = Row(
+        "the ranks' pipes cannot be made",
+        "{why}: a pipe is needed for {ranks}, and the limit is {limit}",
+        "raise the hard limit of open files (ulimit -Hn) on the nodes, or start fewer ranks",
+    )
+    RANKS_DID_NOT_END = Row(
+        "the ranks did not end",
+        "other nodes had ended {seconds} s before; a thread, an exit handler or a process pool may "
+        "hang",
+        "end them before the program ends, or give them longer with SLURM_WAIT=SECONDS",
+        failure_class=FailureClass.HANG,
+    )
+    """Some nodes had ended well, and ten minutes later these had not. If they are really working,
+    for example on a very long save at the end, set `SLURM_WAIT` to another number of seconds, or to
+    0 for no limit."""
+    RANKS_CANNOT_TALK = Row(
+        "the ranks cannot talk",
+        fix="check the network between the nodes (cable, MTU, firewall), name the interface with "
+        "[launch] interface in stager.toml, or leave the node out with --exclude",
+    )
+    NOTHING_MEASURED = Row(
+        "the ranks measured nothing",
+        "none of their lines begins with {prefix}",
+        "see the logs in {log_dir}",
+    )
     # A job: its output and its results.
-    OUTPUT_LOST = enum.auto()
-    OUTPUT_NOT_LOGGED = enum.auto()
-    OUTPUT_DISK_FULL = enum.auto()
-    RUN_DIR_MISSING = enum.auto()
-    TOO_MANY_OUTPUTS = enum.auto()
-    OUTPUTS_NOT_SENT = enum.auto()
-    NO_RESULTS = enum.auto()
-    NO_PLACE_FOR_RESULTS = enum.auto()
-    RESULTS_TOO_LARGE = enum.auto()
-    RESULTS_UNWRITABLE = enum.auto()
-    RESULTS_INCOMPLETE = enum.auto()
-    RESULTS_CUT_BY_DISK = enum.auto()
-    OUTPUT_NOT_PLACED = enum.auto()
+    OUTPUT_LOST = Row(
+        "output of {source} is lost",
+        "it did not come through srun intact, and was no longer there to be sent again",
+        _SEE_CODES,
+    )
+    OUTPUT_NOT_LOGGED = Row("output of {source} is lost", fix=_SEE_CODES)
+    OUTPUT_DISK_FULL = Row(
+        "output of {source} is lost", fix=_SEE_CODES, failure_class=FailureClass.DISK_FULL
+    )
+    RUN_DIR_MISSING = Row(
+        "the outputs cannot be collected",
+        fix="check whether the job, or a cleanup of temporary files, removed it",
+    )
+    TOO_MANY_OUTPUTS = Row(
+        "the outputs could not be sent",
+        "there are too many of them",
+        "name directories, not every file",
+    )
+    OUTPUTS_NOT_SENT = Row(
+        "the outputs could not be sent", fix="find out why the other end closed the connection"
+    )
+    NO_RESULTS = Row(
+        "no results arrived",
+        fix="see the node's log; the results are still on the node, if it is up",
+    )
+    NO_PLACE_FOR_RESULTS = Row("no place for results", fix=_ROOM_THERE)
+    RESULTS_TOO_LARGE = Row(
+        "the results do not fit", fix=_ROOM_THERE, failure_class=FailureClass.DISK_FULL
+    )
+    RESULTS_UNWRITABLE = Row(
+        "the results cannot be written", fix="check the permissions and the free space there"
+    )
+    RESULTS_INCOMPLETE = Row("the results are not complete", fix=_KEPT)
+    RESULTS_CUT_BY_DISK = Row(
+        "the results are not complete",
+        fix=f"make room there; {_KEPT}",
+        failure_class=FailureClass.DISK_FULL,
+    )
+    OUTPUT_NOT_PLACED = Row("an output could not be put in place", fix="it is in {path}")
     # A job: its end, where Slurm made it.
-    JOB_TIME_LIMIT = enum.auto()
-    JOB_CANCELLED = enum.auto()
-    JOB_REQUEUED = enum.auto()
-    JOB_NODE_FAILURE = enum.auto()
-    JOB_PREEMPTED = enum.auto()
-    JOB_ENDED = enum.auto()
+    JOB_TIME_LIMIT = Row(
+        "the time limit was reached, and Slurm ended the job",
+        "",
+        "ask for more with --time (cluster.time); a script that resumes from its checkpoint can "
+        "be requeued: stager script --requeue",
+        failure_class=FailureClass.TIME_LIMIT,
+    )
+    """Slurm checks every half minute, so the end may come a little late."""
+    JOB_CANCELLED = Row(
+        "the job was cancelled from outside (scancel)",
+        "",
+        "`sacct --jobs={job} --format=JobID,State%30` shows which user cancelled it",
+        failure_class=FailureClass.KILLED,
+    )
+    JOB_REQUEUED = Row(
+        "Slurm put the job back into the queue (scontrol requeue, or a failed node)",
+        "",
+        "it starts again by itself; `squeue --start --jobs={job}` shows when",
+        failure_class=FailureClass.KILLED,
+    )
+    JOB_NODE_FAILURE = Row(
+        "a node of the job was lost",
+        "",
+        "leave it out with --exclude, or let the job continue without it: --nodes MIN:MAX",
+        failure_class=FailureClass.NODE_FAILURE,
+    )
+    JOB_PREEMPTED = Row(
+        "another job took the nodes (preemption)",
+        "",
+        "submit it with `stager script --requeue`, or in a partition that is not preempted",
+        failure_class=FailureClass.PREEMPTION,
+    )
+    JOB_ENDED = Row(
+        "Slurm ended the job: {ending}",
+        "",
+        "`scontrol show job {job}` may say more",
+        failure_class=FailureClass.UNKNOWN,
+    )
     # Of another version: its words are its values.
-    OTHER = enum.auto()
+    OTHER = Row("{what}", "{why}", "{fix}", failure_class=FailureClass.UNKNOWN)
+
+
+JOB_ENDINGS = {ending.value: ProblemCode.from_json(f"job-{ending}") for ending in Ending}
+"""The problem of a job that Slurm ended, by the reason."""
+
+
+# --- A problem
 
 
 @dataclass(frozen=True)
@@ -202,40 +945,45 @@ class Problem:
 
     @property
     def what(self) -> str:
-        """The fault: ``the environment does not fit``; in an agent of a step, its code."""
-        table = _table()
-        return self.code.value if table is None else str(table.what(self))
+        """The fault: ``the environment does not fit``."""
+        return self._fill(self.code.row.what)
 
     @property
     def why(self) -> str:
-        """The finding: ``needs 1.4 GB, 0.2 GB are free``; in an agent of a step, its values."""
-        table = _table()
-        return ", ".join(self.values.values()) if table is None else str(table.why(self))
+        """The finding: ``needs 1.4 GB, 0.2 GB are free``."""
+        return self._fill(self.code.row.why)
 
     @property
     def fix(self) -> str:
-        """The remedy, a thing that the user can do; empty in an agent of a step."""
-        table = _table()
-        return "" if table is None else str(table.fix(self))
+        """The remedy, a thing that the user can do."""
+        return self._fill(self.code.row.fix)
 
     @property
     def without_place(self) -> str:
         """The problem as a sentence that does not begin with its place."""
         return "; ".join(filter(None, (self.what, self.why, self.fix)))
 
+    @property
+    def ends_job(self) -> bool:
+        """True for the end of a job that Slurm made."""
+        return self.code is ProblemCode.JOB_ENDED or self.code in JOB_ENDINGS.values()
+
     def __str__(self) -> str:
         return f"{self.where}: {self.without_place}" if self.where else self.without_place
 
+    def _fill(self, text: str) -> str:
+        return text.format_map({**self.values, "where": self.where})
+
     def to_json(self) -> dict[str, object]:
-        """Return the fields as a JSON object, and the words where they are known."""
-        fields: dict[str, object] = {
-            "code": self.code.value,
+        """Return the fields and the words as a JSON object."""
+        return {
+            "code": str(self.code),
             "where": self.where,
             "values": dict(self.values),
+            "what": self.what,
+            "why": self.why,
+            "fix": self.fix,
         }
-        if _table() is None:
-            return fields
-        return {**fields, "what": self.what, "why": self.why, "fix": self.fix}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, object]) -> Problem:
@@ -247,23 +995,29 @@ class Problem:
         """
         if not isinstance(raw, Mapping):
             raise TypeError("it is no object")
-        table = _table()
-        if table is not None:
-            return table.read(raw)  # type: ignore[no-any-return]
-        values = raw["values"]
-        if not isinstance(values, Mapping):
-            raise TypeError("its values are no object")
-        return cls(ProblemCode(raw["code"]), str(raw["where"]), values)
+        values = raw.get("values")
+        with contextlib.suppress(ValueError):
+            code = ProblemCode.from_json(raw.get("code"))
+            if isinstance(values, Mapping) and values.keys() >= code.names:
+                return cls(code, _text(raw, "where"), {key: _text(values, key) for key in values})
+        words = {"what": _text(raw, "what"), "why": "", "fix": ""}
+        words.update((key, _text(raw, key)) for key in ("why", "fix") if key in raw)
+        return cls(ProblemCode.OTHER, _text(raw, "where") if "where" in raw else "", words)
 
 
-@functools.lru_cache(maxsize=None)
-def _table() -> ModuleType | None:
-    """Return the module that puts problems into words; None in an agent, which has not got it."""
-    try:
-        from . import problem_table
-    except ImportError:
-        return None
-    return problem_table
+def _text(raw: Mapping[str, object], key: str) -> str:
+    value = raw[key]
+    if not isinstance(value, str):
+        raise TypeError(f"{key} is no text")
+    return value
+
+
+def ending_problem(ending: str, job_id: str) -> Problem:
+    """Return the problem of a job that Slurm ended; another version's ending is accepted."""
+    where, code = f"job {job_id}", JOB_ENDINGS.get(ending)
+    if code is None:
+        return Problem(ProblemCode.JOB_ENDED, where, {"job": job_id, "ending": ending})
+    return Problem(code, where, {"job": job_id})
 
 
 class NodeError(Exception):
@@ -279,3 +1033,30 @@ class NodeError(Exception):
 
     def __str__(self) -> str:
         return str(self.problem)
+
+
+# --- A problem as a person is shown it
+
+_WIDEST = 100
+"""Characters of a fault and its finding that are shown as one line."""
+
+
+class ShownProblem(NamedTuple):
+    """A line, those that support it, and what to do."""
+
+    line: str
+    """The fault with its place, and the finding if there is room for it."""
+    findings: tuple[str, ...]
+    """The findings, if there are several or they are long."""
+    hint: str
+    """The remedy."""
+
+
+def shown(problem: Problem, here: Collection[str]) -> ShownProblem:
+    """Return a problem as it is shown where the places ``here`` need no name."""
+    place = "" if problem.where in here else problem.where
+    line, finding = ": ".join(filter(None, (place, problem.what))), problem.why
+    whole = "; ".join(filter(None, (line, finding)))
+    if len(whole) <= _WIDEST:
+        return ShownProblem(whole, (), problem.fix)
+    return ShownProblem(line, tuple(finding.split("; ")), problem.fix)

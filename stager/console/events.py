@@ -21,8 +21,14 @@ from bundle.protocol.events import (
     StrayLines,
     TransferPlan,
 )
-from bundle.protocol.messages import Answer, PreflightAnswer, ProbeAnswer, UnpackAnswer
-from bundle.protocol.reports import Lingering, Started
+from bundle.protocol.messages import (
+    Answer,
+    Lingering,
+    PreflightAnswer,
+    ProbeAnswer,
+    Started,
+    UnpackAnswer,
+)
 
 from ..core.errors import overwritten
 from ..slurm import messages

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from bundle.launch.wrapper import keep_own_frame
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Allocation, PhaseName
-from bundle.protocol.problem import ProblemCode
-from bundle.protocol.problem_table import JOB_ENDINGS, TABLE, shown
+from bundle.protocol.problem import ProblemCode, shown
 
 from ..core.errors import EXIT_INTERRUPTED, EXIT_JOB, EXIT_OK, in_one_line
 from ..diagnosis.failure import ranks_in_words, when
@@ -23,8 +22,7 @@ from .events import Events
 from .output import Output
 
 if TYPE_CHECKING:
-    from bundle.protocol.problem import Problem
-    from bundle.protocol.problem_table import ShownProblem
+    from bundle.protocol.problem import Problem, ShownProblem
 
     from ..cleanup import CleanResult
     from ..diagnosis.failure import Diagnosis, Evidence, FirstFailure
@@ -423,9 +421,9 @@ def _each_problem(outcome: Outcome) -> list[tuple[str, Problem]]:
         (node, problem)
         for node, problems in outcome.problems.items()
         for problem in problems
-        if problem.code not in JOB_ENDINGS
+        if not problem.ends_job
     ]
-    own = [(node, problem) for node, problem in problems if not TABLE[problem.code].follows]
+    own = [(node, problem) for node, problem in problems if not problem.code.row.follows]
     return own if own or outcome.ending.failures else problems
 
 

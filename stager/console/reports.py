@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import TransferWay
-from bundle.protocol.problem_table import shown
+from bundle.protocol.problem import shown
 
 from ..core.errors import in_one_line, visible
 from .output import Output

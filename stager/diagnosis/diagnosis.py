@@ -17,9 +17,15 @@ from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, FailureClass
 from bundle.protocol.events import Event, JobEnds
-from bundle.protocol.messages import Answer
+from bundle.protocol.messages import (
+    Answer,
+    Departure,
+    FailureRecord,
+    LaunchAnswer,
+    Lingering,
+    Vanished,
+)
 from bundle.protocol.problem import Problem
-from bundle.protocol.reports import Departure, FailureRecord, LaunchAnswer, Lingering, Vanished
 from bundle.redaction.secrets import is_secret
 
 from ..catalogue.catalogue import LineRole, LineTells
@@ -310,7 +316,7 @@ def _process(event: Event, first: FirstFailure) -> str:
     for processes in lists:
         for process in processes or ():
             if process.rank == first.rank:
-                return _members(encode(process, short=True))
+                return _members(encode(process))
     return ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bundle.launch.rank_results import CAUSE, LOST_PEER, weight
 from bundle.launch.wrapper import is_own_frame, keep_own_frame
 from bundle.protocol.enumerations import FailureClass
-from bundle.protocol.reports import FailureRecord
+from bundle.protocol.messages import FailureRecord
 
 from ..catalogue.catalogue import CatalogueEntry, CatalogueMatch, LineRole, LineTells, match
 from ..logs.job_files import LogFile

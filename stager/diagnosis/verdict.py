@@ -12,9 +12,8 @@ from typing import TypeVar
 from bundle.launch.rank_results import CAUSE, ENDED, LOST_PEER
 from bundle.protocol.enumerations import Ending, FailureClass
 from bundle.protocol.events import JobEnds
-from bundle.protocol.problem import Problem
-from bundle.protocol.problem_table import JOB_ENDINGS, TABLE, ending_problem
-from bundle.protocol.reports import Departure, FailureRecord, Lingering, Vanished
+from bundle.protocol.messages import Departure, FailureRecord, Lingering, Vanished
+from bundle.protocol.problem import Problem, ending_problem
 
 from ..catalogue.catalogue import CatalogueEntry, LineRole, LineTells, match
 from .failure import FirstFailure, lingering_in_words
@@ -148,10 +147,10 @@ def _order(candidate: Candidate) -> tuple[Role, bool, bool, float]:
 def convert_problem(problem: Problem, node: str) -> FirstFailure:
     """Return the failure that is a problem."""
     # The end of a job is said of that job alone: its number needs no mention.
-    where = "" if problem.code in JOB_ENDINGS else problem.where
+    where = "" if problem.ends_job else problem.where
     return FirstFailure(
         node=node,
-        kind=TABLE[problem.code].failure_class,
+        kind=problem.code.row.failure_class,
         cause=": ".join(filter(None, (where, problem.what, problem.why))),
         hint=problem.fix,
         problem=problem,
@@ -256,7 +255,7 @@ def _nodes(result: JobEnds, ranks: Sequence[Candidate]) -> Iterator[Candidate]:
     for node, problems in result.problems.items():
         for problem in problems:
             yield Candidate(
-                role=Role.FOLLOWING_NODE if TABLE[problem.code].follows else Role.NODE,
+                role=Role.FOLLOWING_NODE if problem.code.row.follows else Role.NODE,
                 failure=partial(_of_node, node, problem, result, ranks),
             )
 

@@ -24,8 +24,8 @@ from bundle.protocol.events import (
     TransferPlan,
 )
 from bundle.protocol.job import Job
+from bundle.protocol.messages import Started
 from bundle.protocol.problem import Problem
-from bundle.protocol.reports import Started
 from bundle.results import patterns
 
 from ..core.files import opened

@@ -14,9 +14,8 @@ from bundle.protocol.events import (
     PhaseBegins,
     PhaseEnds,
 )
-from bundle.protocol.messages import Answer, ProbeAnswer
+from bundle.protocol.messages import Answer, LaunchAnswer, ProbeAnswer, Started
 from bundle.protocol.problem import Problem
-from bundle.protocol.reports import LaunchAnswer, Started
 
 from ..logs.job_record import JobRecord
 

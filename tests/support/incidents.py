@@ -24,9 +24,7 @@ UNREACHED = Problem(ProblemCode.HEAD_SILENT, "10.0.0.1:61000", {"host": "n2", "s
 
 def problem(code: ProblemCode, where: str = "") -> Problem:
     """A problem with whatever values its words need."""
-    from bundle.protocol.problem_table import TABLE
-
-    return Problem(code, where, dict.fromkeys(TABLE[code].names, "x"))
+    return Problem(code, where, dict.fromkeys(code.names, "x"))
 
 
 def ended_job(

@@ -9,7 +9,6 @@ there. On a node :mod:`bundle.channel.bootstrap` takes both.
 from __future__ import annotations
 
 import binascii
-import dataclasses
 import io
 import json
 import os
@@ -17,7 +16,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import AbstractSet, Any
+from typing import Any
 
 from ...channel.agent_channel import PACKED
 from ...environment.listing import HOOK_MODULES, HOOKS
@@ -42,8 +41,8 @@ _LONGEST_VARIABLE = 100_000
 """Characters of one of them; Linux refuses 128 KiB (``MAX_ARG_STRLEN`` in execve(2))."""
 _ROOM = 1 << 19
 """Bytes that arguments and variables of a step may take besides those that are there already."""
-_AGENT_KNOWS = {"node", "node_rank"}
-"""The fields of a request that an agent fills in by itself."""
+_OMITTED = ("job", "node", "node_rank")
+"""The fields of a request that are the same for all agents, or that an agent fills in by itself."""
 
 
 def agent_modules(program: bytes) -> dict[str, bytes]:
@@ -119,7 +118,7 @@ class AgentProgram:
     ) -> bytes:
         """Return the input of a step that has these requests first."""
         program = b"" if carried else self._packed
-        packed = zlib.compress(json.dumps(encode(message, short=True)).encode(), 9)
+        packed = zlib.compress(json.dumps(encode(message)).encode(), 9)
         sent = zlib.compress(json.dumps(dict(variables)).encode()) if variables else b""
         head = b"%d %d %d\n" % (len(program), len(packed), len(sent))
         return head + program + packed + sent
@@ -142,54 +141,47 @@ def compressed(modules: Mapping[str, bytes]) -> bytes:
 
 def request_line(message: StepMessage) -> str:
     """Return a further request as a line: compressed where that is shorter."""
-    return min(json.dumps(encode(message, short=True)), packed(message), key=len)
+    return min(json.dumps(encode(message)), packed(message), key=len)
 
 
 def packed(message: StepMessage | RelayStart) -> str:
     """Return a message to agents, compressed, as a line or a part of one."""
-    text = json.dumps(encode(message, short=True)).encode()
+    text = json.dumps(encode(message)).encode()
     return PACKED + binascii.b2a_base64(zlib.compress(text, 9), newline=False).decode()
 
 
 def factored(requests: Requests, known: Job | None = None) -> StepMessage:
     """Return many requests as one, common fields once; without the job if the agents know it."""
-    each = list(requests.values())
-    names = {field.name for field in dataclasses.fields(each[0])} - _AGENT_KNOWS
-    common, own = _factored(each, names)
-    if each[0].job == known:
-        common.pop("job", None)
+    first = next(iter(requests.values()))
+    common, own = _split_common([encode(request, _OMITTED) for request in requests.values()])
+    if first.job != known:
+        common["job"] = first.job.to_json()
     return StepMessage(
-        phase=each[0].phase,
+        phase=first.phase,
         common=common,
         own={node: items for node, items in zip(requests, own) if items},
     )
 
 
-def _factored(
-    values: Sequence[Any], names: AbstractSet[str]
+def _split_common(
+    values: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """Split dataclasses into common and differing JSON fields; nested ones may be in both."""
-    first = values[0]
-    shared = {name for name in names if _is_shared(name, values)}
-    common = encode(first, short=True, names=shared)
-    parted = {name for name in names - shared if _is_parted(name, values)}
-    own = [encode(value, short=True, names=names - shared - parted) for value in values]
-    for name in sorted(parted):
-        inner = [getattr(value, name) for value in values]
-        fields = {field.name for field in dataclasses.fields(inner[0])}
-        common[name], rest = _factored(inner, fields)
-        for items, more in zip(own, rest):
-            if more:
-                items[name] = more
+    """Split JSON objects into what all have, and what each has besides; objects may be in both."""
+    common: dict[str, object] = {}
+    own: list[dict[str, object]] = [{} for _ in values]
+    for key in dict.fromkeys(key for value in values for key in value):
+        items = [value.get(key, _ABSENT) for value in values]
+        rest: Sequence[object] = items
+        if all(item == items[0] for item in items):
+            common[key] = items[0]
+            continue
+        if all(isinstance(item, dict) for item in items):
+            common[key], rest = _split_common(items)
+            rest = [more or _ABSENT for more in rest]
+        for mine, item in zip(own, rest):
+            if item is not _ABSENT:
+                mine[key] = item
     return common, own
 
 
-def _is_shared(name: str, values: Sequence[object]) -> bool:
-    value = getattr(values[0], name)
-    return all(getattr(other, name) == value for other in values)
-
-
-def _is_parted(name: str, values: Sequence[object]) -> bool:
-    kinds = {type(getattr(value, name)) for value in values}
-    kind = kinds.pop()
-    return not kinds and dataclasses.is_dataclass(kind) and not hasattr(kind, "to_json")
+_ABSENT = object()

@@ -37,8 +37,8 @@ ENTER = (
     + _REFUSE
     + f"runtime=; for name in {_PROGRAMS}; do "
     'if [ -z "$runtime" ] && command -v "$name" >/dev/null 2>&1; then runtime=$name; fi; done; '
-    f'[ -n "$runtime" ] || refuse {ProblemCode.NO_CONTAINER_PROGRAM.value} ""; '
-    f'[ -r "$image" ] || refuse {ProblemCode.IMAGE_UNREADABLE.value} "\\"image\\": $quoted"; '
+    f'[ -n "$runtime" ] || refuse {ProblemCode.NO_CONTAINER_PROGRAM} ""; '
+    f'[ -r "$image" ] || refuse {ProblemCode.IMAGE_UNREADABLE} "\\"image\\": $quoted"; '
     'binds=; add() { case ",$binds," in *",$1,"*) return;; esac; '
     'case $1 in *[,:]*) ;; /?*) if [ -e "$1" ]; then binds=$binds,$1; fi;; esac; }; '
     'add "$STAGER_NODE_ROOT"; add "$SLURM_TMPDIR"; add "$TMPDIR"; '
@@ -55,7 +55,7 @@ FIND = (
     "node=$1 phase=$2 program=$3 framed=; shift 3; " + _REFUSE + 'for python in "$@"; do '
     "if \"$python\" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then "
     'exec "$python" -I -S "$program" agent "$phase"; fi; done; '
-    f'refuse {ProblemCode.NO_PYTHON.value} "\\"count\\": \\"$#\\""'
+    f'refuse {ProblemCode.NO_PYTHON} "\\"count\\": \\"$#\\""'
 )
 """The shell's part in a container of a local job: the first Python that is new enough."""
 

@@ -17,9 +17,8 @@ from typing import Protocol
 from ...channel.agent_channel import BEAT_SECONDS
 from ...protocol.enumerations import PhaseName
 from ...protocol.events import Remark
-from ...protocol.messages import Answer, Heartbeat
+from ...protocol.messages import Answer, Heartbeat, RanksEnded
 from ...protocol.problem import Problem, ProblemCode
-from ...protocol.reports import RanksEnded
 from .transport import Ended, Event, OnEvent
 
 LOOK_SECONDS = 3 * BEAT_SECONDS

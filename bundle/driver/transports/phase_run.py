@@ -11,8 +11,15 @@ from ...agent import agent
 from ...protocol.enumerations import PhaseName
 from ...protocol.events import FramesLost, NodesLate, RankOutput, StrayLines, read_agent_line
 from ...protocol.job import Job
-from ...protocol.messages import AgentEvent, Answer, Heartbeat, OutOfReach, Ready, Relayed
-from ...protocol.reports import LaunchAnswer
+from ...protocol.messages import (
+    AgentEvent,
+    Answer,
+    Heartbeat,
+    LaunchAnswer,
+    OutOfReach,
+    Ready,
+    Relayed,
+)
 from .driver_channel import DriverChannel
 from .liveness import START_SECONDS, Liveness
 from .transport import OnEvent, Requests

@@ -81,7 +81,7 @@ class RelayDirectory:
         if position is None:
             return None
         candidates = candidates_of(position, self._places)
-        own = encode(candidates, names={"position", "by_tree"})
+        own = encode(candidates, omit=("places",))
         places = [self._encoded(place) for place in candidates.places]
         return zlib.compress(json.dumps({**own, "places": places}).encode())
 

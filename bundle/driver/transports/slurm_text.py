@@ -191,7 +191,7 @@ printf '"code": "NO_PYTHON", "where": "%s", "values": {"count": "%s"}}]}\\n' \\
     "$SLURMD_NODENAME" "$#"
 cat >/dev/null
 exit 3
-""".replace("NO_PYTHON", ProblemCode.NO_PYTHON.value)
+""".replace("NO_PYTHON", str(ProblemCode.NO_PYTHON))
 """The shell's part on a node: the first Python that is new enough gets the bootstrap program.
 
 Where there is none the task reads its input to the end like any agent: ``srun`` ends a whole step

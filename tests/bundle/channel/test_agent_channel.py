@@ -31,7 +31,7 @@ import os, sys, time
 sys.path.insert(0, {REPO!r})
 from bundle.system import signals
 from bundle.channel import agent_channel
-from bundle.protocol.reports import LaunchAnswer
+from bundle.protocol.messages import LaunchAnswer
 signals.end_on_signals()
 agent_channel._REPEAT_SECONDS = 0.4
 agent_channel.STAY_SECONDS = float(sys.argv[2])

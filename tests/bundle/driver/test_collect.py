@@ -18,9 +18,8 @@ from bundle.driver.logs import Logs
 from bundle.driver.state import State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.launch.staged_files import has_outputs_besides
-from bundle.protocol.messages import PreflightAnswer, TidyAnswer
+from bundle.protocol.messages import LaunchAnswer, PreflightAnswer, TidyAnswer
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.reports import LaunchAnswer
 from bundle.results import stream as stream_format
 from bundle.results.stream import pack
 from stager.pack.bundle import Packed

@@ -10,8 +10,8 @@ import pytest
 
 from bundle.driver import findings
 from bundle.protocol.codec import encode
+from bundle.protocol.messages import FailureRecord, LaunchAnswer, NetworkReport
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.reports import FailureRecord, LaunchAnswer, NetworkReport
 from tests.support.problems import worded
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -70,7 +70,7 @@ def test_all_temporary_directories_are_full(tmp_path: Path) -> None:
         "from bundle.driver.placement import scratch\n"
         "from bundle.protocol.problem import NodeError\n"
         "try:\n    with scratch(): print(json.dumps('made'))\n"
-        "except NodeError as exc: print(json.dumps([exc.problem.code.value, exc.problem.why]))\n"
+        "except NodeError as exc: print(json.dumps([str(exc.problem.code), exc.problem.why]))\n"
     )
     name, why = namespace("-m", f"mount -t tmpfs -o ro none '{tmp_path}'", code)
     assert name == "host-disk-unwritable"

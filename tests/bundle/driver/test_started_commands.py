@@ -7,7 +7,7 @@ from dataclasses import replace
 from bundle.driver.state import StartedCommands
 from bundle.launch import commands
 from bundle.launch.program_variables import JobDirectories, RankGroup
-from bundle.protocol.reports import Started
+from bundle.protocol.messages import Started
 
 GROUP = RankGroup(
     node="n0",

@@ -22,9 +22,15 @@ from bundle.driver.transports.transport import Delivery, Ended, Event, OnEvent, 
 from bundle.protocol.enumerations import Launcher
 from bundle.protocol.events import FramesLost, RankOutput, answer_class
 from bundle.protocol.job import Job, Launch
-from bundle.protocol.messages import AgentRequest, Answer, CollectRequest, PreflightAnswer
+from bundle.protocol.messages import (
+    AgentRequest,
+    Answer,
+    CollectRequest,
+    FailureRecord,
+    LaunchAnswer,
+    PreflightAnswer,
+)
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.reports import FailureRecord, LaunchAnswer
 from stager.pack.bundle import Packed
 from tests.support.displayed import displayed
 from tests.support.jobs import LAUNCH, job_for
@@ -268,7 +274,7 @@ def test_other_events_are_kept(job: Job, capfd: pytest.CaptureFixture[str]) -> N
     kept = Path(job.log_dir, "events.4711.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in kept] == printed(state, capfd)
     assert re.sub(r'"time": [\d.]+, ', "", kept[0]) == (
-        '{"v": 1, "job_id": "4711", "event": "note", "text": "some\\nthing"}'
+        '{"v": 1, "job_id": "4711", "event": "note", "text": "some\\nthing", "warning": false}'
     )
     assert len(kept) == 1
 

@@ -18,7 +18,7 @@ import bundle.environment.clean as clean_node_module
 from bundle.environment.clean import Retention, clean_node
 from bundle.environment.unpack import hold, lock_path
 from bundle.node.node_root import env_path, node_root_name, secure_root
-from bundle.protocol.reports import NodeCleanup
+from bundle.protocol.messages import NodeCleanup
 from tests.support.namespaces import REPO
 from tests.support.needs import needs
 

@@ -309,5 +309,5 @@ def test_a_job_names_it_and_goes_on(
     assert list(events[-1]["repaired"]) == ["local2"]
     events = drive()
     assert unpacked(events) == {"local1": True, "local2": True}
-    assert "repaired" not in events[-1]
+    assert events[-1]["repaired"] is None
     assert events[-1]["bytes_broadcast"] == 0

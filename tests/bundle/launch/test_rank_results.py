@@ -18,7 +18,7 @@ from bundle.launch.rank_results import (
     weight,
 )
 from bundle.protocol.codec import decode
-from bundle.protocol.reports import FailureRecord
+from bundle.protocol.messages import FailureRecord
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 KILLED = (SAMPLES / "torchrun-2.13-sigkill.txt").read_text().splitlines()

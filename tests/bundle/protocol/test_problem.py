@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Ending
-from bundle.protocol.problem import NodeError, Problem, ProblemCode
-from bundle.protocol.problem_table import ENDINGS, JOB_ENDINGS, TABLE, ending_problem
+from bundle.protocol.problem import NodeError, Problem, ProblemCode, ending_problem
 from tests.support.golden import check_golden
 
 REPO = Path(__file__).resolve().parents[3]
@@ -34,24 +31,22 @@ def test_reads_as_one_sentence() -> None:
 
 @pytest.mark.parametrize("code", ProblemCode)
 def test_every_code_can_be_said_and_travels(code: ProblemCode) -> None:
-    values = {name: f"<{name}>" for name in TABLE[code].names}
+    values = {name: f"<{name}>" for name in code.names}
     problem = Problem(code, "n1", values)
     assert problem.what
     for name in values:
         assert f"<{name}>" in str(problem)
     assert Problem.from_json(problem.to_json()) == problem
     assert len({problem, Problem(code, "n1", values)}) == 1
-    assert code.value == code.name.lower().replace("_", "-")
 
 
 def test_the_words_of_all_codes() -> None:
     """A golden file; the class and the longer explanation are in docs/troubleshooting.md too."""
     lines = []
-    for code in sorted(ProblemCode):
-        words = TABLE[code]
-        problem = Problem(code, "<where>", {name: f"<{name}>" for name in words.names})
-        fields = [code, words.failure_class, problem.what, problem.why, problem.fix]
-        lines.append(" | ".join([*fields, *(["follows"] if words.follows else [])]))
+    for code in sorted(ProblemCode, key=str):
+        problem = Problem(code, "<where>", {name: f"<{name}>" for name in code.names})
+        fields = [str(code), code.row.failure_class, problem.what, problem.why, problem.fix]
+        lines.append(" | ".join([*fields, *(["follows"] if code.row.follows else [])]))
         assert str(problem) == f"<where>: {'; '.join(filter(None, fields[2:]))}"
     check_golden("problems.txt", "".join(f"{line}\n" for line in lines))
 
@@ -86,29 +81,11 @@ def test_the_error_carries_its_problem() -> None:
     assert (error.problem, str(error)) == (FULL, TEXT)
 
 
-def test_without_the_table_it_travels_as_code_and_values() -> None:
-    """An agent of a Slurm step is not sent the words."""
-    code = """
-import sys
-sys.modules["bundle.protocol.problem_table"] = None
-from bundle.protocol.problem import Problem, ProblemCode
-problem = Problem(ProblemCode.NO_ROOM, "/tmp", {"why": "needs 2 GB"})
-assert Problem.from_json(problem.to_json()) == problem
-print(problem.to_json(), problem, sep="\\n")
-"""
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [
-        "{'code': 'no-room', 'where': '/tmp', 'values': {'why': 'needs 2 GB'}}",
-        "/tmp: no-room; needs 2 GB",
-    ], done.stderr
-
-
 @pytest.mark.parametrize("ending", Ending)
 def test_every_ending_is_a_problem(ending: Ending) -> None:
     problem = ending_problem(ending.value, "4711")
-    assert problem.code is ENDINGS[ending]
-    assert problem.code in JOB_ENDINGS
+    assert str(problem.code) == f"job-{ending}"
+    assert problem.ends_job
     assert problem.where == "job 4711"
 
 
@@ -116,7 +93,7 @@ def test_an_ending_of_another_version() -> None:
     problem = ending_problem("power-cut", "4711")
     assert problem.what == "Slurm ended the job: power-cut"
     assert problem.fix == "`scontrol show job 4711` may say more"
-    assert problem.code in JOB_ENDINGS
+    assert problem.ends_job
 
 
 # --- the codes and their uses --------------------------------------------------------------------
@@ -124,8 +101,7 @@ def test_an_ending_of_another_version() -> None:
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted((REPO / "bundle").rglob("*.py")):
-        if not path.name.endswith("_wordings.py"):
-            yield path.relative_to(REPO).as_posix(), ast.parse(path.read_text())
+        yield path.relative_to(REPO).as_posix(), ast.parse(path.read_text())
 
 
 def code_of(node: ast.AST) -> str:
@@ -142,11 +118,11 @@ def keys_of(node: ast.AST) -> set[str] | None:
     return None
 
 
-def test_each_code_has_words_and_is_used() -> None:
-    assert set(TABLE) == set(ProblemCode)
+def test_each_code_is_used() -> None:
     used = {code_of(node) for _, tree in sources() for node in ast.walk(tree)}
     probed = (REPO / "bundle/checks/description.py").read_text()  # it runs by itself, without codes
     used |= {code.name for code in ProblemCode if f'"{code}"' in probed}
+    used |= {f"JOB_{ending.name}" for ending in Ending}  # see ending_problem
     assert {code.name for code in ProblemCode} - used == set()
 
 
@@ -165,7 +141,7 @@ def test_each_place_gives_the_values_that_its_words_need() -> None:
                 if not code or given is None:
                     continue
                 places[code] += 1
-                assert given == TABLE[ProblemCode[code]].names, f"{path}:{call.lineno} {code}"
+                assert given == ProblemCode[code].names, f"{path}:{call.lineno} {code}"
     assert len(places) > 60
 
 

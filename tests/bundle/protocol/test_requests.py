@@ -58,15 +58,15 @@ def test_each_node_of_a_step_reads_its_own(kind: type[AgentRequest]) -> None:
             node: replace(made(kind, seed + rank), node=node, node_rank=rank)
             for rank, node in enumerate(PLAIN.nodes)
         }
-        message = sent(encode(factored(requests), short=True))
+        message = sent(encode(factored(requests)))
         for node, request in requests.items():
             reader = RequestReader(node)
             assert reader.first(message) == request
             known = factored(requests, PLAIN)
             assert "job" not in known.common
-            assert reader.next(sent(encode(known, short=True))) == request
+            assert reader.next(sent(encode(known))) == request
             others = replace(known, nodes=tuple({*PLAIN.nodes} - {node}))
-            assert reader.next(sent(encode(others, short=True))) is None
+            assert reader.next(sent(encode(others))) is None
 
 
 @each_request

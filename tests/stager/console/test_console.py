@@ -17,9 +17,8 @@ import pytest
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import Action, PhaseName, TransferWay
 from bundle.protocol.events import PhaseBegins, Record
-from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.problem_table import ending_problem
-from bundle.protocol.reports import Started
+from bundle.protocol.messages import Started
+from bundle.protocol.problem import Problem, ProblemCode, ending_problem
 from stager.cleanup import CleanedItem, CleanResult
 from stager.cli.application import boundary
 from stager.config.template import InitResult

@@ -6,8 +6,9 @@ import io
 
 from rich.console import Console
 
+from bundle.protocol.enumerations import NodeFault
 from stager.console.tables import make_failed_node_table
-from stager.incidents.node_history import FaultHistory, NodeFault, NodeHistory, NodesResult
+from stager.incidents.node_history import FaultHistory, NodeHistory, NodesResult
 
 
 def test_a_nodes_name_is_never_shortened() -> None:

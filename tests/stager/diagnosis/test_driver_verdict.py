@@ -9,9 +9,8 @@ import pytest
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import FailureClass
 from bundle.protocol.events import JobEnds
+from bundle.protocol.messages import FailureRecord
 from bundle.protocol.problem import Problem, ProblemCode
-from bundle.protocol.problem_table import TABLE
-from bundle.protocol.reports import FailureRecord
 from stager.diagnosis.diagnosis import comparable
 from stager.diagnosis.failure import FirstFailure
 from stager.diagnosis.process_exits import LINES
@@ -48,7 +47,7 @@ def result(*failures: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 def silent(kind: str, node: str, **values: str) -> dict[str, Any]:
     """The problem of a node that gave no answer to a launch."""
-    code = ProblemCode(f"no-answer{kind}")
+    code = ProblemCode.from_json(f"no-answer{kind}")
     return Problem(code, node, {**values, "phase": "launch", "log_dir": "/logs"}).to_json()
 
 
@@ -228,7 +227,7 @@ def test_lines_of_others_do_not_class_a_rank_that_was_killed() -> None:
     ],
 )
 def test_problems_of_nodes_are_classed(code: ProblemCode, kind: str) -> None:
-    problem = Problem(code, "n1", dict.fromkeys(TABLE[code].names, "something"))
+    problem = Problem(code, "n1", dict.fromkeys(code.names, "something"))
     failure = found({"problems": {"n1": [problem.to_json()]}})
     assert (failure.node, failure.rank, failure.exit_code) == ("n1", None, None)
     assert (failure.kind, failure.hint, failure.problem) == (kind, problem.fix, problem)

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.protocol.enumerations import Ending, FailureClass
+from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.problem_table import TABLE
-from stager.incidents.node_history import PROBLEMS, RANKS, NodeFault, incidents_of
+from stager.incidents.node_history import incidents_of
 from tests.support.incidents import FULL, LOST, UNREACHED, ended_job, problem, rank_failure
 
 
@@ -120,12 +119,12 @@ def test_a_node_that_the_job_does_not_have_is_ignored() -> None:
 
 
 def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
-    for code in PROBLEMS:
-        assert not TABLE[code].follows
-        assert TABLE[code].failure_class not in (
+    rows = [code.row for code in ProblemCode if code.row.node_fault is not None]
+    for row in rows:
+        assert not row.follows
+        assert row.failure_class not in (
             *(FailureClass.PYTHON_ERROR, FailureClass.OUT_OF_MEMORY, FailureClass.KILLED),
             *(FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.HANG),
             *(FailureClass.MISSING_MODULE, FailureClass.MISSING_ASSET),
         )
-    used = {rule.fault for rule in (*PROBLEMS.values(), *RANKS.values())}
-    assert used == set(NodeFault)
+    assert {row.node_fault for row in rows} == set(NodeFault)

@@ -224,7 +224,7 @@ def test_what_goes_wrong_in_an_agent_is_said_with_its_file_and_line() -> None:
 def test_a_long_request_is_compressed() -> None:
     short = StepMessage("tidy", {}, {})
     long = StepMessage("unpack", {"manifest": "abc" * 1000}, {})
-    assert json.loads(agent_program.request_line(short)) == encode(short, short=True)
+    assert json.loads(agent_program.request_line(short)) == encode(short)
     assert agent_program.request_line(long).startswith("=")
     assert len(agent_program.request_line(long)) < 140
 
@@ -240,9 +240,9 @@ def test_what_all_requests_have_travels_once() -> None:
     assert agent_program.factored(requests, PLAIN).common.keys() == {"nodes_here", "python", "head"}
     for node, request in requests.items():
         reader = RequestReader(node)
-        assert reader.first(json.loads(json.dumps(encode(message, short=True)))) == request
+        assert reader.first(json.loads(json.dumps(encode(message)))) == request
         again = agent_program.factored(requests, PLAIN)
-        assert reader.next(json.loads(json.dumps(encode(again, short=True)))) == request
+        assert reader.next(json.loads(json.dumps(encode(again)))) == request
 
 
 def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
@@ -257,14 +257,15 @@ def test_a_field_that_differs_in_one_place_travels_once_but_for_that() -> None:
         )
 
     requests = {node: asked(node, rank) for rank, node in enumerate(PLAIN.nodes)}
-    message = json.loads(json.dumps(encode(agent_program.factored(requests), short=True)))
+    message = json.loads(json.dumps(encode(agent_program.factored(requests))))
     assert json.dumps(message).count(manifest) == 1
     assert message["own"]["n0"] == {
-        "incoming": {"target": "/tmp/n0/bundle.tar", "relay": {"address": "10.0.0.1"}}
+        "checked": False,
+        "incoming": {"target": "/tmp/n0/bundle.tar", "relay": {"address": "10.0.0.1"}},
     }
     for node, request in requests.items():
         assert RequestReader(node).first(message) == request
     without = {**requests, "n1": replace(requests["n1"], incoming=None)}
-    message = json.loads(json.dumps(encode(agent_program.factored(without), short=True)))
+    message = json.loads(json.dumps(encode(agent_program.factored(without))))
     for node, request in without.items():
         assert RequestReader(node).first(message) == request

@@ -14,9 +14,8 @@ from bundle.driver.transports.liveness import (
     Liveness,
 )
 from bundle.driver.transports.slurm import ControllerWait
-from bundle.protocol.messages import Heartbeat, UnpackAnswer
+from bundle.protocol.messages import Heartbeat, RanksEnded, UnpackAnswer
 from bundle.protocol.problem import ProblemCode
-from bundle.protocol.reports import RanksEnded
 
 
 class Look:

@@ -22,9 +22,8 @@ from bundle.driver.transports.local import LocalTransport
 from bundle.driver.transports.transport import Ended, Transfer
 from bundle.protocol.events import RankOutput
 from bundle.protocol.job import Job
-from bundle.protocol.messages import PreflightRequest, Ready, TidyRequest
+from bundle.protocol.messages import PreflightRequest, RanksEnded, Ready, TidyRequest
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.protocol.reports import RanksEnded
 from bundle.system import processes
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
