@@ -14,7 +14,7 @@ from ..node.node_root import env_path
 from ..protocol.enumerations import Launcher
 from ..protocol.job import Job
 from ..protocol.messages import PlacedRequest
-from ..redaction.secrets import without_secrets
+from ..redaction.secret_names import without_secrets
 
 # --- The directories of a job under a node root --------------------------------------------------
 

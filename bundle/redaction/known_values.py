@@ -1,11 +1,14 @@
-"""Values that are known to be secret, taken out of whatever is kept of a job's events."""
+"""Values that are known to be secret, wherever they appear: in pieces, and in other spellings."""
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from .secrets import HIDDEN, is_secret
+from .secret_names import is_secret
+from .secrets import Span, change_bytes, end_of, hide_spans, looks_random
 
 _MIN_LENGTH = 5
 _MIN_DIFFERENT = 3
@@ -15,9 +18,9 @@ _MIN_LINE = 24
 """Characters of one line of a long value that tell by themselves."""
 _ORDINARY = frozenset(
     (
-        *("true", "false", "none", "null", "empty", "enabled", "disabled", "required", "default"),
-        *("basic", "bearer", "digest", "kerberos", "munge", "token", "password", "secret"),
-        *("admin", "root", "user", "test", "local", "changeme"),
+        *(b"true", b"false", b"none", b"null", b"empty", b"enabled", b"disabled", b"required"),
+        *(b"basic", b"bearer", b"digest", b"kerberos", b"munge", b"token", b"password", b"secret"),
+        *(b"admin", b"root", b"user", b"test", b"local", b"changeme", b"default"),
     )
 )
 _STRUCTURE = frozenset(
@@ -27,9 +30,10 @@ _STRUCTURE = frozenset(
     )
 )
 """Keys of events whose values are read by programs; none is a text that a rank wrote."""
+_PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
 
 
-def worth_hiding(value: str) -> bool:
+def can_be_found(value: bytes) -> bool:
     """Return whether a value can be looked for without finding half of the text."""
     bare = value.strip()
     if len(bare) < _MIN_LENGTH or bare.lower() in _ORDINARY:
@@ -39,40 +43,177 @@ def worth_hiding(value: str) -> bool:
     return len(set(bare)) >= _MIN_DIFFERENT
 
 
+def secrets_of_environment(env: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
+    """Yield values of variables with secret names, and of those that the user declares secret.
+
+    A name that only sounds secret may be that of a path. Of a long value each line counts, too.
+    """
+    for name, value in sorted(env.items()):
+        if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
+            raw = value.encode(errors="surrogateescape")
+            yield raw
+            yield from (line.strip() for line in raw.splitlines() if len(line.strip()) >= _MIN_LINE)
+
+
+# A text and a value are compared by their letters and digits alone. So a value is found that has
+# been wrapped, coloured, spaced out, printed a letter a line, or escaped; and a part of it that is
+# long enough to matter is found, too.
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_SIGNS = bytes(set(range(256)) - set(_LETTERS))
+_IS_LETTER = re.compile(rb"[A-Za-z0-9]")
+_ENCODED = re.compile(rb"[A-Za-z0-9+/_-]*=*")
+_ENCODED_BYTES = 4096
+"""Bytes around a find that may belong to the same base64 text."""
+_GRAM = 8
+"""Letters that are looked for; any part of a value of twice as many, less one, has such ones."""
+_MIN_PART = 12
+"""Letters of a part that is too long to be there by chance."""
+_MAX_LETTERS = 1 << 14
+"""Letters of a value that are looked for at all."""
+_MAX_ENCODED = 1024
+"""Letters of a value in base64 or hexadecimal digits that are looked for."""
+
+
+class _Form(NamedTuple):
+    """A spelling of a value, by its letters."""
+
+    letters: bytes
+    grams: dict[bytes, int]
+    """The parts that are looked for, with their starts."""
+    least: int
+    """Letters in a row that count as a find."""
+    in_base64: bool = False
+    """True for a part of a base64 text, which is a secret as a whole."""
+    lead: bytes = b""
+    """Signs before the letters."""
+    trail: bytes = b""
+    """Signs behind the letters."""
+
+
+class KnownValues:
+    """Values to look for."""
+
+    def __init__(self, values: Iterable[bytes] = ()) -> None:
+        self.values: dict[bytes, None] = {}
+        self._exact: list[bytes] = []
+        self._forms: list[_Form] = []
+        for value in values:
+            self.add(value)
+
+    def add(self, value: bytes) -> bool:
+        """Look for one more value, and return whether it is a new one."""
+        bare = value.strip()
+        if not can_be_found(bare) or bare in self.values:
+            return False
+        self.values[bare] = None
+        letters = _letters(bare)[:_MAX_LETTERS]
+        if len(letters) >= _MIN_PART:
+            starts = range(0, len(letters) - _GRAM + 1, _GRAM)
+            grams = {letters[start : start + _GRAM]: start for start in reversed(starts)}
+            # Of words that may be in any text all letters must be found.
+            least = _MIN_PART if looks_random(bare) else len(letters)
+            lead = bare[: len(bare) - len(bare.lstrip(_SIGNS))]
+            trail = bare[len(bare.rstrip(_SIGNS)) :]
+            self._forms.append(_Form(letters, grams, least, lead=lead, trail=trail))
+        else:
+            self._exact.append(bare)
+        for shift in range(3):  # the places that a value may have in a longer text in base64
+            packed = base64.b64encode(bytes(shift) + bare)
+            # The first and the last letters also depend on what is around. The signs that the two
+            # alphabets write in different ways are no letters.
+            certain = packed[-(-shift * 8 // 6) : (shift + len(bare)) * 8 // 6]
+            self._add_encoded(_letters(certain), in_base64=True)
+        self._add_encoded(bare.hex().encode(), in_base64=False)
+        self._add_encoded(bare.hex().upper().encode(), in_base64=False)
+        return True
+
+    def _add_encoded(self, letters: bytes, *, in_base64: bool) -> None:
+        """Look for an encoded value by its middle; a short one may be in any text."""
+        letters = letters[:_MAX_ENCODED]
+        if len(letters) >= _GRAM - 2:
+            middle = max(0, (len(letters) - _GRAM) // 2)
+            grams = {letters[middle : middle + _GRAM]: middle}
+            least = min(len(letters), 2 * _MIN_PART)
+            self._forms.append(_Form(letters, grams, least, in_base64))
+
+    def find(self, text: bytes) -> Iterator[Span]:
+        """Find the places of the values, and of telling parts of them."""
+        for value in self._exact:
+            at = text.find(value)
+            while at >= 0:
+                yield Span(at, at + len(value), "known-value", at)
+                at = text.find(value, at + len(value))
+        letters = _letters(text)
+        places: Sequence[int] | None = None
+        for form in self._forms:
+            for first, last in _find_parts(letters, form):
+                if places is None:
+                    places = [match.start() for match in _IS_LETTER.finditer(text)]
+                start, end = _widen(text, places[first], places[last - 1] + 1, form)
+                yield Span(start, end, "known-value", start)
+
+
+def _letters(text: bytes) -> bytes:
+    return text.translate(None, _SIGNS)
+
+
+def _find_parts(letters: bytes, form: _Form) -> Iterator[tuple[int, int]]:
+    """Find enough of a form: one of its grams, and what is the same around it."""
+    for gram, begin in form.grams.items():
+        at = letters.find(gram)
+        while at >= 0:
+            above, behind = form.letters[:begin][::-1], form.letters[begin:]
+            start = at - _common_length(above, letters[max(0, at - begin) : at][::-1])
+            end = at + _common_length(behind, letters[at : at + len(behind)])
+            is_enough = end - start >= form.least
+            if is_enough:
+                yield start, end
+            at = letters.find(gram, end if is_enough else at + 1)
+
+
+def _common_length(first: bytes, second: bytes) -> int:
+    if first.startswith(second):
+        return len(second)
+    pairs = enumerate(zip(first, second))
+    return next((at for at, (one, other) in pairs if one != other), len(first))
+
+
+def _widen(text: bytes, start: int, end: int, form: _Form) -> tuple[int, int]:
+    """Return a find with what belongs to it: the signs of the value, or the rest of a base64."""
+    if form.in_base64:
+        before = end_of(_ENCODED, text[max(0, start - _ENCODED_BYTES) : start][::-1])
+        return start - before, end_of(_ENCODED, text, end, end + _ENCODED_BYTES)
+    if form.lead and text.endswith(form.lead, 0, start):
+        start -= len(form.lead)
+    if form.trail and text.startswith(form.trail, end):
+        end += len(form.trail)
+    return start, end
+
+
 class SecretMask:
     """Hides the secrets of an environment in JSON values."""
 
     def __init__(self, env: Mapping[str, str], passed: Collection[str]) -> None:
         """Take the values of variables with secret names, and of those the user declares secret."""
-        values = {value for name in env for value in _secrets(name, env[name], passed)}
-        longest_first = sorted(filter(worth_hiding, values), key=len, reverse=True)
-        self._values = re.compile("|".join(map(re.escape, longest_first)))
-        self._any = bool(longest_first)
+        self._known = KnownValues(secrets_of_environment(env, passed))
 
     def without_secrets(self, fields: Mapping[str, object]) -> dict[str, object]:
         """Return a JSON object with the secrets in its texts hidden."""
-        if not self._any:
+        if not self._known.values:
             return dict(fields)
         return {
-            key: value if key in _STRUCTURE else self._hidden(value)
-            for key, value in fields.items()
+            key: value if key in _STRUCTURE else self._hide(value) for key, value in fields.items()
         }
 
-    def _hidden(self, value: object) -> object:
+    def _hide(self, value: object) -> object:
         if isinstance(value, str):
-            return self._values.sub(HIDDEN, value)
+            return change_bytes(value, self._hide_bytes)
         if isinstance(value, Mapping):
             return self.without_secrets(value)
         if isinstance(value, (list, tuple)):
-            return [self._hidden(item) for item in value]
+            return [self._hide(item) for item in value]
         return value
 
-
-def _secrets(name: str, value: str, passed: Collection[str]) -> Iterator[str]:
-    """Yield a secret's value and long lines; a name that only sounds secret may be a path."""
-    if name not in passed and (not is_secret(name) or value.startswith(("/", "~"))):
-        return
-    yield value.strip()
-    for line in value.splitlines():
-        if len(line.strip()) >= _MIN_LINE:
-            yield line.strip()
+    def _hide_bytes(self, text: bytes) -> bytes:
+        return hide_spans(text, self._known.find(text))

@@ -1,502 +1,690 @@
-"""Secrets: the names that mean one, their values in a text, and their removal."""
+"""Find secrets in a text, by a name, a command or a URL; mask them in arguments."""
 
 from __future__ import annotations
 
-import bisect
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-# --- Names that mean a secret (``HF_TOKEN``, ``db_password``, ``X-Api-Key``), and names that do not
+from .secret_names import HINT, SPLIT, Meaning, is_secret, meaning
 
-# Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``num_tokens``,
-# ``missing_keys``. So a name is split into words, and the words decide. This is the only definition
-# of such names: the variables withheld from ranks, the arguments that are masked and the texts that
-# are redacted all use it.
-
-_HINT = re.compile(
-    "tok|pas|secret|cred|key|auth|cookie|jwt|pwd|pw|session|bearer|webhook|otp|pat|wort|docker|sess",
-    re.I,
-)
-"""A name without any of these means no secret; most variables have none."""
-_WORD = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+HIDDEN = "***"
+"""The replacement of a secret in arguments, events and messages."""
 
 
-def _word_set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+class Span(NamedTuple):
+    """A place in a text that is to be replaced."""
 
-
-_NEUTRAL_ENDINGS = _word_set("""
-    value values val str string text raw env var b64 base64 encoded header headers data plain
-    plaintext field input arg option param default new old current tmp temp my the your
-""")
-"""Words at the end of a name that change nothing."""
-_DESCRIPTIVE_ENDINGS = _word_set("""
-    path paths file files filename dir directory folder name names type types count counts len
-    length size limit index indices position positions url uri endpoint method methods expiry
-    expires expiration expired ttl age at sock socket provider class format scope scopes status
-    error errors policy required enabled disabled stdin prompt helper manager mode level usage
-    embedding embeddings mask dim ratio rate loss accuracy acc s sec second seconds ms parallelism
-    module plugin backend info alg algorithm bytes id ids fingerprint failed failure invalid
-    ok valid missing exists version timeout cache store handler callback reader writer
-    dropout padding weight weights bias shape norm proj projection states layer layers head heads
-""")
-"""Words at the end of a name that describe a secret without being one: ``token_count``."""
-_ALWAYS = {
-    "password": _word_set(
-        "password passwords passwd passphrase passphrases passwort kennwort passe pwd pw"
-    ),
-    "secret": _word_set("secret secrets otp totp webhook clientsecret"),
-    "credential": _word_set("credential credentials cred creds dockerconfigjson"),
-    "api-key": _word_set("apikey apikeys"),
-    "private-key": _word_set("privatekey privkey secretkey sshkey"),
-    "token": _word_set(
-        "jwt apitoken authtoken accesstoken refreshtoken bearertoken idtoken hftoken"
-    ),
-    "key": _word_set("accesskey authkey accountkey signingkey masterkey sharedkey"),
-    "cookie": _word_set("cookie cookies"),
-    "authorization": _word_set("authorization auth authn oauth xauth bearer"),
-    "session-key": _word_set("sessionkey sessionid phpsessid jsessionid"),
-}
-"""Words that mean a secret wherever they end a name, by the kind of secret."""
-_KIND_OF_WORD = {word: kind for kind, words in _ALWAYS.items() for word in words}
-_SECRET_KEY_PREFIXES = _word_set("""
-    api private secret access session signing sign encryption encrypt decryption ssh auth account
-    master deploy deployment storage license licence wandb service shared rsa dsa ecdsa ed25519 pgp
-    gpg hmac aes crypt client admin root subscription openai anthropic hf huggingface hub comet
-    neptune mlflow aws azure gcp google github gitlab jwt cookie tls
-    ssl pem munge write ingest app application fernet cipher vault consumer server user cluster
-    registry clearml
-""")
-"""Words before ``key`` that make it a secret one."""
-_SECRET_TOKEN_PREFIXES = _word_set("""
-    api auth access refresh bearer session secret private personal hf hub huggingface github gh
-    gitlab git id csrf xsrf jwt oauth oauth2 security service user bot slack wandb pypi npm deploy
-    ci job registry admin root login client device push upload account openai vault jupyter notebook
-    telegram discord x cluster runner agent server web app azure aws gcp google munge slurm sas my
-    anthropic cohere replicate comet neptune read write hugging face
-""")
-"""Words before ``token`` that make it surely a secret."""
-_TEXT_TOKEN_PREFIXES = _word_set("""
-    pad padding eos bos unk mask sep cls special image video audio vision num max min n per next
-    last first prev previous start end stop begin total generated input output prompt target source
-    context decoder encoder forced bad unexpected sub word text char byte unknown additional extra
-    added each every single new one two mean avg average cost tokens batch padded masked
-    ignore separator class placeholder patch time implicit
-""")
-"""Words before ``token`` that make it a piece of a text: ``pad_token``."""
-_PASSWORD_PREFIXES = _word_set("""
-    db user smtp imap mysql pg postgres redis ftp http https proxy login admin root ssh sudo ldap
-    rabbitmq mongo mongodb mail email database sql svc service account registry git
-""")
-"""Words before ``pass`` that make it surely a password."""
-_PASSAGE_PREFIXES = _word_set("""
-    forward backward single one two three first second third multi full last next data train eval
-    num n each per test high low band by all optimizer gradient pre post validation epoch step
-""")
-"""Words before ``pass`` that make it a pass over data: ``forward_pass``."""
-_SHORT_PASSWORD_WORDS = _word_set("pwd pw passe otp")
-_GLUED_ENDINGS = sorted(
-    (_ALWAYS["password"] | _ALWAYS["secret"] | _ALWAYS["api-key"]) - _SHORT_PASSWORD_WORDS
-)
-"""Endings of a compound word that mean a secret whatever stands before: ``PGPASSWORD``."""
-_WORDS_ENDING_IN_PASS = _word_set("""
-    bypass compass encompass surpass overpass underpass trespass askpass subpass midpass allpass
-    renderpass singlepass
-""")
-"""Words that end in ``pass`` and have nothing to do with a password."""
-SPLIT = _word_set("key keys token tokens pass")
-"""Endings of a compound word that begins with one of the prefixes above: ``githubtoken``."""
-_KIND_IN_QUERY = {
-    "awsaccesskeyid": "key",
-    "code": "code",
-    "key": "key",
-    "pass": "password",
-    "pw": "password",
-    "sas": "signature",
-    "sig": "signature",
-    "signature": "signature",
-    "x-amz-credential": "credential",
-    "x-amz-security-token": "token",
-    "x-amz-signature": "signature",
-    "x-goog-credential": "credential",
-    "x-goog-signature": "signature",
-}
-"""Names that mean a secret in the query of a URL, and nothing elsewhere."""
-_BARE_NAMES = _word_set("key pass session")
-"""Names that are too common in texts, but mean a secret as a variable or an option."""
-_INFIXES = ("password", "passwd", "passphrase", "apikey", "credential")
-"""Parts that mean a secret anywhere in the name of a variable or an option."""
-_HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))
-"""Variables of every shell and session, which hold no secret."""
-_KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
-"""Kinds of which a word at any place of a name is enough."""
-_KIND_OF_KEY = {"api": "api-key", "private": "private-key", "session": "session-key"}
-"""Kinds of keys by the word before ``key``; any other is a ``key``."""
-_COMPOUND_PREFIXES = {
-    "key": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
-    "keys": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
-    "pass": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
-    "token": _SECRET_TOKEN_PREFIXES,
-    "tokens": _SECRET_TOKEN_PREFIXES,
-}
-"""First parts of a compound word, by its ending."""
-_SECRET_PAIRS = {"token": _SECRET_TOKEN_PREFIXES, "key": _SECRET_KEY_PREFIXES}
-"""Kinds that a word means anywhere, by that word, where one of these stands before it."""
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """The kind of secret that a name stands for."""
-
+    start: int
+    """Its first byte."""
+    end: int
+    """The byte after its last one."""
     kind: str
-    """The kind: ``password``, ``token``, ``api-key``."""
-    sure: bool = True
-    """False where the value must decide: ``token`` alone may be anything."""
+    """The kind of secret or name, for the reader and for the count."""
+    anchor: int
+    """The start of what gave it away: the name before a value, or the span itself."""
+    quote: bytes = b""
+    """Quotes to put around the replacement: of a number or a list in JSON."""
+    pseudonym: bytes = b""
+    """The replacement; empty for a secret."""
 
 
-def is_secret(name: str) -> bool:
-    """Return True if a variable or an option of this name holds a secret.
-
-    A name is all there is to go by, so names that may mean anything in a text (``KEY``, ``PASS``,
-    ``TOKEN_2``) count here.
-    """
-    if name in _HARMLESS_VARIABLES or not _HINT.search(name):
-        return False
-    raw = name.encode(errors="replace")
-    if meaning(raw) is not None or name.lower() in _BARE_NAMES:
-        return True
-    words = _words(raw)
-    if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
-        return False
-    return words[0] == "auth" or "token" in words[:-1] or _has_infix(name)
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans in order of place, with those that overlap made one."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if merged and span.start < merged[-1].end:
+            merged[-1] = _unite(merged[-1], span)
+        else:
+            merged.append(span)
+    return merged
 
 
-def _has_infix(name: str) -> bool:
-    letters = name.lower().replace("_", "").replace("-", "")
-    return any(infix in letters for infix in _INFIXES)
+def _unite(first: Span, second: Span) -> Span:
+    """Return one span that covers both; a secret goes before a pseudonym."""
+    base = second if first.pseudonym and not second.pseudonym else first
+    return base._replace(
+        start=first.start,
+        end=max(first.end, second.end),
+        anchor=min(first.anchor, second.anchor),
+        quote=first.quote if first.end >= second.end else b"",
+    )
 
 
-@functools.lru_cache(maxsize=4096)
-def meaning(name: bytes, *, query: bool = False) -> Meaning | None:
-    """Return the meaning of a name in a text; None if it means no secret."""
-    if query:
-        kind = _KIND_IN_QUERY.get(name.decode("ascii", "replace").lower())
-        if kind:
-            return Meaning(kind)
-    words = _words(name)
-    if not words or words[0] == "no":
-        return None
-    if name == b"KEY":  # in lower case it is a part of most tables and lists
-        return Meaning("key", sure=False)
-    words[-1:] = _split_compound(words[-1])
-    *before, last = words
-    rule = _RULES.get(last)
-    if rule is not None:
-        return rule(before)
-    if last in _DESCRIPTIVE_ENDINGS:
-        return None
-    kind = _kind_of_ending(last) or _kind_of_inner_words(words)
-    return Meaning(kind) if kind else None
-
-
-def _words(name: bytes) -> list[str]:
-    words = [word.decode().lower() for word in _WORD.findall(name)]
-    while len(words) > 1 and (words[-1] in _NEUTRAL_ENDINGS or words[-1].isdigit()):
-        words.pop()
-    return words
-
-
-def _split_compound(word: str) -> list[str]:
-    """Split ``githubtoken`` and ``mypass`` into two words; leave any other word alone."""
-    for ending in SPLIT:
-        prefix = word.removesuffix(ending)
-        if prefix != word and prefix in _COMPOUND_PREFIXES[ending]:
-            return [prefix, ending]
-    prefix = word.removesuffix("pass")
-    if prefix in ("", word) or word in _WORDS_ENDING_IN_PASS or prefix in _PASSAGE_PREFIXES:
-        return [word]
-    return [prefix, "pass"]
-
-
-def _kind_of_ending(word: str) -> str:
-    for ending in _GLUED_ENDINGS:
-        if word.endswith(ending):
-            return _KIND_OF_WORD[ending]
-    return _KIND_OF_WORD.get(word, "")
-
-
-def _kind_of_inner_words(words: Sequence[str]) -> str:
-    """Return the kind that one or two words before the end mean; empty for none."""
-    for word in words[:-1]:
-        kind = _KIND_OF_WORD.get(word, "")
-        if kind in _KINDS_ANYWHERE:
-            return kind
-    pairs = list(zip(words, words[1:]))  # noqa: RUF007 - pairwise came with Python 3.10
-    if any(first + second in _KIND_OF_WORD for first, second in pairs):
-        return "secret"
-    # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; the pair at the end has been judged already.
-    for kind, prefixes in _SECRET_PAIRS.items():
-        if any(second == kind and first in prefixes for first, second in pairs[:-1]):
-            return kind
-    return ""
-
-
-def _meaning_of_id(before: Sequence[str]) -> Meaning | None:
-    if not before:
-        return None
-    kind = {"session": "session-key", "key": "key"}.get(before[-1])
-    return Meaning(kind) if kind else None
-
-
-def _meaning_of_pwd(before: Sequence[str]) -> Meaning | None:
-    """Judge ``pwd`` or ``pw``; alone, it is often the working directory."""
-    if list(before) == ["old"]:
-        return None
-    return Meaning("password", sure=bool(before))
-
-
-def _meaning_of_key(before: Sequence[str]) -> Meaning | None:
-    previous = before[-1] if before else ""
-    if previous not in _SECRET_KEY_PREFIXES and not _has_secret_word(before):
-        return None
-    return Meaning(_KIND_OF_KEY.get(previous, "key"))
-
-
-def _meaning_of_pass(before: Sequence[str]) -> Meaning | None:
-    if not before or before[-1] in _PASSAGE_PREFIXES:
-        return None
-    sure = before[-1] in _PASSWORD_PREFIXES or _has_secret_word(before)
-    return Meaning("password", sure=sure)
-
-
-def _meaning_of_token(before: Sequence[str]) -> Meaning | None:
-    surely = _meaning_of_tokens(before)
-    if surely is not None:
-        return surely
-    previous = before[-1] if before else ""
-    if previous in _TEXT_TOKEN_PREFIXES or previous.isdigit():
-        return None
-    return Meaning("token", sure=False)
-
-
-def _meaning_of_tokens(before: Sequence[str]) -> Meaning | None:
-    """Judge ``tokens`` or ``pat``, which mean a secret only after a hint."""
-    previous = before[-1] if before else ""
-    if previous in _SECRET_TOKEN_PREFIXES or _has_secret_word(before):
-        return Meaning("token")
-    return None
-
-
-def _has_secret_word(words: Sequence[str]) -> bool:
-    return any(word in _KIND_OF_WORD for word in words)
-
-
-_RULES: dict[str, Callable[[Sequence[str]], Meaning | None]] = {
-    "id": _meaning_of_id,
-    "ids": _meaning_of_id,
-    "key": _meaning_of_key,
-    "keys": _meaning_of_key,
-    "pass": _meaning_of_pass,
-    "pat": _meaning_of_tokens,
-    "pw": _meaning_of_pwd,
-    "pwd": _meaning_of_pwd,
-    "token": _meaning_of_token,
-    "tokens": _meaning_of_tokens,
-}
-"""Last words that may mean anything: the words before them decide."""
-
-
-# --- The values of secret names in a text: after an equals sign, a colon or an option ------------
-
-_QUOTE = re.compile(r"\\.|\"(?:\\.|[^\"\\])*\"?|'[^']*'?", re.S)
-"""A quoted part of a shell command, or an escaped character outside quotes."""
-_QUOTED = r"(?P<open>\\*[\"'])(?:(?!(?<!\\)(?P=open)).)*(?:(?P=open)|$)"
-_VALUE = re.compile(_QUOTED, re.S)
-_NOT_A_NAME = r"(?![A-Za-z_][\w.-]*=)"
-"""The rest of a value after a comma: no ``NAME=`` begins there."""
-_SHELL_WORD = re.compile(rf"(?:{_QUOTED}|\\.|,{_NOT_A_NAME}|[^\s,;&|\"'\\])*", re.S)
-"""One word of a shell command, with everything quoted in it."""
-_ARGUMENT_VALUE = re.compile(rf"(?:[,;&]{_NOT_A_NAME}|[^,;&])*", re.S)
-_TEXT_LINE = re.compile(r"[^\n]*")
-_JSON_ITEM = re.compile(r"[^,}\]\n]*")
-_NAME_AND_SIGN = re.compile(
-    r"(?<!\w)(?<!\w[.-])(?P<name>\w[\w.-]*)(?P<sign>[:+?]?="
-    r"|\s{1,9}(?:=>|[:+?]?=(?!=))\s{0,9}"
-    r"|(?P<own_quote>\\*[\"'])\s*:\s*"
-    r"|\s*:(?:\s+|(?=\\*[\"']))"
-    r"|:(?!//)(?=\S)"
-    r"|\s+(?!--[a-z])(?=\S))"
-)
-_BRACKET = re.compile(rf"{_QUOTED}|[\[\]{{}}()]", re.S)
-"""A bracket of a list or a table, or a quoted text, whose brackets do not count."""
-_LIST_REACH = 512
-"""Characters searched for the end of a list, where a bracket may also begin a word."""
-_HEADER = re.compile(r"authorization|cookie|\w+(?:-\w+)+", re.I)
-"""Header names, recognised even without a blank after the colon."""
-_DASHES = re.compile(r"(?:^|[\s\"'])--?$")
-_BLANK = re.compile(r"\s")
-_OPENING = ("[", "{", "(")
-
-
-def secret_values(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the value of each name of a secret begins and ends."""
-    quotes = list(_quotes(text))
-    blank = _BLANK.search(text)
-    first_blank = blank.start() if blank else len(text)
-    hidden = 0
-    for match in _NAME_AND_SIGN.finditer(text):
-        if match.start() < hidden or not is_secret(match["name"]):
-            continue
-        # Without a blank before the name it is an argument of its own, whose value may have blanks.
-        word = _ARGUMENT_VALUE if first_blank > match.start() else _SHELL_WORD
-        start, end = _value_range(match, _closing_quote(match, quotes), word)
-        if end > start:
-            yield start, end
-            hidden = end
-
-
-def _closing_quote(match: re.Match[str], quotes: Sequence[tuple[int, int]]) -> int:
-    """Find the quote closing name and value, -1 for none; not one around the name (JSON)."""
-    last_opened = bisect.bisect(quotes, (match.start(), 0)) - 1
-    closing_quote = quotes[last_opened][1] if last_opened >= 0 else -1
-    return closing_quote if closing_quote > match.end("name") else -1
-
-
-def _quotes(text: str) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shell quotes; the end of the text closes one, too."""
-    for match in _QUOTE.finditer(text):
-        quote = match[0][0]
-        if quote == "\\":
-            continue
-        closed = len(match[0]) > 1 and match[0][-1] == quote
-        yield match.start(), match.end() - closed
-
-
-def _value_range(
-    match: re.Match[str], closing_quote: int, word: re.Pattern[str]
-) -> tuple[int, int]:
-    """Return the value's range, empty for none; ``closing_quote`` -1: no quotes around both."""
-    if match["sign"].isspace():
-        return _range_after_blank(match, closing_quote)
-    if ":" in match["sign"] and "=" not in match["sign"]:
-        return _range_after_colon(match, closing_quote)
-    return _range_after_equals(match, closing_quote, word)
-
-
-def _range_after_blank(match: re.Match[str], closing_quote: int) -> tuple[int, int]:
-    """Return the range of ``--token VALUE``; none where the name is a word of prose."""
-    text, start = match.string, match.end()
-    if not _DASHES.search(_before(match)):
-        return start, start
-    end = _end_of(_SHELL_WORD, text, start)
-    if closing_quote >= 0 and not _VALUE.match(text, start):
-        end = min(end, closing_quote)
-    return start, end
-
-
-def _range_after_colon(match: re.Match[str], closing_quote: int) -> tuple[int, int]:
-    text, start = match.string, match.end()
-    quoted = _VALUE.match(text, start)
-    if quoted:
-        return _between_quotes(quoted)
-    if match["sign"] == ":" and not _is_header(match):
-        return start, start
-    if match["own_quote"] and text.startswith(_OPENING, start):
-        return start, _end_of_list(text, start, len(text)) or len(text)
-    if closing_quote >= 0:
-        return start, _end_of_quotes(text, closing_quote)
-    return start, _end_of(_JSON_ITEM if match["own_quote"] else _TEXT_LINE, text, start)
-
-
-def _range_after_equals(
-    match: re.Match[str], closing_quote: int, word: re.Pattern[str]
-) -> tuple[int, int]:
-    text, start = match.string, match.end()
-    if _VALUE.match(text, start):
-        return start, _end_of(_SHELL_WORD, text, start)
-    if text.startswith(_OPENING, start):
-        end = _end_of_list(text, start, start + _LIST_REACH)
-        if end:
-            return start, end
-    if closing_quote >= 0:
-        return start, _end_of_quotes(text, closing_quote)
-    return start, _end_of(word, text, start)
-
-
-def _before(match: re.Match[str]) -> str:
-    return match.string[max(0, match.start() - 3) : match.start()]
-
-
-def _between_quotes(quoted: re.Match[str]) -> tuple[int, int]:
-    quote = quoted["open"]
-    closed = quoted[0].endswith(quote) and len(quoted[0]) > len(quote)
-    return quoted.start() + len(quote), quoted.end() - closed * len(quote)
-
-
-def _end_of_list(text: str, start: int, limit: int) -> int:
-    """Return the end of the list or table at ``start``; 0 if it ends before ``limit``."""
-    depth = 0
-    for match in _BRACKET.finditer(text, start, limit):
-        if match["open"]:
-            continue
-        depth += 1 if match[0] in _OPENING else -1
-        if depth == 0:
-            return match.end()
-    return 0
-
-
-def _end_of_quotes(text: str, closing_quote: int) -> int:
-    """Return where a quoted value ends: at its quote, or after what is attached to that."""
-    if text[closing_quote + 1 : closing_quote + 2] in ("", ",", ":", "]", "}", ")"):
-        return closing_quote
-    end = _end_of(_SHELL_WORD, text, closing_quote + 1)
-    return end - 1 if text[end - 1] == text[closing_quote] else end
-
-
-def _is_header(match: re.Match[str]) -> bool:
-    """Return True if a name and a colon without a blank are a header's, not an image's tag."""
-    if not _HEADER.fullmatch(match["name"]):
-        return False
-    return _before(match)[-1:] in ("", " ", "\t", "=", "'", '"')
-
-
-def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
-    match = pattern.match(text, start)
+def end_of(pattern: re.Pattern[bytes], text: bytes, start: int = 0, stop: int = sys.maxsize) -> int:
+    """Return where the match of a pattern at a place ends; the place itself for no match."""
+    match = pattern.match(text, start, stop)
     return match.end() if match else start
 
 
-def end_of_shell_word(text: str, start: int) -> int:
-    """Return where a word of a shell command ends."""
-    return _end_of(_SHELL_WORD, text, start)
+# --- The names in a text that mean a secret ------------------------------------------------------
+
+_NEEDLES = (
+    b"token", b"pass", b"secret", b"cred", b"key", b"auth", b"cookie", b"jwt", b"pwd", b"session",
+    b"bearer", b"webhook", b"_pat", b"otp", b"sig", b"code", b"_pw", b"-pw", b"pw=", b"pw:",
+    b"pw\"", b"pw'", b"pw\\", b"wort",
+)  # fmt: skip
+"""Every name that means a secret has one of these in it, in small letters."""
+_REACH = 64
+"""Bytes of a name on either side of a needle; anything longer is no name."""
+_PART = re.compile(rb"[A-Za-z0-9_.-]*")
+_WORD_BEFORE = re.compile(rb"\b([A-Za-z0-9]{2,16}) \Z")
+_BEFORE_OPTION = b"- \t\n\r\"'`\0=,[("
+"""The bytes that may stand before the last dash of an option."""
 
 
-# --- Removal of secrets from what is kept or shown: variables, arguments, URLs -------------------
+class _Name(NamedTuple):
+    """A name in a text, without dashes before it."""
 
-# Whatever one side writes to a log, a job file, an event or a message goes through here.
-# :mod:`bundle.redaction.secrets` defines which names mean a secret.
+    start: int
+    end: int
+    meaning: Meaning
+    is_option: bool = False
+    """True for an option of a command: ``--token``."""
+    in_query: bool = False
+    """True for a name in the query of a URL: ``?token=``."""
+    in_argument: bool = False
+    """True if the text is one argument, whose blanks are a part of it."""
 
-HIDDEN = "***"
-"""The replacement of a secret."""
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
-_HOST = re.compile(r"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
-_PAIR = re.compile(r"([^=&;]*=)[^&;]*")
-_REGISTRY = r"(?:docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm)"
-_LOGIN = re.compile(
-    rf"\b(?:{_REGISTRY}\b[^\n;|&]{{0,200}}?\slogin|sshpass)\b[^\n;|&]{{0,200}}?\s-p[\s=]*"
-    r"|(?<!\S)(?:-u|-U|--user|--proxy-user)(?:\s+|=)"
+def _find_names(text: bytes, in_argument: bool) -> Iterator[_Name]:
+    end = 0
+    for needle in _find_needles(text):
+        if needle < end:
+            continue
+        start = needle - end_of(_PART, text[max(end, needle - _REACH) : needle][::-1])
+        end = end_of(_PART, text, needle, needle + _REACH)
+        if needle - start < _REACH and end - needle < _REACH:
+            name = _judge_name(text, start, end, in_argument)
+            if name is not None:
+                yield name
+
+
+def _find_needles(text: bytes) -> list[int]:
+    lower = text.lower()
+    places: list[int] = []
+    for needle in _NEEDLES:
+        at = lower.find(needle)
+        while at >= 0:
+            places.append(at)
+            at = lower.find(needle, at + len(needle))
+    return sorted(places)
+
+
+def _judge_name(text: bytes, start: int, end: int, in_argument: bool) -> _Name | None:
+    if text.endswith(b"[redacted: ", 0, start):
+        return None
+    word = text[start:end].strip(b"-.")
+    start = text.find(word, start, end) if word else start
+    end = start + len(word)
+    before = text[max(0, start - 1) : start]
+    in_query = before in (b"?", b"&", b";") and text[end : end + 1] == b"="
+    pair = _judge_two_words(text, start, word)
+    if pair is not None:
+        return pair
+    secret = meaning(word, query=in_query)
+    if in_argument and is_secret(word.decode()):
+        # In a text ``key: value`` and ``nvcr.io/key:24.01`` are no secrets.
+        if secret is None and text[end : end + 1] == b":":
+            return None
+        secret = Meaning(secret.kind if secret else "secret")
+    if secret is None:
+        return None
+    is_option = before == b"-" and (start < 2 or text[start - 2] in _BEFORE_OPTION)
+    return _Name(start, end, secret, is_option, in_query, in_argument)
+
+
+def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
+    """Return a name of two words, ``API key`` or ``access token``."""
+    if word.lower().decode() not in SPLIT:
+        return None
+    before = _WORD_BEFORE.search(text[max(0, start - 20) : start])
+    secret = meaning(before[1] + b"_" + word) if before else None
+    if before is None or secret is None or not secret.sure:
+        return None
+    return _Name(start - len(before[0]), start + len(word), secret)
+
+
+# --- Where a value ends: quoted text, a list, a word, the rest of a line; and which is no secret
+
+# Each pattern is matched at one place, and repeats only what cannot be read in two ways, so that a
+# line of any length takes time in proportion to it.
+
+_QUOTES = rb"(?:\"\"\"|'''|\\{0,127}[\"'`])"
+"""Quotes with what escapes them: JSON within JSON within a shell's quotes."""
+_OPEN = re.compile(rb"(?:[bBrRuUfF]{1,2}(?=\\*[\"']))?(?P<quote>" + _QUOTES + rb")")
+_QUOTE_BEFORE = re.compile(rb"\\{0,63}[\"']\Z")
+_CLOSING = {mark: re.compile(rb"(?<!\\)\\*" + mark.encode()) for mark in ('"', "'", "`")}
+_LINE = re.compile(rb"[^\n]*")
+_ASSIGNMENT = rb"[\w.%\[\]-]{1,40}[=:]"
+_WORD = re.compile(
+    rb"[^\s\"'<>,;&\\`\0]*(?:(?:\\(?![\"'nrt\n])|[,;&](?!\s|\Z|" + _ASSIGNMENT + rb"))"
+    rb"[^\s\"'<>,;&\\`\0]*)*"
 )
-_USER_OPTION = re.compile(r"(-u|-U|--user|--proxy-user)(=?)(.*)", re.S)
-_NUMERIC_IDS = re.compile(r"\d*:\d*")
-"""A numeric user and group, as container programs take them."""
-_REGISTRY_LOGIN = re.compile(
-    r"(?<![\w./:@+-])[\w.+-]+:[^\s:@/\"'<>]+@(?!sha\d)(?=(?:[\w-]+\.)+[\w-]|localhost\b|[\w.-]+[:#/])"
+_ARGUMENT = re.compile(rb"(?:[,;&](?![A-Za-z_][\w.-]*=)|[^,;&])*")
+"""The rest of an argument, up to the next assignment in it."""
+_NUMBER_OR_WORD = re.compile(rb"[^\s,\]}\"'\\]+")
+_IN_QUERY = re.compile(rb"[^\s\"'<>&#\\]+")
+_TO_END = re.compile(
+    rb"[^\r\n\"'\\]*(?:(?:[\"'](?!\s{0,80}(?:[,\]})]|\Z|[\r\n]))|\\(?![\"'nr]))[^\r\n\"'\\]*)*"
 )
-"""A user and a password before a registry without a scheme."""
-_ASSIGNMENT = re.compile(r"([-+~]*)([A-Za-z_][\w.-]*)=.*", re.S)
-_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
+_GLUED = re.compile(rb"(?P<quote>[\"'])(?=[\w'\"])|(?=\w)")
+"""What a shell adds to a quoted text: ``"abc"'def'``; a quote itself is ``'"'"'``."""
+_CALL = re.compile(rb"(?:[A-Za-z_][\w.]{0,60}(?=\())?[\[{(]")
+_TAG = re.compile(rb"(?:[!&][A-Za-z][\w/:-]{0,40}[ \t]{1,9}){1,3}")
+"""The tags that YAML may have before a value."""
+_BRACKET = re.compile(rb"(?P<open>\\*[\"'])[^\n]*?(?<!\\)(?P=open)|[\[\]{}()]")
+"""A bracket of a list or a table, or a quoted text, whose brackets do not count."""
+_LIST_BYTES = 4096
+"""Bytes of a list that are looked through for its end."""
+_QUOTED_BYTES = 1 << 16
+"""Bytes of a quoted text in which escapes are understood."""
+_MAX_GLUED = 16
+_MAX_NESTED = 4
+_OPENING = {b")": b"(", b"]": b"[", b"}": b"{"}
+
+_SHELL_LINE = re.compile(
+    rb"(?:\A|[\r\n])(?:\[\w{1,20}\]: ?)?[ \t>+$#]*(?:(?:export|set|declare -\w+|typeset -\w+) )?\Z"
+)
+_BEFORE = 120
+_SEVERAL_WORDS = ("authorization", "cookie")
+"""Kinds whose value may be several words: a scheme and a token, or pairs."""
+_PASSPHRASES = ("password", "secret", "credential")
+"""Kinds whose value may be several words where nothing else follows on the line."""
+
+LONG = 256
+"""A value of more bytes is no placeholder and no number, and is not compared with any."""
+_PLACEHOLDER = re.compile(
+    rb"none|null|nil|true|false|yes|no|on|off|undefined|unset|missing|empty|default|required"
+    rb"|\*+|\.{2,}|x{3,}|<[a-z _.-]*>|\[redacted[^\]]*\]?[\"']?|\$\{?[A-Z_][A-Z0-9_]*\}?|%\w+%"
+    rb"|\{\{?[\w. ]*\}?\}|%\(?\w*\)?s|str|int|bytes|os\.(?:environ|getenv)\b.*|self\.[\w.]+"
+    rb"|(?:args|kwargs|config|cfg|opts|options|settings)\b[\w.\[\]\"'()]*|getpass\b.*"
+    rb"|oauth2?|basic|bearer|digest|munge|auth/\w+|kerberos|function|object|class|optional\[.*",
+    re.I,
+)
+_NUMBER = re.compile(rb"[+-]?[0-9][0-9_,.]*(?:e[+-]?[0-9]+)?[ %a-z/]{0,12}", re.I)
+_PIECE_OF_TEXT = re.compile(rb"\[[A-Z_]+\]|<[^<>]{0,20}>|[^\w]{1,4}|.{0,2}|[/~.].*", re.S)
+"""A token that is a piece of a text, or a path."""
+_TURNS = re.compile(rb"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])|[a-z](?=[A-Z])")
+_HEX = re.compile(rb"[0-9a-f]{32,}|[0-9A-F]{32,}")
+_DIGIT = re.compile(rb"[0-9]")
+_LETTER = re.compile(rb"[A-Za-z]")
+
+
+def _read_value(
+    text: bytes, name: _Name, at: int, sign: bytes = b"=", close: bytes = b""
+) -> Span | None:
+    """Return the secret at ``at``, or None; ``sign`` precedes it, ``close`` closed the name."""
+    at = end_of(_TAG, text, at)
+    opened = _OPEN.match(text, at)
+    if opened is not None:
+        end = _end_of_quoted_words(text, opened.end(), opened["quote"])
+        return _check(text, name, opened.end(), end)
+    is_colon = sign.startswith(b":")
+    quote = close if is_colon else b""
+    called = _CALL.match(text, at)
+    if called is not None:
+        end = _end_of_bracketed(text, name, at, called.end() - 1)
+        if end > at:
+            return _span(name, at, end, quote)
+        if not name.meaning.sure:
+            return None
+    around = _QUOTE_BEFORE.search(text[max(0, name.start - _REACH) : name.start])
+    if around and not close and (name.meaning.kind in _SEVERAL_WORDS or is_colon):
+        return _check(text, name, at, _end_of_quoted_words(text, at, around[0]))
+    end = end_of(_pattern_of_word(text, name, at, sign, close), text, at)
+    return _check(text, name, at, end, quote)
+
+
+def _span(name: _Name, start: int, end: int, quote: bytes = b"") -> Span:
+    return Span(start, end, name.meaning.kind, name.start, quote)
+
+
+def _pattern_of_word(
+    text: bytes, name: _Name, at: int, sign: bytes, close: bytes
+) -> re.Pattern[bytes]:
+    if name.in_query:
+        return _IN_QUERY
+    if close:
+        return _NUMBER_OR_WORD
+    if name.in_argument and sign != b" " and not re.search(rb"\s", text[: name.start]):
+        return _ARGUMENT
+    return _TO_END if _takes_line(text, name, at, sign) else _WORD
+
+
+def _takes_line(text: bytes, name: _Name, at: int, sign: bytes) -> bool:
+    """Return whether an unquoted value goes on to the end of its line: a header, a passphrase."""
+    kind = name.meaning.kind
+    if kind in _SEVERAL_WORDS or (name.in_argument and sign == b":"):
+        return True
+    if kind not in _PASSPHRASES or name.is_option:
+        return False
+    if is_placeholder(text[at : end_of(_WORD, text, at)]):
+        return False
+    before = text[max(0, name.start - _BEFORE) : name.start]
+    return sign == b":" or (not name.in_argument and bool(_SHELL_LINE.search(before)))
+
+
+def _check(text: bytes, name: _Name, start: int, end: int, quote: bytes = b"") -> Span | None:
+    """Return a value's span; None for a placeholder, an expression, or a piece of a text."""
+    whole = text[start:end]
+    raw = whole.strip()
+    if text[start - 1 : start] not in (b'"', b"'", b"`"):
+        raw = _strip_outer_brackets(raw)
+    if not raw or raw == text[name.start : name.end] or is_placeholder(raw):
+        return None
+    if not name.meaning.sure and _is_of_text(text, name, start, raw):
+        return None
+    start += len(whole) - len(whole.lstrip())
+    return _span(name, start, start + len(raw), quote)
+
+
+def _strip_outer_brackets(raw: bytes) -> bytes:
+    """Return a value without closing brackets that were opened before its name."""
+    for _ in range(_MAX_NESTED):
+        raw = raw.removesuffix(b":") if raw.endswith(b"):") else raw
+        raw = raw.rstrip(b"\\")
+        last = raw[-1:]
+        if last in _OPENING and raw.count(last) > raw.count(_OPENING[last]):
+            raw = raw[:-1]
+    return raw
+
+
+def _end_of_quoted_words(text: bytes, start: int, quote: bytes) -> int:
+    """Return where a quoted value ends, with what a shell adds to it."""
+    end = _end_of_quoted(text, start, quote)
+    for _ in range(_MAX_GLUED):
+        if len(quote) != 1 or text[end : end + 1] != quote:
+            return end
+        glued = _GLUED.match(text, end + 1)
+        if glued is None:
+            return end
+        quote = glued["quote"] or quote
+        if not glued["quote"]:
+            return end_of(_WORD, text, glued.end())
+        end = _end_of_quoted(text, glued.end(), quote)
+    return end
+
+
+def _end_of_quoted(text: bytes, start: int, quote: bytes) -> int:
+    """Return where a quoted text ends: at its quote; with its line where the quote is missing."""
+    limit = min(len(text), start + _QUOTED_BYTES)
+    if len(quote) == 3 and b"\\" not in quote:  # around any number of lines
+        closing = text.find(quote, start, limit)
+        return closing if closing >= 0 else end_of(_LINE, text, start, limit)
+    stop = end_of(_LINE, text, start, limit)
+    escapes = len(quote) - 1
+    for match in _CLOSING[quote[-1:].decode()].finditer(text, start, stop):
+        # Each level of escaping doubles the backslashes and adds one for the quote.
+        if (len(match[0]) - 1) % (2 * escapes + 2) == escapes:
+            return match.end() - len(quote)
+    if stop < limit or limit == len(text):
+        return stop
+    end = text.find(quote, stop)
+    return end if end >= 0 else len(text)
+
+
+def _end_of_bracketed(text: bytes, name: _Name, at: int, bracket: int) -> int:
+    """Return where a list, a table or a call ends; its start where it is no secret as a whole."""
+    if not name.meaning.sure or text.startswith(b"[redacted", at):
+        return at
+    depth = 0
+    for match in _BRACKET.finditer(text, bracket, bracket + _LIST_BYTES):
+        if not match["open"]:
+            depth += 1 if match[0] in b"[{(" else -1
+        if depth == 0:
+            break
+    else:
+        return end_of(_LINE, text, at)
+    end = match.end()
+    inner = text[bracket + 1 : end - 1].strip()
+    is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
+    return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
+
+
+def looks_random(text: bytes) -> bool:
+    """Return whether a word looks generated by a program; a bare digest does not count."""
+    if len(text) < 16 or text.startswith(b"/"):
+        return False
+    return len(_TURNS.findall(text[:LONG])) >= 4 and not is_digest(text)
+
+
+def is_placeholder(raw: bytes) -> bool:
+    """Return whether a value is empty, a variable, an expression, or a word of a manual."""
+    return len(raw) <= LONG and _PLACEHOLDER.fullmatch(raw) is not None
+
+
+def is_digest(raw: bytes) -> bool:
+    """Return whether a value is nothing but many hexadecimal digits."""
+    return _HEX.fullmatch(raw) is not None
+
+
+def _is_of_text(text: bytes, name: _Name, start: int, raw: bytes) -> bool:
+    """Return whether a value is a token of a text, as in ``unexpected token: else``."""
+    if len(raw) > LONG:
+        return False
+    if _NUMBER.fullmatch(raw) or _PIECE_OF_TEXT.fullmatch(raw):
+        return True
+    if b"=" in text[name.end : start] or not raw.isalpha():
+        return False
+    if text[name.start - 1 : name.start] != b" ":
+        return False
+    words = text[max(0, name.start - 24) : name.start].split()
+    return bool(words) and words[-1].isalpha() and meaning(words[-1] + b"_token") is None
+
+
+# --- The value of a name: in shell, JSON, TOML, Python, headers, URLs, tables, commands ----------
+
+_TYPES = rb"(?:str|bytes|Any|Secret\w*|(?:Optional|Union)\[[\w, |]{1,40}\]|str \| None)"
+_SIGN = re.compile(
+    rb"(?P<close>" + _QUOTES + rb")?[\])]{0,2}[ \t]{0,40}(?::[ \t]?" + _TYPES + rb"[ \t]?(?==))?"
+    rb"(?P<sign>=>|->|[:+?]?=(?!=)|:(?!//)|\xef\xbc\x9a|\xe2\x94\x82|\xe2\x94\x83|\||\t)[ \t]{0,80}"
+)
+_BREAK = rb"(?:[ \t\0]|\\?\r?\n)"
+_GAP = re.compile(
+    rb"(?P<close>" + _QUOTES + rb")?(?:(?P<comma>[ \t]{0,8},)" + _BREAK + rb"{0,120}"
+    rb"|" + _BREAK + rb"{1,120})"
+)
+"""Between an option and its value, in a command or in a list of arguments."""
+_PAIR = re.compile(rb"[ \t]{0,8},\s{0,80}[bBuU]?(?=\\*[\"'])")
+"""Between a quoted name and its value in a tuple or a list."""
+_OTHER = rb"\s{0,80},\s{0,80}\"(?!value)\w{1,30}\"[ ]?:[ ]?\"[^\"\n]{0,80}\""
+_BESIDE = re.compile(
+    rb"(?:" + _OTHER + rb"){0,2}\s{0,80},?\s{0,80}(?:" + _QUOTES + rb")?(?:value|val|content)"
+    rb"(?:" + _QUOTES + rb")?[ \t]{0,8}[:=][ \t]{0,8}",
+    re.I,
+)
+"""``"name": "HF_TOKEN", "value": ...``, as in descriptions of containers."""
+_AHEAD = re.compile(
+    rb"[\"']value[\"'] ?: ?(?P<quote>[\"'])(?P<value>[^\"'\n]{1,4096})[\"']\s{0,80},\s{0,80}"
+    rb"[\"'](?:name|key)[\"'] ?: ?[\"']\Z"
+)
+"""The same the other way round."""
+_NAME_KEY = re.compile(rb"[\"'](?:name|key)[\"'] ?: ?[\"']\Z")
+_ELEMENT = re.compile(rb"[^<>\n]{0,200}>\s{0,80}(?P<data><!\[CDATA\[)?")
+_ELEMENT_BYTES = 4096
+_SMALL_WORDS = re.compile(
+    rb"(?:[ \t\"'`(\[,:=>]|(?:is|was|are|of|value|set|to|as|with|using|used|for|named)\b){1,24}"
+)
+"""Between a name and a value in a sentence."""
+_OTHER_WORDS = re.compile(rb"(?: [\w.@'-]{1,20}){1,3} ?[:=]{1,2} ?[\"'`]?")
+"""The same with words that say more: ``API key provided: ...``."""
+_STRESS = re.compile(rb"\b(?:is|was)\b|[\"'`\t:=]|  ")
+"""A sign that a word of letters and digits is a value, and not the next word."""
+_RANDOM = re.compile(rb"[^\s\"'`,;()<>\[\]{}]{6,}")
+_BAR = rb"(?:(?:\xe2\x94[\x82\x83]|\|)[ \t]{0,200})?"
+_NEXT = re.compile(
+    rb"[ \t]{0,80}(?:[|>][+-]?)?[ \t]{0,200}" + _BAR + rb"\r?\n"
+    rb"(?:\[\w{1,20}\]: ?)?[ \t]{0,200}" + _BAR + rb"(?P<item>- )?"
+    rb"|(?P<listed>[\"']),\s{0,80}[\"'][ \t]{0,200}"
+)
+"""From a name at the end of a line to its value on the next one, also in a list of lines."""
+_ITEMS = re.compile(rb"(?:\r?\n[ \t]{0,80}- [^\n]{1,200}){0,100}")
+"""Further values of a list that has one on each line."""
+_OPTION = re.compile(rb"[\"']?-[-a-zA-Z]")
+_METAVAR = re.compile(rb"[A-Z]+(?:_[A-Z]+)*")
+_SETTER = re.compile(rb"(?:\b(?:setenv|set -g?x|set -Ux|ENV|ARG)|\blogin\s{1,9}\S{1,80})\s{1,9}\Z")
+_BLANK = re.compile(rb"\s{1,9}")
+_PROSE = frozenset(
+    b"to or and for with is in if option flag argument when instead of was not can may the".split()
+)
+"""Words after an option in a sentence about it."""
+_PLAIN_NAME = re.compile(rb"[A-Z][A-Z0-9_]*|-.*|[a-z_]{1,24}")
+_LINE_ENDS = (b"", b"\r", b"\n", b"\0", b"'", b'"')
+_LINE_OR_ITEM_ENDS = (b"", b"\n", b",", b"]", b"\xe2", b"|")
+
+
+def find_named_values(text: bytes, *, in_argument: bool = False) -> Iterator[Span]:
+    """Yield the value of each name of a secret; ``in_argument``: the text is one argument."""
+    end = 0
+    for name in _find_names(text, in_argument):
+        if name.start < end:  # a part of another one's value
+            continue
+        value = _find_value(text, name)
+        if value is not None and value.end > value.start:
+            end = value.end
+            yield value
+
+
+def _find_value(text: bytes, name: _Name) -> Span | None:
+    if text[name.start - 1 : name.start] == b"<" and not name.in_query:
+        return _read_element(text, name, name.end)
+    sign = _SIGN.match(text, name.end)
+    if sign is not None and not (name.is_option and sign["sign"] in (b"|", b"\t", b":")):
+        return _read_assigned(text, name, sign)
+    if name.is_option:
+        return _read_option(text, name)
+    for find in (_read_after_setter, _read_ahead, _read_beside, _read_sentence):
+        value = find(text, name)
+        if value is not None:
+            return value
+    return None
+
+
+def _read_assigned(text: bytes, name: _Name, match: re.Match[bytes]) -> Span | None:
+    sign, at = match["sign"], match.end()
+    in_table = text[max(0, name.start - _BEFORE) : name.start].rstrip(b" \t").endswith(b"|")
+    # Between any two words there may be a tab, and a bar or an arrow that assigns nothing.
+    is_weak = (sign == b"->" and not name.meaning.sure) or (sign == b"|" and not in_table)
+    if is_weak or sign == b"\t":
+        return _read_sentence(text, name)
+    gap = _NEXT.match(text, at)
+    if gap is not None and not (gap["listed"] and match["close"]):
+        value = _read_next_line(text, name, gap.end(), can_be_quoted=not gap["listed"])
+        if value is not None and gap["item"]:
+            value = value._replace(end=end_of(_ITEMS, text, value.end))
+        return value
+    return _read_value(text, name, at, sign, match["close"] or b"")
+
+
+def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -> Span | None:
+    """Return a value on the line after its name, if it is the only word there."""
+    value = _read_value(text, name, at)
+    if value is None:
+        return None
+    if can_be_quoted and text[value.start - 1 : value.start] in (b'"', b"'"):
+        return value
+    raw, behind = text[value.start : value.end], text[value.end : value.end + 2]
+    has_end = behind.strip(b"\"' \t\r")[:1] in _LINE_OR_ITEM_ENDS
+    if not has_end or raw.endswith((b":", b",", b".")) or b" " in raw:
+        return None
+    is_password = name.meaning.kind == "password" and len(raw) >= 6
+    has_digit = name.meaning.sure and len(raw) >= 8 and bool(_DIGIT.search(raw))
+    return value if is_password or has_digit or looks_random(raw) or is_digest(raw) else None
+
+
+def _read_option(text: bytes, name: _Name) -> Span | None:
+    """Return the argument after an option, or the next element of a list of arguments."""
+    gap = _GAP.match(text, name.end)
+    if gap is None or _OPTION.match(text, gap.end()):
+        return None
+    if (gap["close"] or gap["comma"]) and not _OPEN.match(text, gap.end()):
+        return None
+    value = _read_value(text, name, gap.end(), b" ")
+    if value is None:
+        return None
+    raw = text[value.start : value.end]
+    is_metavar = _METAVAR.fullmatch(raw) and (len(raw) <= 8 or meaning(raw) is not None)
+    if raw in _PROSE or is_metavar:
+        return None
+    is_one_a_line = b"\n" in gap[0] and not gap["comma"] and b"\\" not in gap[0]
+    fills_line = text[value.end : value.end + 1] in _LINE_ENDS and b" " not in raw
+    return value if fills_line or not is_one_a_line else None
+
+
+def _read_element(text: bytes, name: _Name, at: int) -> Span | None:
+    """Return the content of ``<password>...``, at the end of the name or of an attribute."""
+    tag = _ELEMENT.match(text, at)
+    if tag is None:
+        return None
+    end = text.find(b"]]>" if tag["data"] else b"<", tag.end(), tag.end() + _ELEMENT_BYTES)
+    return _check(text, name, tag.end(), end) if end >= 0 else None
+
+
+def _read_after_setter(text: bytes, name: _Name) -> Span | None:
+    """Return the value after a name that a command sets: ``setenv HF_TOKEN ...``."""
+    before = text[max(0, name.start - _BEFORE) : name.start]
+    blank = _BLANK.match(text, name.end)
+    return _read_value(text, name, blank.end()) if blank and _SETTER.search(before) else None
+
+
+def _read_ahead(text: bytes, name: _Name) -> Span | None:
+    """Return the value before a name, both with a key: ``"value": "...", "name": "HF_TOKEN"``."""
+    if not _NAME_KEY.search(text[max(0, name.start - 12) : name.start]):
+        return None
+    at = text.rfind(b"value", max(0, name.start - _ELEMENT_BYTES), name.start)
+    match = _AHEAD.match(text, at - 1, name.start) if at > 0 else None
+    return _check(text, name, *match.span("value")) if match else None
+
+
+def _read_beside(text: bytes, name: _Name) -> Span | None:
+    """Return the value beside a quoted name: ``("HF_TOKEN", "...")``, or under ``"value"``."""
+    closed = _OPEN.match(text, name.end)  # the quote that closes the name
+    beside = _BESIDE.match(text, closed.end() if closed else name.end)
+    if beside is not None and (closed or b"\n" in beside[0]):
+        return _read_value(text, name, beside.end())
+    if closed is None:
+        return None
+    if text.startswith(b">", closed.end()):
+        return _read_element(text, name, closed.end())
+    comma = _PAIR.match(text, closed.end())
+    value = _read_value(text, name, comma.end()) if comma else None
+    if value is None:
+        return None
+    raw = text[value.start : value.end]
+    is_list_of_names = _PLAIN_NAME.fullmatch(raw) or meaning(raw) is not None
+    can_be_secret = name.meaning.sure or looks_random(raw)
+    return value if can_be_secret and not is_list_of_names else None
+
+
+def _read_sentence(text: bytes, name: _Name) -> Span | None:
+    """Return a word that looks random, a few small words after the name: ``the token is ...``."""
+    for between in (_OTHER_WORDS, _SMALL_WORDS):
+        gap = between.match(text, name.end)
+        match = _RANDOM.match(text, gap.end()) if gap else None
+        if gap is None or match is None:
+            continue
+        word = match[0].rstrip(b".,:;")
+        is_capital = text[name.start : name.end].isupper()
+        is_stressed = name.meaning.sure and (is_capital or bool(_STRESS.search(gap[0])))
+        if looks_random(word) or (is_stressed and _is_password(word)):
+            return _span(name, match.start(), match.start() + len(word))
+    return None
+
+
+def _is_password(word: bytes) -> bool:
+    if len(word) < 6 or not _DIGIT.search(word) or not _LETTER.search(word):
+        return False
+    return not (word.startswith(b"/") or is_placeholder(word) or is_digest(word))
+
+
+# --- Passwords without a name: arguments of commands, and before a host --------------------------
+
+_QUOTE = rb"(?P<quote>[\"']?)"
+_LOGIN = rb"[ \t][^\n]{0,80}?\blogin\b[^\n]{0,160}?[ \t]-p[ \t=]{0,9}" + _QUOTE
+_USER = rb"\b[^\n]{0,160}?[ \t](?:-u|-U|--user|--proxy-user)[ =\t]{0,9}" + _QUOTE
+_READER = rb"(?:-stdin|--with-token|sudo[ ]-S|kinit|passwd)"
+_HERE = rb"[^\n|]{0,80}?<<<[ ]?" + _QUOTE
+_ECHO = rb"[ \t]{1,9}(?:-n[ \t]{1,9})?" + _QUOTE
+_PIPE = rb"(?=[^\s\"'|]{2,200}[\"']?[ \t]{0,9}\|[^\n]{0,160}?" + _READER + rb")"
+_COMMANDS = {
+    b"sshpass": rb"[ \t]{1,9}-p[ \t]{0,9}" + _QUOTE,
+    b"docker": _LOGIN,
+    b"podman": _LOGIN,
+    b"nerdctl": _LOGIN,
+    b"buildah": _LOGIN,
+    b"skopeo": _LOGIN,
+    b"apptainer": _LOGIN,
+    b"singularity": _LOGIN,
+    b"oras": _LOGIN,
+    b"helm": _LOGIN,
+    b"mysql": rb"(?:dump|admin)?\b[^\n]{0,160}?[ \t]-p(?=\S)" + _QUOTE,
+    b"pass:": _QUOTE,
+    b"ldap": rb"(?:search|whoami|add|modify|passwd)\b[^\n]{0,160}?[ \t]-w[ \t]{0,9}" + _QUOTE,
+    b"smbclient": rb"\b[^\n]{0,160}?[ \t]-U[ \t]{0,9}" + _QUOTE + rb"[^\s%]{1,80}%",
+    b"login(": rb"\s{0,40}(?:\w{1,20}[ ]?=[ ]?)?[bf]?(?=[\"'])" + _QUOTE,
+    b"curl": _USER + rb"[^\s:\"']{1,80}:",
+    b"wget": _USER + rb"[^\s:\"']{1,80}:",
+    b"echo": _ECHO + _PIPE,
+    b"-stdin": _HERE,
+    b"--with-token": _HERE,
+    b"sudo -S": _HERE,
+    b"kinit": _HERE,
+    b"passwd": _HERE,
+}
+"""Commands that take a password without a name: what stands between."""
+_BEFORE_PASSWORD = {
+    program: re.compile(re.escape(program) + before + rb"(?!\[redacted|\*\*\*)(?=[^\s\"']{2})")
+    for program, before in _COMMANDS.items()
+}
+_BARE = re.compile(rb"[^\s\"'|]+")
+_STEP = 64
+"""Bytes after a command in which no other one of its kind is looked for."""
+_URL = re.compile(rb"([a-z][a-z0-9+.-]*://)([^\s\"'<>`]*)", re.I)
+_AUTHORITY = re.compile(rb"[^\s/?#\"'<>\\]*")
+_URL_REST = re.compile(rb"[^\s\"'<>]*")
+_URL_BYTES = 2048
+_HOST = re.compile(rb"(?:[\w.-]*|\[[0-9a-f:.]*\])(?::[0-9]{0,5})?", re.I)
+_LOGIN_AT_HOST = re.compile(
+    rb"(?<![\w./:@+-])([\w.+-]{1,64}:(?![0-9]{1,5}@sha)[^\s:@/\"'<>]{3,80})@(?!sha[0-9])"
+    rb"(?=tcp\(|(?:[\w-]{1,63}\.){1,6}[\w-]|localhost\b|[\w.-]{1,80}[:#/])"
+)
+"""``user:password@host`` without a scheme: of databases, and registries of containers."""
+
+
+def find_passwords(text: bytes) -> Iterator[Span]:
+    """Yield the passwords that stand as an argument of a command, or before a host."""
+    for program, pattern in _BEFORE_PASSWORD.items():
+        at = text.find(program)
+        while at >= 0:
+            match = pattern.match(text, at)
+            following = at + _STEP
+            if match is not None:
+                start = following = match.end()
+                quote = match["quote"]
+                end = _end_of_quoted(text, start, quote) if quote else end_of(_BARE, text, start)
+                yield Span(start, end, "password", at)
+            at = text.find(program, following)
+    if b"@" in text:
+        for match in _LOGIN_AT_HOST.finditer(text):
+            yield Span(*match.span(1), "url-credential", match.start())
+
+
+def find_url_logins(text: bytes) -> Iterator[Span]:
+    """Yield users with a password before the hosts of URLs, and those that look random."""
+    at = text.find(b"://")
+    while at >= 0:
+        start = at + 3
+        end = start + _length_of_login(
+            text[start : end_of(_URL_REST, text, start, start + _URL_BYTES)]
+        )
+        login = text[start:end]
+        is_secret_login = b":" in login or looks_random(login)
+        if is_secret_login and not login.startswith(b"[redacted"):
+            yield Span(start, end, "url-credential", at)
+        at = text.find(b"://", start)
+
+
+def _length_of_login(url: bytes) -> int:
+    """Return the length of user and password at the start of a URL without its scheme."""
+    authority = url[: end_of(_AUTHORITY, url)]
+    if b"@" not in authority and not _HOST.fullmatch(authority):  # a password with a slash in it
+        authority = url
+    return max(0, authority.rfind(b"@"))
+
+
+# --- Arguments and messages without secrets ------------------------------------------------------
+
+_PAIRS = re.compile(rb"([^=&;]*=)[^&;]*")
+_USER_OPTION = re.compile(r"(-u|-U|--user|--proxy-user)(?:(=?)(.+))?", re.S)
+_LOGIN_VALUE = re.compile(r"(?!\d*:\d*\Z).*:.*", re.S)
+"""A user and a password, and not the numeric user and group that container programs take."""
+_ASSIGNED = re.compile(r"([-+~]*([A-Za-z_][\w.-]*)=).*", re.S)
+_ANY_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
+_LOGIN_SIGN = re.compile("[:@ ]")
+"""An argument that has no name of a secret and none of these holds no secret."""
 _LONG_OPTION = re.compile(r"--[a-z][\w-]*(=.*)?", re.S)
 _TOKENS_OPTION = re.compile(r"(--?tokens)(?:=(.*))?", re.S | re.I)
 """An option that may mean tokens of a text or secret ones: its value decides."""
@@ -504,14 +692,7 @@ _TOKEN_VALUE = re.compile(
     r"(?!\d[\d_.]*(?:e\d+)?[a-z]?\Z)(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w+=-]{6,}", re.I
 )
 """Letters and digits mixed as in a secret token, not a number, a path or a file name."""
-
-
-def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
-    """Return the variables of a program without secrets, except those that ``passed`` names.
-
-    What is left out reaches no rank, and so no file, log or list of processes on a node.
-    """
-    return {name: value for name, value in env.items() if name in passed or not is_secret(name)}
+_REGISTRY = re.compile("docker|podman|nerdctl|buildah|skopeo|apptainer|singularity|oras|helm")
 
 
 def masked(argv: Sequence[str]) -> list[str]:
@@ -519,18 +700,46 @@ def masked(argv: Sequence[str]) -> list[str]:
 
     An option hides the argument after it, unless that is an option itself.
     """
-    shown = [_masked_word(word) for word in argv]
+    shown = [_mask_argument(word) for word in argv]
     login = _login_index(argv)
     for index, word in enumerate(argv):
         takes_password = index > login and word.startswith("-p")
         if takes_password and word != "-p":
             shown[index] = f"-p{HIDDEN}"
-            continue
-        if index + 1 == len(argv):
-            break
-        if takes_password or _hides_next(word, argv[index + 1]):
+        elif index + 1 < len(argv) and (takes_password or _hides_next(word, argv[index + 1])):
             shown[index + 1] = HIDDEN
     return shown
+
+
+def without_url_secrets(text: str) -> str:
+    """Return a text with the users, passwords and query values of all its URLs removed.
+
+    Tokens of downloads stand in queries under any name, so no value of a query stays.
+    """
+    if "://" not in text:
+        return text
+    return change_bytes(text, functools.partial(_URL.sub, _show_url))
+
+
+def change_bytes(text: str, change: Callable[[bytes], bytes]) -> str:
+    """Return what a change to its bytes makes of a text."""
+    how = "surrogateescape"  # a name's bytes
+    try:
+        data = text.encode(errors=how)
+    except UnicodeEncodeError:  # half of a character, as JSON may have it
+        how = "surrogatepass"
+        data = text.encode(errors=how)
+    return change(data).decode(errors=how)
+
+
+def hide_spans(text: bytes, spans: Iterable[Span]) -> bytes:
+    """Return a text with stars in place of spans."""
+    parts = []
+    copied = 0
+    for span in merge_spans(spans):
+        parts += [text[copied : span.start], HIDDEN.encode()]
+        copied = span.end
+    return b"".join([*parts, text[copied:]])
 
 
 def _login_index(argv: Sequence[str]) -> int:
@@ -539,101 +748,49 @@ def _login_index(argv: Sequence[str]) -> int:
     for index, word in enumerate(argv):
         program = word.rpartition("/")[2]
         login = login or word == "login"
-        registry = registry or re.fullmatch(_REGISTRY, program) is not None
+        registry = registry or _REGISTRY.fullmatch(program) is not None
         if program == "sshpass" or (login and registry):
             return index
     return len(argv)
 
 
 def _hides_next(word: str, following: str) -> bool:
-    option = _OPTION.fullmatch(word)
+    option = _ANY_OPTION.fullmatch(word)
     if option is None or _LONG_OPTION.fullmatch(following):
         return False
     if _TOKENS_OPTION.fullmatch(word):
         return _TOKEN_VALUE.fullmatch(following) is not None
-    if is_secret(option[1]):
-        return True
-    return _USER_OPTION.fullmatch(word) is not None and _is_login(following)
+    is_user = _USER_OPTION.fullmatch(word) and _LOGIN_VALUE.fullmatch(following)
+    return is_secret(option[1]) or bool(is_user)
 
 
-def without_url_secrets(text: str) -> str:
-    """Return a text with the users, passwords and query values of all its URLs removed.
-
-    Tokens of downloads stand in queries under any name, so no value of a query stays.
-    """
-    return _URL.sub(_shown_url, text) if "://" in text else text
-
-
-def _shown_url(match: re.Match[str]) -> str:
-    scheme, rest = match.groups()
-    rest = _without_user(rest)
-    rest, hash_sign, fragment = rest.partition("#")
-    location, mark, query = rest.partition("?")
-    if "=" in query:
-        query = _PAIR.sub(rf"\1{HIDDEN}", query)
-    elif query:
-        query = HIDDEN
-    return f"{scheme}{location}{mark}{query}{hash_sign}{_hide_values(fragment)}"
-
-
-def _without_user(rest: str) -> str:
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    tail = rest[len(authority) :]
-    if "@" in authority:
-        return authority.rpartition("@")[2] + tail
-    if "@" in tail and not _HOST.fullmatch(authority):  # a password with a slash in it
-        return tail.rpartition("@")[2]
-    return rest
-
-
-def _masked_word(word: str) -> str:
-    assignment = _ASSIGNMENT.fullmatch(word)
-    if assignment and is_secret(assignment[2]):
-        return f"{assignment[1]}{assignment[2]}={HIDDEN}"
+def _mask_argument(word: str) -> str:
+    if not (HINT.search(word) or _LOGIN_SIGN.search(word)):
+        return word
+    assigned = _ASSIGNED.fullmatch(word)
     tokens = _TOKENS_OPTION.fullmatch(word)
+    user = _USER_OPTION.fullmatch(word)
+    if assigned and is_secret(assigned[2]):
+        return f"{assigned[1]}{HIDDEN}"
     if tokens and _TOKEN_VALUE.fullmatch(tokens[2] or ""):
         return f"{tokens[1]}={HIDDEN}"
-    user = _USER_OPTION.fullmatch(word)
-    if user and _is_login(user[3]):  # ``--user=user:...``, which has no other end
+    if user and _LOGIN_VALUE.fullmatch(user[3] or ""):  # which has no other end
         return f"{user[1]}{user[2]}{HIDDEN}"
-    word = _REGISTRY_LOGIN.sub(f"{HIDDEN}@", without_url_secrets(word))
-    word = _hide_values(word)
-    if " " in word or word.startswith("-"):
-        return _hide_logins(word)
-    return word
+    return change_bytes(without_url_secrets(word), _mask_text)
 
 
-def _hide_values(text: str) -> str:
-    """Hide the values of secret names anywhere in a text: ``--export=ALL,HF_TOKEN=...``."""
-    return _hidden(text, secret_values(text))
+def _mask_text(text: bytes) -> bytes:
+    named = find_named_values(text, in_argument=True)
+    passwords = find_passwords(text) if b" " in text or b"@" in text else ()
+    return hide_spans(text, [*named, *passwords])
 
 
-def _hidden(text: str, ranges: Iterable[tuple[int, int]]) -> str:
-    """Hide ranges, which are in order and do not overlap."""
-    parts = []
-    copied = 0
-    for start, end in ranges:
-        parts += [text[copied:start], HIDDEN]
-        copied = end
-    return "".join([*parts, text[copied:]])
-
-
-def _hide_logins(text: str) -> str:
-    """Hide passwords without a name: ``docker login -p ...``, ``curl -u user:...``."""
-    return _hidden(text, _passwords(text))
-
-
-def _passwords(text: str) -> Iterator[tuple[int, int]]:
-    hidden = 0
-    for match in _LOGIN.finditer(text):
-        if match.start() < hidden:
-            continue
-        end = end_of_shell_word(text, match.end())
-        is_user_option = match[0].lstrip().startswith("-")
-        if not is_user_option or _is_login(text[match.end() : end].strip("\"'")):
-            yield match.end(), end
-            hidden = end
-
-
-def _is_login(value: str) -> bool:
-    return ":" in value and not _NUMERIC_IDS.fullmatch(value)
+def _show_url(match: re.Match[bytes]) -> bytes:
+    scheme, rest = match.groups()
+    login = _length_of_login(rest)
+    rest, hash_sign, fragment = rest[login + 1 if login else 0 :].partition(b"#")
+    location, mark, query = rest.partition(b"?")
+    hidden = HIDDEN.encode()
+    query = _PAIRS.sub(rb"\1" + hidden, query) if b"=" in query else query and hidden
+    fragment = hide_spans(fragment, find_named_values(fragment, in_argument=True))
+    return scheme + location + mark + query + hash_sign + fragment

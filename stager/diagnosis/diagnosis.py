@@ -26,7 +26,7 @@ from bundle.protocol.messages import (
     Vanished,
 )
 from bundle.protocol.problem import Problem
-from bundle.redaction.secrets import is_secret
+from bundle.redaction.secret_names import is_secret
 
 from ..catalogue.catalogue import LineRole, LineTells
 from ..config import load as settings

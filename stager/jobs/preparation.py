@@ -21,7 +21,7 @@ from bundle.format.manifest import Manifest
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Action, Allocation
 from bundle.protocol.job import Job
-from bundle.redaction.secrets import without_secrets
+from bundle.redaction.secret_names import without_secrets
 
 from .. import __version__
 from ..building.current_bundle import (

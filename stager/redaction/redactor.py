@@ -6,14 +6,24 @@ import bisect
 import html
 import ipaddress
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass
 
-from . import secret_shapes, secret_values
-from .secret_shapes import value_of
-from .secret_values import KnownValues, Span, end_of, looks_random, merged
+from bundle.redaction.known_values import KnownValues
+from bundle.redaction.secrets import (
+    Span,
+    change_bytes,
+    end_of,
+    find_named_values,
+    find_passwords,
+    find_url_logins,
+    looks_random,
+    merge_spans,
+)
+
+from .secret_shapes import find_shapes
 
 # --- A text as it reads once colours, zero bytes and escapes are gone; places map back to the text
 
@@ -27,26 +37,16 @@ _ATOM = re.compile(
     rb"|%[0-7][0-9A-Fa-f]"
     rb"|&(?:quot|apos|amp|lt|gt|#(?:[0-9]{2,3}|x[0-9A-Fa-f]{2}));"
 )
-_ESCAPED_LETTERS = {b"t": b"\t", b"b": b"\b", b"n": b"\n", b"r": b"\n"}
-_NO_BREAK_SPACE = b"\xc2\xa0"
+_ESCAPED_LETTERS = {b"t": b"\t", b"b": b"\b", b"n": b"\n", b"r": b"\r"}
 _ASCII = 0x80
 _MARKS = (
-    b"\\",
-    b"%",
-    b"\x1b",
-    b"\0",
-    b"&",
-    b"\x08",
-    b"=\n",
-    b"=\r\n",
-    b"\xe2\x80",
-    b"\xc2\xad",
-    b"\xc2\xa0",
+    *(b"\\", b"%", b"\x1b", b"\0", b"&", b"\x08", b"=\n", b"=\r\n"),
+    *(b"\xe2\x80", b"\xc2\xad", b"\xc2\xa0"),
 )
 """A text with none of these reads as it stands."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class View:
     """A text, read at one level."""
 
@@ -54,41 +54,36 @@ class View:
     """The text as it reads."""
     under: View | None = None
     """The level that it was made from; None for the text itself."""
-    starts: list[int] = field(default_factory=list)
-    """The start of each piece, here."""
-    places: list[tuple[int, int]] = field(default_factory=list)
-    """The start of each piece in the level below, and its length there."""
+    pieces: Sequence[tuple[int, int, int]] = ()
+    """For each piece its start here, its start in the level below, and its length there."""
 
-    def back(self, start: int, end: int) -> tuple[int, int]:
+    def map_back(self, start: int, end: int) -> tuple[int, int]:
         """Return a place here as one in the text itself."""
         if self.under is None:
             return start, end
-        first = self._below(start)
-        last = self._below(end - 1, whole=True) if end > start else first
-        return self.under.back(first, last)
+        first, _ = self._map_byte(start)
+        last = self._map_byte(end - 1)[1] if end > start else first
+        return self.under.map_back(first, last)
 
-    def _below(self, at: int, *, whole: bool = False) -> int:
-        """Return a byte's place in the level below; with ``whole`` the place after it."""
-        number = max(0, bisect.bisect_right(self.starts, at) - 1)
-        below, length = self.places[number]
-        here = self.starts[number]
-        is_last = number + 1 == len(self.starts)
-        unchanged = is_last or self.starts[number + 1] - here == length
-        if unchanged:
-            return below + at - here + whole
-        return below + length if whole else below
+    def _map_byte(self, at: int) -> tuple[int, int]:
+        """Return where a byte begins and ends in the level below."""
+        number = max(0, bisect.bisect_right(self.pieces, (at, sys.maxsize)) - 1)
+        here, below, length = self.pieces[number]
+        is_last = number + 1 == len(self.pieces)
+        if is_last or self.pieces[number + 1][0] - here == length:  # unchanged
+            return below + at - here, below + at - here + 1
+        return below, below + length
 
 
-def views(text: bytes) -> Iterator[View]:
-    """Yield a text itself, then what it reads as, level by level, as long as that differs."""
-    view = View(text=text)
-    yield view
+def views(text: bytes) -> list[View]:
+    """Return a text itself and, where that differs, what it reads as without any escapes."""
+    view = whole = View(text)
     for _ in range(_LEVELS):
         read = _read(view)
         if read is None:
-            return
-        yield read
+            break
         view = read
+    return [whole] if view is whole else [whole, view]
 
 
 def _read(under: View) -> View | None:
@@ -96,53 +91,48 @@ def _read(under: View) -> View | None:
     text = under.text
     if not any(mark in text for mark in _MARKS):
         return None
-    read = bytearray()
-    starts: list[int] = []
-    places: list[tuple[int, int]] = []
-
-    def add(piece: bytes, place: int, length: int) -> None:
-        starts.append(len(read))
-        places.append((place, length))
-        read.extend(piece)
-
-    done = 0
+    parts: list[bytes] = []
+    pieces: list[tuple[int, int, int]] = []
+    done = length = 0
     for match in _ATOM.finditer(text):
-        start = match.start()
+        start, end = match.span()
         if start > done:
-            add(text[done:start], done, start - done)
-        meant = _meant(text, match)
+            pieces.append((length, done, start - done))
+            parts.append(text[done:start])
+            length += start - done
+        meant = _read_atom(text, match)
         if meant:
-            add(meant, start, len(match[0]))
-        done = match.end()
+            pieces.append((length, start, end - start))
+            parts.append(meant)
+            length += len(meant)
+        done = end
     if not done:
         return None
-    add(text[done:], done, len(text) - done)
-    return View(text=bytes(read), under=under, starts=starts, places=places)
+    pieces.append((length, done, len(text) - done))
+    return View(b"".join([*parts, text[done:]]), under, pieces)
 
 
-def _meant(text: bytes, match: re.Match[bytes]) -> bytes:
-    """Return what an escape stands for; nothing for a colour."""
-    atom = match[0]
+def _read_atom(text: bytes, match: re.Match[bytes]) -> bytes:
+    """Return what an escape stands for; nothing for a colour, or what is struck out."""
+    atom, start = match[0], match.start()
     if atom == b"\0":
-        return _zero_byte(text, match.start())
-    if atom == _NO_BREAK_SPACE:
+        # Half of a wide letter, or the end of a variable or an argument.
+        is_wide = (
+            text[start + 2 : start + 3] == b"\0" or text[max(0, start - 2) : start - 1] == b"\0"
+        )
+        return b"" if is_wide else b"\n"
+    if atom == b"\xc2\xa0":
         return b" "
-    if atom.endswith(b"\x08"):  # struck out
+    if atom.endswith(b"\x08"):
         return b""
     if atom.startswith(b"&"):
         return html.unescape(atom.decode("ascii")).encode()
     if atom.startswith(b"%"):
         return bytes([int(atom[1:], 16)])
-    return _escaped(atom[1:]) if atom.startswith(b"\\") else b""
+    return _read_escape(atom[1:]) if atom.startswith(b"\\") else b""
 
 
-def _zero_byte(text: bytes, at: int) -> bytes:
-    """Return nothing for half of a wide letter, a line's end after a variable or an argument."""
-    is_wide = text[at + 2 : at + 3] == b"\0" or text[max(0, at - 2) : at - 1] == b"\0"
-    return b"" if is_wide else b"\n"
-
-
-def _escaped(body: bytes) -> bytes:
+def _read_escape(body: bytes) -> bytes:
     first = body[:1]
     if first in (b"\r", b"\n"):
         return b""
@@ -211,17 +201,17 @@ class Pseudonyms:
         self._host_pattern = _pattern_of(self._hosts, _EDGE + _DOMAIN)
         self._range_pattern = _pattern_of(_stems(self._hosts), _RANGE)
 
-    def spans(self, text: bytes) -> Iterator[Span]:
+    def find(self, text: bytes) -> Iterator[Span]:
         """Find all names in a text, each with its pseudonym."""
-        for kind, start, end in self._names(text):
-            pseudonym = self._pseudonym(kind, _normalized(kind, text[start:end]))
-            yield Span(start=start, end=end, kind=kind, anchor=start, pseudonym=pseudonym)
+        for kind, start, end in self._find_names(text):
+            pseudonym = self._pseudonym(kind, _normalize(kind, text[start:end]))
+            yield Span(start, end, kind, start, pseudonym=pseudonym)
 
     def met(self) -> list[str]:
         """Return all names of users that are known by now."""
         return [user.decode() for user in self._users]
 
-    def _names(self, text: bytes) -> Iterator[tuple[str, int, int]]:
+    def _find_names(self, text: bytes) -> Iterator[tuple[str, int, int]]:
         """Yield kind, start and end of each name."""
         for home in _HOME.finditer(text):
             self._meet(home[1])
@@ -260,7 +250,7 @@ class Pseudonyms:
         return self._given[key]
 
 
-def _normalized(kind: str, name: bytes) -> bytes:
+def _normalize(kind: str, name: bytes) -> bytes:
     if kind == "node":
         return name.partition(b".")[0]
     return name if kind == "user" else name.lower()
@@ -336,65 +326,15 @@ HELD = 1 << 16
 """Bytes that are looked at again with what follows; no secret of a few lines is longer."""
 LONGEST = 1 << 22
 """Bytes that are kept at most; of a secret that is longer the rest is taken out as it comes."""
-MAX_LEARNED_BYTES = 400
+_MAX_LEARNED_BYTES = 400
 """Bytes of a value that is learned: a longer one is not repeated by chance."""
-MAX_LEARNED = 500
+_MAX_LEARNED = 500
 """Values that are learned from texts at most."""
 _WIDTHS = frozenset((79, 80, 88, 99, 100, 119, 120, 132, 159, 160, 199, 200))
 """Characters of a line at which programs begin a new one, whatever it says."""
 _WIDEST = 1000
 _REST = re.compile(rb"(?:\r?\n[A-Za-z0-9+/_.=-]{1,200}){1,2}")
-_BREAKS = b" \t,;"
 _WORD_BYTES = bytes(set(range(256)) - set(b" \t\r\n\"'"))
-
-
-class Finder(Protocol):
-    """Finds what is to be hidden besides secrets."""
-
-    def spans(self, text: bytes) -> Iterator[Span]:
-        """Find all of it, each with its pseudonym."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """The part of a stream that goes out; the rest is read for what it means."""
-
-    start: int = 0
-    """Its first byte."""
-    end: int | None = None
-    """The byte after its last one; None for the end of the stream."""
-
-
-class _Window:
-    """The part of a stream that is looked at; it grows until it can be cut between two secrets."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.start = 0
-        self.wanted = BLOCK + HELD
-        self.in_secret = False
-
-    def cut(self, length: int) -> None:
-        self.data = self.data[length:]
-        self.start += length
-        self.wanted = BLOCK + HELD
-
-    def cut_at(self, spans: list[Span]) -> int:
-        """Return how many bytes can go out; 0 where the window has to grow first."""
-        length = _cut(self.data, spans)
-        if length:
-            return length
-        if len(self.data) < LONGEST:
-            self.wanted = 2 * len(self.data)
-            return 0
-        self.in_secret = True
-        return len(self.data)
-
-    def skip_secret(self) -> None:
-        """Let go of the rest of a secret that was too long to be kept."""
-        if self.in_secret:
-            self.cut(len(self.data) - len(self.data.lstrip(_WORD_BYTES)))
-            self.in_secret = not self.data
 
 
 class Redactor:
@@ -406,123 +346,113 @@ class Redactor:
         learned: the number of values it has learned: what went out before may have them.
     """
 
-    def __init__(self, known: KnownValues | None = None, others: Finder | None = None) -> None:
+    def __init__(
+        self, known: KnownValues | None = None, pseudonyms: Pseudonyms | None = None
+    ) -> None:
         self.known = known or KnownValues()
         self.counts: Counter[str] = Counter()
         self.learned = 0
-        self._others = others
+        self._pseudonyms = pseudonyms
+
+    def words(self, text: str) -> str:
+        """Return a string without its secrets."""
+        return change_bytes(text, self.text)
 
     def text(self, data: bytes) -> bytes:
         """Return a whole text without its secrets."""
         return b"".join(self.stream([data]))
 
-    def words(self, text: str) -> str:
-        """Return a string without its secrets."""
-        how = "surrogateescape"  # a name's bytes
-        try:
-            data = text.encode(errors=how)
-        except UnicodeEncodeError:  # half of a character, as JSON may have it
-            how = "surrogatepass"
-            data = text.encode(errors=how)
-        return self.text(data).decode(errors=how)
+    def stream(
+        self, pieces: Iterable[bytes], start: int = 0, end: int = sys.maxsize
+    ) -> Iterator[bytes]:
+        """Yield a text that comes in pieces, without its secrets.
 
-    def stream(self, pieces: Iterable[bytes], kept: Kept | None = None) -> Iterator[bytes]:
-        """Yield the ``kept`` part of a text that comes in pieces, without its secrets."""
-        kept = kept or Kept()
-        window = _Window()
+        Of the bytes before ``start`` and from ``end`` on nothing goes out; they are read for what
+        they mean.
+        """
+        window, base, wanted = b"", 0, BLOCK + HELD
+        in_secret = False
         for piece in _blocks(pieces):
-            window.data += piece
-            if len(window.data) < window.wanted:
+            window += piece
+            if in_secret:
+                rest = window.lstrip(_WORD_BYTES)
+                base += len(window) - len(rest)
+                window, in_secret = rest, not rest
+            if len(window) < wanted:
                 continue
-            window.skip_secret()
-            if window.in_secret:
+            spans = self._find(window)
+            length = _find_cut(window, spans)
+            in_secret = not length and len(window) >= LONGEST
+            if in_secret:
+                length = len(window)
+            if not length:
+                wanted = 2 * len(window)
                 continue
-            spans = self._look(window.data)
-            length = window.cut_at(spans)
-            if length:
-                yield self._redacted(window.data[:length], spans, window.start, kept)
-                window.cut(length)
-        window.skip_secret()
-        spans = self._look(window.data)
-        yield self._redacted(window.data, spans, window.start, kept)
+            yield self._replace(
+                window[:length], spans, start - base, end if end is None else end - base
+            )
+            window, base, wanted = window[length:], base + length, BLOCK + HELD
+        yield self._replace(
+            window, self._find(window), start - base, end if end is None else end - base
+        )
 
-    def find(self, text: bytes) -> list[Span]:
-        """Return all that must not stay in a text, in order."""
-        spans: list[Span] = []
+    def find_secrets(self, text: bytes) -> Iterator[tuple[Span, bytes]]:
+        """Yield what must not stay in a text, each with its value where that may be elsewhere."""
         for view in views(text):
-            spans += [_mapped_back(text, view, span) for span in self._in_view(view.text)]
-        return merged(spans)
+            for span in self._find_in_view(view.text):
+                value = b""
+                if span.anchor != span.start:
+                    value = view.text[span.start : span.end]
+                if span.kind == "url-credential":
+                    value = value.partition(b":")[2]
+                yield _map_back(text, view, span), value
 
-    def _look(self, text: bytes) -> list[Span]:
+    def _find(self, text: bytes) -> list[Span]:
         """Find secrets, and again if values were learned: they may be anywhere in the text."""
-        spans = self.find(text)
+        found = list(self.find_secrets(text))
         before = self.learned
-        for span in spans:
-            if span.learned and self.learned < MAX_LEARNED:
-                self.learned += self.known.add(span.learned)
-        return self.find(text) if self.learned > before else spans
+        for span, value in found:
+            is_url = span.kind == "url-credential"
+            is_short = len(value) <= _MAX_LEARNED_BYTES and self.learned < _MAX_LEARNED
+            if is_short and (is_url or looks_random(value)):
+                self.learned += self.known.add(value)
+        if self.learned > before:
+            found = list(self.find_secrets(text))
+        return merge_spans(span for span, _ in found)
 
-    def _in_view(self, text: bytes) -> Iterator[Span]:
-        yield from _named_values(text)
-        yield from secret_shapes.spans(text)
-        for start, end in self.known.find(text):
-            yield Span.at(start, end, "known-value")
-        if self._others is not None:
-            yield from self._others.spans(text)
+    def _find_in_view(self, text: bytes) -> Iterator[Span]:
+        yield from find_named_values(text)
+        yield from find_shapes(text)
+        yield from find_passwords(text)
+        yield from find_url_logins(text)
+        yield from self.known.find(text)
+        if self._pseudonyms is not None:
+            yield from self._pseudonyms.find(text)
 
-    def _redacted(self, text: bytes, spans: list[Span], base: int, kept: Kept) -> bytes:
-        """Return the ``kept`` bytes of a text at ``base`` in the stream, redacted."""
-        stop = len(text) if kept.end is None else max(0, min(len(text), kept.end - base))
-        at = max(0, kept.start - base)
+    def _replace(self, text: bytes, spans: Sequence[Span], start: int, end: int) -> bytes:
+        """Return a part of a text, redacted; line ends within a secret stay."""
+        at = max(0, start)
+        stop = max(0, min(len(text), end))
         out: list[bytes] = []
         for span in spans:
             if span.end <= at or span.start >= stop:
                 continue
             newlines = text.count(b"\n", max(at, span.start), min(span.end, stop))
-            out.append(text[at : span.start])
-            out.append(span.replacement(newlines))
+            word = span.pseudonym or b"[redacted: %s]" % span.kind.encode()
+            out += [text[at : span.start], span.quote, word, span.quote, b"\n" * newlines]
             self.counts[span.kind] += 1
             at = span.end
-        out.append(text[at:stop])
-        return b"".join(out)
+        return b"".join([*out, text[at:stop]])
 
 
-def _named_values(text: bytes) -> Iterator[Span]:
-    end = 0
-    for name in secret_values.names(text):
-        if name.start < end:  # a part of another one's value
-            continue
-        value = value_of(text, name)
-        if value is not None:
-            end = value.end
-            yield Span(
-                start=value.start,
-                end=value.end,
-                kind=name.meaning.kind,
-                anchor=name.start,
-                quote=value.quote,
-                learned=_worth_learning(text[value.start : value.end]),
-            )
-
-
-def _worth_learning(value: bytes) -> bytes:
-    return value if len(value) <= MAX_LEARNED_BYTES and looks_random(value) else b""
-
-
-def _mapped_back(text: bytes, view: View, span: Span) -> Span:
-    start, end = view.back(span.start, span.end)
-    anchor, _ = view.back(span.anchor, span.anchor + 1)
-    if not span.pseudonym:
-        end = _unwrapped(text, end)
-    return replace(span, start=start, end=end, anchor=min(start, anchor))
-
-
-def _unwrapped(text: bytes, end: int) -> int:
-    """Return where a secret ends that was broken at the end of its line to fit a width."""
-    if text[end : end + 1] not in (b"\n", b"\r"):
-        return end
-    width = end - text.rfind(b"\n", max(0, end - _WIDEST), end) - 1
-    return end_of(_REST, text, end) if width in _WIDTHS else end
+def _map_back(text: bytes, view: View, span: Span) -> Span:
+    start, end = view.map_back(span.start, span.end)
+    anchor, _ = view.map_back(span.anchor, span.anchor + 1)
+    if not span.pseudonym and text[end : end + 1] in (b"\n", b"\r"):
+        # Its line may have ended to fit a width, and the secret goes on.
+        width = end - text.rfind(b"\n", max(0, end - _WIDEST), end) - 1
+        end = end_of(_REST, text, end) if width in _WIDTHS else end
+    return span._replace(start=start, end=end, anchor=min(start, anchor))
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -531,19 +461,14 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
             yield piece[at : at + BLOCK]
 
 
-def _cut(text: bytes, spans: list[Span]) -> int:
+def _find_cut(text: bytes, spans: Sequence[Span]) -> int:
     """Return how much of a text can go out: up to the end of a line, and not within a secret."""
-    target = _break(text, len(text) - HELD)
+    target = len(text) - HELD
+    line = text.rfind(b"\n", 0, target) + 1
+    if line <= target // 2:  # of a long line up to the end of a word
+        line = max(text.rfind(mark, target // 2, target) + 1 for mark in (b" ", b"\t", b",", b";"))
+    target = line or target
     for span in reversed(spans):
         if span.anchor < target < span.end:
             target = span.anchor
     return max(target, 0)
-
-
-def _break(text: bytes, target: int) -> int:
-    """Return the last end of a line before a place, else of a word, else the place itself."""
-    line = text.rfind(b"\n", 0, target) + 1
-    if line > target // 2:
-        return line
-    word = max(text.rfind(bytes([mark]), target // 2, target) + 1 for mark in _BREAKS)
-    return word or target

@@ -18,7 +18,8 @@ from bundle.protocol import log_names
 from bundle.protocol.counts import counted, sized
 from bundle.protocol.enumerations import Action, LogMode
 from bundle.protocol.job import ONE_A_CPU, Job
-from bundle.redaction.secrets import masked, without_secrets
+from bundle.redaction.secret_names import without_secrets
+from bundle.redaction.secrets import masked
 
 from ..config.job_settings import key_of, slurm_options
 from ..core.errors import ConfigError

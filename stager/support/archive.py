@@ -17,7 +17,7 @@ from typing import IO
 
 from bundle.protocol.codec import encode
 from bundle.protocol.enumerations import LogMode
-from bundle.redaction.secrets import is_secret
+from bundle.redaction.known_values import KnownValues, can_be_found, secrets_of_environment
 from bundle.system import permissions
 
 from ..config.load import load
@@ -27,7 +27,6 @@ from ..diagnosis.diagnosis import diagnose
 from ..diagnosis.failure import Diagnosis
 from ..logs.job_files import JobFiles, output_place
 from ..redaction.redactor import Pseudonyms, Redactor
-from ..redaction.secret_values import KnownValues, spellings, worth_looking_for
 from . import LOG_BYTES
 from .evidence import (
     SMALL,
@@ -49,33 +48,26 @@ from .evidence import (
 
 # --- The secrets that are known here: those of the environment, and those that settings spell out
 
-_PATH = re.compile(r"[~.]{0,2}/[\w.+@-]+(?:/[\w.+@-]*)*(?::/[\w.+@/-]*)*")
 _MIN_BYTES = 6
 """The shortest value of settings that is looked for elsewhere, too."""
 _BRACKETS = (b"[", b"{", b"(")
 
 
-def of_environment(environment: Mapping[str, str], passed: Collection[str]) -> Iterator[bytes]:
-    """Yield values of variables that are secret by name or in ``passed``, and secrets in others."""
-    for name, value in sorted(environment.items()):
-        raw = value.encode(errors="surrogateescape")
-        if name in passed or (is_secret(name) and not _PATH.fullmatch(value)):
-            yield from spellings(raw)
-        yield from _within(raw)
+def _find_known(
+    environment: Mapping[str, str], passed: Collection[str], settings: Iterable[bytes]
+) -> Iterator[bytes]:
+    """Yield the secrets of an environment, those in its other variables, and those of settings."""
+    yield from secrets_of_environment(environment, passed)
+    for value in environment.values():
+        yield from _find_in_text(value.encode(errors="surrogateescape"))
+    for text in settings:
+        yield from (value for value in _find_in_text(text) if len(value) >= _MIN_BYTES)
 
 
-def of_settings(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the values that settings and commands give to names that mean a secret."""
-    for text in texts:
-        for value in _within(text):
-            if len(value) >= _MIN_BYTES:
-                yield value
-
-
-def _within(text: bytes) -> Iterator[bytes]:
-    for span in Redactor().find(text):
-        value = span.learned or text[span.start : span.end]
-        if worth_looking_for(value) and not value.startswith(_BRACKETS):
+def _find_in_text(text: bytes) -> Iterator[bytes]:
+    for span, learned in Redactor().find_secrets(text):
+        value = learned or text[span.start : span.end]
+        if can_be_found(value) and not value.startswith(_BRACKETS):
             yield value
 
 
@@ -280,8 +272,8 @@ class _Gathering:
         settings = [item for item in found.items if item.path and item.path.suffix == ".toml"]
         jobs = [item for item in found.items if item.path == found.files.job]
         passed = {*found.job.launch.pass_env, *_passed(settings)}
-        self.known = list(of_environment(environment, passed))
-        self.known += of_settings(_content(item) for item in (*settings, *jobs))
+        texts = [_content(item) for item in (*settings, *jobs)]
+        self.known = list(_find_known(environment, passed, texts))
         if self.options.hide_names:
             self.users = _users(environment)
 

@@ -23,7 +23,7 @@ from ..diagnosis.failure import Diagnosis
 from ..logs import job_record
 from ..logs.job_files import JobFiles, KeptJob, kept_job
 from ..pack.bundle_file import manifest_of
-from ..redaction.redactor import HELD, Kept, Redactor
+from ..redaction.redactor import HELD, Redactor
 
 # --- The files of a job: only regular ones, inside their directory, and of long ones both ends
 
@@ -138,12 +138,12 @@ def redacted(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Ite
         return
     head = between(handle, 0, min(size, gap.start + HELD))
     last = b"\n"
-    for piece in redactor.stream(head, Kept(end=gap.start)):
+    for piece in redactor.stream(head, end=gap.start):
         yield piece
         last = piece[-1:] or last
     yield (b"" if last == b"\n" else b"\n") + gap.notice().encode() + b"\n"
     begin = max(0, gap.end - HELD)
-    yield from redactor.stream(between(handle, begin, size), Kept(start=gap.end - begin))
+    yield from redactor.stream(between(handle, begin, size), start=gap.end - begin)
 
 
 def between(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:

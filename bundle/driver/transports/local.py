@@ -32,7 +32,7 @@ from ...protocol.events import read_agent_line
 from ...protocol.job import Job
 from ...protocol.messages import AgentRequest, Answer, EarlyRequest, PlacedRequest
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.secrets import without_secrets
+from ...redaction.secret_names import without_secrets
 from ...system import permissions, processes, signals
 from . import apptainer
 from .slurm_text import PYTHONS

@@ -13,7 +13,7 @@ from ...channel.bootstrap import in_memory
 from ...protocol.events import Remark
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.secrets import without_secrets
+from ...redaction.secret_names import without_secrets
 from ...system import processes
 from . import apptainer, slurm_text
 from .agent_program import may_carry

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ...launch.program_variables import drop_schedulers
 from ...protocol.job import Job
 from ...protocol.problem import NodeError, Problem, ProblemCode
-from ...redaction.secrets import without_secrets
+from ...redaction.secret_names import without_secrets
 from ...system.hostlist import wrong_hosts
 from . import apptainer, ssh_faults
 from .file_sender import SendCommand

@@ -29,12 +29,12 @@ from bundle.redaction.secrets import masked, without_url_secrets
         ("http://u:SECRET@h/x", "http://h/x"),
         ("--data=https://u:p/w@h:1/x?token=abc", "--data=https://h:1/x?token=***"),
         ("--opts=db_password=x,abc;abc", "--opts=db_password=***"),
-        ('export HF_TOKEN="x abc"', "export HF_TOKEN=***"),
+        ('export HF_TOKEN="x abc"', 'export HF_TOKEN="***"'),
         ("--password\nabc", "--password\n***"),
         ("DB_PASSWORD:=abc", "DB_PASSWORD:=***"),
         ("DB_PASSWORD+=abc", "DB_PASSWORD+=***"),
         ("password = abc", "password = ***"),
-        ('password := "abc d"', "password := ***"),
+        ('password := "abc d"', 'password := "***"'),
         ("hf_token => abc", "hf_token => ***"),
         ('{"api_key":["abc"]}', '{"api_key":***}'),
         ('{"api_key": ["abc", "abd"], "lr": 1}', '{"api_key": ***, "lr": 1}'),
@@ -173,7 +173,7 @@ def test_what_is_no_secret_stays(line: str) -> None:
 
 def test_what_is_around_a_secret_stays() -> None:
     line = "cd x && A=1 HF_TOKEN='a b' t.py --lr 1 && curl -H \"Cookie: a b\" h"
-    shown = 'cd x && A=1 HF_TOKEN=*** t.py --lr 1 && curl -H "Cookie: ***" h'
+    shown = "cd x && A=1 HF_TOKEN='***' t.py --lr 1 && curl -H \"Cookie: ***\" h"
     assert masked(["sh", "-c", line]) == ["sh", "-c", shown]
 
 

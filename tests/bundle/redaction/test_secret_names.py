@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.redaction.secrets import _ALWAYS, is_secret, meaning, without_secrets
+from bundle.redaction.secret_names import _ALWAYS, is_secret, meaning, without_secrets
 
 SECRET = """
     TOKEN HF_TOKEN GH_TOKEN GITHUB_TOKEN MY_TOKENS FOO_TOKEN HF_TOKEN_2 TOKEN_PROD GITHUB_TOKEN_PROD

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bundle.protocol.enumerations import Action
-from bundle.redaction.secrets import is_secret
+from bundle.redaction.secret_names import is_secret
 from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError
 from stager.core.store import Store

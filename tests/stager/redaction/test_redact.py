@@ -12,10 +12,10 @@ from functools import partial
 
 import pytest
 
-from bundle.redaction.secrets import meaning
+from bundle.redaction.known_values import KnownValues, can_be_found
+from bundle.redaction.secret_names import meaning
 from stager.redaction import redactor
-from stager.redaction.redactor import BLOCK, HELD, LONGEST, Kept, Pseudonyms, Redactor, views
-from stager.redaction.secret_values import KnownValues, worth_looking_for
+from stager.redaction.redactor import BLOCK, HELD, LONGEST, Pseudonyms, Redactor, views
 from tests.support.counting import calls
 
 SHORT, LONG = "hunter2x", "aB3dE5fG7hI9jK1lM2nO"
@@ -461,7 +461,7 @@ def test_a_token_that_was_wrapped_goes_to_its_end(width: int) -> None:
 
 def test_values_that_are_words_are_not_looked_for() -> None:
     for value in ("true", "none", "abc", "12345", "aaaaaaaa", " ", "Bearer", "default"):
-        assert not worth_looking_for(value.encode())
+        assert not can_be_found(value.encode())
     known = KnownValues([b"true", b"correct horse battery staple"])
     redactor = Redactor(known)
     assert redactor.words("it is true: correct is not horse") == "it is true: correct is not horse"
@@ -558,17 +558,17 @@ def test_a_secret_without_an_end_is_taken_out_as_it_comes() -> None:
 def test_a_part_of_a_stream_is_redacted_as_in_the_whole() -> None:
     text = f"one\n{pem()}\ntwo token={LONG} three\n".encode()
     middle = text.index(b"KEY-----\n") + 100
-    assert b"".join(Redactor().stream([text], Kept(end=middle))).startswith(b"one\n[redacted")
-    shown = b"".join(Redactor().stream([text], Kept(start=middle)))
+    assert b"".join(Redactor().stream([text], end=middle)).startswith(b"one\n[redacted")
+    shown = b"".join(Redactor().stream([text], start=middle))
     assert shown.startswith(b"[redacted: private-key]\n")
     assert shown.endswith(b"\ntwo token=[redacted: token] three\n")
     for cut in range(0, len(text), 7):
         both = [
-            *Redactor().stream([text], Kept(end=cut)),
-            *Redactor().stream([text], Kept(start=cut)),
+            *Redactor().stream([text], end=cut),
+            *Redactor().stream([text], start=cut),
         ]
         assert LONG.encode()[:8] not in b"".join(both)
-    assert b"".join(Redactor().stream([text], Kept(start=5, end=5))) in (
+    assert b"".join(Redactor().stream([text], start=5, end=5)) in (
         b"",
         b"[redacted: private-key]",
     )
@@ -640,7 +640,7 @@ def test_garbage_is_survived() -> None:
         assert shown.count(b"\n") == text.count(b"\n")
         for view in views(text):
             for start in range(0, len(view.text), 5):
-                first, last = view.back(start, min(start + 3, len(view.text)))
+                first, last = view.map_back(start, min(start + 3, len(view.text)))
                 assert 0 <= first <= last <= len(text)
     noise = chance.randbytes(1 << 20)
     assert redactor.text(noise).count(b"\n") == noise.count(b"\n")
@@ -652,7 +652,7 @@ def test_views_lead_back() -> None:
     assert plain.text == b'a "b" c d e "f'
     for letter, was in ((b"b", b"b"), (b"c", rb"\u0063"), (b"d", b"%64"), (b"e", b"e")):
         at = plain.text.index(letter)
-        start, end = plain.back(at, at + 1)
+        start, end = plain.map_back(at, at + 1)
         assert text[start:end] == was
 
 
@@ -693,7 +693,7 @@ def test_names_that_only_look_so(name: str) -> None:
 
 def test_stand_ins_are_the_same_everywhere() -> None:
     pseudonyms = Pseudonyms(["alice"], ["hpc07", "hpc08", "login1"])
-    redactor = Redactor(others=pseudonyms)
+    redactor = Redactor(pseudonyms=pseudonyms)
     for text, shown in {
         "/home/alice/x /home/bob99/y alice": "/home/USER/x /home/USER-2/y USER",
         "hpc08.cluster.example.org, hpc[07-08], hpc070": "node-2, node-[...], hpc070",

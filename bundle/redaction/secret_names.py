@@ -1,0 +1,300 @@
+"""Which names mean a secret (``HF_TOKEN``, ``db_password``, ``X-Api-Key``), and which do not."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+# Machine learning is full of tokens and keys that are not secret: ``pad_token``, ``num_tokens``,
+# ``missing_keys``. So a name is split into words, and the words decide. This is the only definition
+# of such names: the variables withheld from ranks, the arguments that are masked and the texts that
+# are redacted all use it.
+
+HINT = re.compile(
+    "tok|pas|secret|cred|key|auth|cookie|jwt|pwd|pw|session|bearer|webhook|otp|pat|wort|docker|sess",
+    re.I,
+)
+"""A name without any of these means no secret; most variables have none."""
+_WORD = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def _word_set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_NEUTRAL_ENDINGS = _word_set("""
+    value values val str string text raw env var b64 base64 encoded header headers data plain
+    plaintext field input arg option param default new old current tmp temp my the your
+""")
+"""Words at the end of a name that change nothing."""
+_DESCRIPTIVE_ENDINGS = _word_set("""
+    path paths file files filename dir directory folder name names type types count counts len
+    length size limit index indices position positions url uri endpoint method methods expiry
+    expires expiration expired ttl age at sock socket provider class format scope scopes status
+    error errors policy required enabled disabled stdin prompt helper manager mode level usage
+    embedding embeddings mask dim ratio rate loss accuracy acc s sec second seconds ms parallelism
+    module plugin backend info alg algorithm bytes id ids fingerprint failed failure invalid
+    ok valid missing exists version timeout cache store handler callback reader writer
+    dropout padding weight weights bias shape norm proj projection states layer layers head heads
+""")
+"""Words at the end of a name that describe a secret without being one: ``token_count``."""
+_ALWAYS = {
+    "password": _word_set(
+        "password passwords passwd passphrase passphrases passwort kennwort passe pwd pw"
+    ),
+    "secret": _word_set("secret secrets otp totp webhook clientsecret"),
+    "credential": _word_set("credential credentials cred creds dockerconfigjson"),
+    "api-key": _word_set("apikey apikeys"),
+    "private-key": _word_set("privatekey privkey secretkey sshkey"),
+    "token": _word_set(
+        "jwt apitoken authtoken accesstoken refreshtoken bearertoken idtoken hftoken"
+    ),
+    "key": _word_set("accesskey authkey accountkey signingkey masterkey sharedkey"),
+    "cookie": _word_set("cookie cookies"),
+    "authorization": _word_set("authorization auth authn oauth xauth bearer"),
+    "session-key": _word_set("sessionkey sessionid phpsessid jsessionid"),
+}
+"""Words that mean a secret wherever they end a name, by the kind of secret."""
+_KIND_OF_WORD = {word: kind for kind, words in _ALWAYS.items() for word in words}
+_SECRET_KEY_PREFIXES = _word_set("""
+    api private secret access session signing sign encryption encrypt decryption ssh auth account
+    master deploy deployment storage license licence wandb service shared rsa dsa ecdsa ed25519 pgp
+    gpg hmac aes crypt client admin root subscription openai anthropic hf huggingface hub comet
+    neptune mlflow aws azure gcp google github gitlab jwt cookie tls
+    ssl pem munge write ingest app application fernet cipher vault consumer server user cluster
+    registry clearml
+""")
+"""Words before ``key`` that make it a secret one."""
+_SECRET_TOKEN_PREFIXES = _word_set("""
+    api auth access refresh bearer session secret private personal hf hub huggingface github gh
+    gitlab git id csrf xsrf jwt oauth oauth2 security service user bot slack wandb pypi npm deploy
+    ci job registry admin root login client device push upload account openai vault jupyter notebook
+    telegram discord x cluster runner agent server web app azure aws gcp google munge slurm sas my
+    anthropic cohere replicate comet neptune read write hugging face
+""")
+"""Words before ``token`` that make it surely a secret."""
+_TEXT_TOKEN_PREFIXES = _word_set("""
+    pad padding eos bos unk mask sep cls special image video audio vision num max min n per next
+    last first prev previous start end stop begin total generated input output prompt target source
+    context decoder encoder forced bad unexpected sub word text char byte unknown additional extra
+    added each every single new one two mean avg average cost tokens batch padded masked
+    ignore separator class placeholder patch time implicit
+""")
+"""Words before ``token`` that make it a piece of a text: ``pad_token``."""
+_PASSWORD_PREFIXES = _word_set("""
+    db user smtp imap mysql pg postgres redis ftp http https proxy login admin root ssh sudo ldap
+    rabbitmq mongo mongodb mail email database sql svc service account registry git
+""")
+"""Words before ``pass`` that make it surely a password."""
+_PASSAGE_PREFIXES = _word_set("""
+    forward backward single one two three first second third multi full last next data train eval
+    num n each per test high low band by all optimizer gradient pre post validation epoch step
+""")
+"""Words before ``pass`` that make it a pass over data: ``forward_pass``."""
+_SHORT_PASSWORD_WORDS = _word_set("pwd pw passe otp")
+_GLUED_ENDINGS = sorted(
+    (_ALWAYS["password"] | _ALWAYS["secret"] | _ALWAYS["api-key"]) - _SHORT_PASSWORD_WORDS
+)
+"""Endings of a compound word that mean a secret whatever stands before: ``PGPASSWORD``."""
+_WORDS_ENDING_IN_PASS = _word_set("""
+    bypass compass encompass surpass overpass underpass trespass askpass subpass midpass allpass
+    renderpass singlepass
+""")
+"""Words that end in ``pass`` and have nothing to do with a password."""
+SPLIT = _word_set("key keys token tokens pass")
+"""Endings of a compound word that begins with one of the prefixes above: ``githubtoken``."""
+_KIND_IN_QUERY = {
+    "awsaccesskeyid": "key",
+    "code": "code",
+    "key": "key",
+    "pass": "password",
+    "pw": "password",
+    "sas": "signature",
+    "sig": "signature",
+    "signature": "signature",
+    "x-amz-credential": "credential",
+    "x-amz-security-token": "token",
+    "x-amz-signature": "signature",
+    "x-goog-credential": "credential",
+    "x-goog-signature": "signature",
+}
+"""Names that mean a secret in the query of a URL, and nothing elsewhere."""
+_BARE_NAMES = _word_set("key pass session")
+"""Names that are too common in texts, but mean a secret as a variable or an option."""
+_INFIXES = ("password", "passwd", "passphrase", "apikey", "credential")
+"""Parts that mean a secret anywhere in the name of a variable or an option."""
+_HARMLESS_VARIABLES = frozenset(("PWD", "OLDPWD", "XDG_SESSION_ID"))
+"""Variables of every shell and session, which hold no secret."""
+_KINDS_ANYWHERE = ("password", "secret", "credential", "api-key", "private-key")
+"""Kinds of which a word at any place of a name is enough."""
+_KIND_OF_KEY = {"api": "api-key", "private": "private-key", "session": "session-key"}
+"""Kinds of keys by the word before ``key``; any other is a ``key``."""
+_COMPOUND_PREFIXES = {
+    "key": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
+    "keys": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
+    "pass": _SECRET_KEY_PREFIXES | _PASSWORD_PREFIXES,
+    "token": _SECRET_TOKEN_PREFIXES,
+    "tokens": _SECRET_TOKEN_PREFIXES,
+}
+"""First parts of a compound word, by its ending."""
+_SECRET_PAIRS = {"token": _SECRET_TOKEN_PREFIXES, "key": _SECRET_KEY_PREFIXES}
+"""Kinds that a word means anywhere, by that word, where one of these stands before it."""
+
+
+class Meaning(NamedTuple):
+    """The kind of secret that a name stands for."""
+
+    kind: str
+    """The kind: ``password``, ``token``, ``api-key``."""
+    sure: bool = True
+    """False where the value must decide: ``token`` alone may be anything."""
+
+
+def without_secrets(env: Mapping[str, str], passed: Collection[str]) -> dict[str, str]:
+    """Return the variables of a program without secrets, except those that ``passed`` names.
+
+    What is left out reaches no rank, and so no file, log or list of processes on a node.
+    """
+    return {name: value for name, value in env.items() if name in passed or not is_secret(name)}
+
+
+def is_secret(name: str) -> bool:
+    """Return True if a variable or an option of this name holds a secret.
+
+    A name is all there is to go by, so names that may mean anything in a text (``KEY``, ``PASS``,
+    ``TOKEN_2``) count here.
+    """
+    if name in _HARMLESS_VARIABLES or not HINT.search(name):
+        return False
+    raw = name.encode(errors="replace")
+    if meaning(raw) is not None or name.lower() in _BARE_NAMES:
+        return True
+    words = _words(raw)
+    if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
+        return False
+    letters = re.sub("[_-]", "", name.lower())
+    has_infix = any(infix in letters for infix in _INFIXES)
+    return words[0] == "auth" or "token" in words[:-1] or has_infix
+
+
+@functools.lru_cache(maxsize=4096)
+def meaning(name: bytes, *, query: bool = False) -> Meaning | None:
+    """Return the meaning of a name in a text; None if it means no secret."""
+    if query:
+        kind = _KIND_IN_QUERY.get(name.decode("ascii", "replace").lower())
+        if kind:
+            return Meaning(kind)
+    words = _words(name)
+    if not words or words[0] == "no":
+        return None
+    if name == b"KEY":  # in lower case it is a part of most tables and lists
+        return Meaning("key", sure=False)
+    words[-1:] = _split_compound(words[-1])
+    *before, last = words
+    rule = _RULES.get(last)
+    if rule is not None:
+        return rule(before)
+    if last in _DESCRIPTIVE_ENDINGS:
+        return None
+    kind = _kind_of_ending(last) or _kind_of_inner_words(words)
+    return Meaning(kind) if kind else None
+
+
+def _words(name: bytes) -> list[str]:
+    words = [word.decode().lower() for word in _WORD.findall(name)]
+    while len(words) > 1 and (words[-1] in _NEUTRAL_ENDINGS or words[-1].isdigit()):
+        words.pop()
+    return words
+
+
+def _split_compound(word: str) -> list[str]:
+    """Split ``githubtoken`` and ``mypass`` into two words; leave any other word alone."""
+    for ending in SPLIT:
+        prefix = word.removesuffix(ending)
+        if prefix != word and prefix in _COMPOUND_PREFIXES[ending]:
+            return [prefix, ending]
+    prefix = word.removesuffix("pass")
+    if prefix in ("", word) or word in _WORDS_ENDING_IN_PASS or prefix in _PASSAGE_PREFIXES:
+        return [word]
+    return [prefix, "pass"]
+
+
+def _kind_of_ending(word: str) -> str:
+    glued = (ending for ending in _GLUED_ENDINGS if word.endswith(ending))
+    return _KIND_OF_WORD.get(next(glued, word), "")
+
+
+def _kind_of_inner_words(words: Sequence[str]) -> str:
+    """Return the kind that one or two words before the end mean; empty for none."""
+    for word in words[:-1]:
+        kind = _KIND_OF_WORD.get(word, "")
+        if kind in _KINDS_ANYWHERE:
+            return kind
+    pairs = list(zip(words, words[1:]))  # noqa: RUF007 - pairwise came with Python 3.10
+    if any(first + second in _KIND_OF_WORD for first, second in pairs):
+        return "secret"
+    # ``GITHUB_TOKEN_PROD``, ``API_KEY_PROD``; the pair at the end has been judged already.
+    for kind, prefixes in _SECRET_PAIRS.items():
+        if any(second == kind and first in prefixes for first, second in pairs[:-1]):
+            return kind
+    return ""
+
+
+def _judge_id(before: Sequence[str]) -> Meaning | None:
+    kind = {"session": "session-key", "key": "key"}.get(before[-1] if before else "")
+    return Meaning(kind) if kind else None
+
+
+def _judge_pwd(before: Sequence[str]) -> Meaning | None:
+    """Judge ``pwd`` or ``pw``; alone, it is often the working directory."""
+    return None if before == ["old"] else Meaning("password", sure=bool(before))
+
+
+def _judge_key(before: Sequence[str]) -> Meaning | None:
+    previous = before[-1] if before else ""
+    if previous not in _SECRET_KEY_PREFIXES and not _has_secret_word(before):
+        return None
+    return Meaning(_KIND_OF_KEY.get(previous, "key"))
+
+
+def _judge_pass(before: Sequence[str]) -> Meaning | None:
+    if not before or before[-1] in _PASSAGE_PREFIXES:
+        return None
+    sure = before[-1] in _PASSWORD_PREFIXES or _has_secret_word(before)
+    return Meaning("password", sure=sure)
+
+
+def _judge_token(before: Sequence[str]) -> Meaning | None:
+    previous = before[-1] if before else ""
+    is_of_text = previous in _TEXT_TOKEN_PREFIXES or previous.isdigit()
+    unsure = None if is_of_text else Meaning("token", sure=False)
+    return _judge_tokens(before) or unsure
+
+
+def _judge_tokens(before: Sequence[str]) -> Meaning | None:
+    """Judge ``tokens`` or ``pat``, which mean a secret only after a hint."""
+    previous = before[-1] if before else ""
+    if previous in _SECRET_TOKEN_PREFIXES or _has_secret_word(before):
+        return Meaning("token")
+    return None
+
+
+def _has_secret_word(words: Sequence[str]) -> bool:
+    return any(word in _KIND_OF_WORD for word in words)
+
+
+_RULES: dict[str, Callable[[Sequence[str]], Meaning | None]] = {
+    "id": _judge_id,
+    "ids": _judge_id,
+    "key": _judge_key,
+    "keys": _judge_key,
+    "pass": _judge_pass,
+    "pat": _judge_tokens,
+    "pw": _judge_pwd,
+    "pwd": _judge_pwd,
+    "token": _judge_token,
+    "tokens": _judge_tokens,
+}
+"""Last words that may mean anything: the words before them decide."""
