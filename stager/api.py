@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from bundle.protocol.enumerations import Backend, Launcher, Stage, TextEnum, TransferWay
+from bundle.protocol.enumerations import Action, Backend, Launcher, Stage, TextEnum, TransferWay
 
 from . import pipeline
 from .building.build import BuildOptions, BuildResult
@@ -23,7 +23,13 @@ from .jobs.outcome import Outcome, RunResult, SubmittedJob, VerifyResult, run_re
 from .pipeline import CleanOptions
 
 _Result = TypeVar("_Result")
-_EnumT = TypeVar("_EnumT", bound=TextEnum)
+_WORDS: dict[str, type[TextEnum]] = {
+    "launcher": Launcher,
+    "backend": Backend,
+    "stage": Stage,
+    "transfer": TransferWay,
+}
+"""The options of a job that are members of an enumeration; a word is taken for one, too."""
 
 SILENT = SilentListener()
 
@@ -64,7 +70,7 @@ class Project:
         A batch job is followed to its end.
         """
         asked = replace(_job_options(options), wait=True)
-        ended = pipeline.verify(self.config, asked, listener)
+        ended = pipeline.run_job(self.config, asked, Action.VERIFY, listener)
         return verify_result(_of_kind(Outcome, ended))
 
     def run(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> RunResult:
@@ -73,7 +79,7 @@ class Project:
         A batch job is followed to its end.
         """
         asked = replace(_job_options(options), wait=True)
-        ended = pipeline.run(self.config, asked, listener)
+        ended = pipeline.run_job(self.config, asked, Action.RUN, listener)
         return run_result(_of_kind(Outcome, ended))
 
     def submit(
@@ -81,12 +87,12 @@ class Project:
     ) -> SubmittedJob:
         """Submit a run as a batch job, and return as soon as Slurm has accepted it."""
         asked = replace(_job_options(options), batch=True, wait=False)
-        return _of_kind(SubmittedJob, pipeline.run(self.config, asked, listener))
+        return _of_kind(SubmittedJob, pipeline.run_job(self.config, asked, Action.RUN, listener))
 
     def plan(self, options: JobOptions | None = None, listener: JobListener = SILENT) -> PlannedJob:
         """Return what a batch run would ask of Slurm, and how long it would take; ask nothing."""
         asked = replace(_job_options(options), batch=True, dry_run=True)
-        return _of_kind(PlannedJob, pipeline.run(self.config, asked, listener))
+        return _of_kind(PlannedJob, pipeline.run_job(self.config, asked, Action.RUN, listener))
 
     def clean(
         self, options: CleanOptions | None = None, listener: JobListener = SILENT
@@ -104,26 +110,17 @@ def _job_options(options: JobOptions | None) -> JobOptions:
         ConfigError: there is no such word.
     """
     asked = options or JobOptions()
-    return replace(
-        asked,
-        launcher=_member(Launcher, asked.launcher, "launcher"),
-        backend=_member(Backend, asked.backend, "backend"),
-        stage=_member(Stage, asked.stage, "stage"),
-        transfer=_member(TransferWay, asked.transfer, "transfer"),
-    )
-
-
-def _member(kind: type[_EnumT], value: str | None, option: str) -> _EnumT | None:
-    """Return a member of an enumeration from its word."""
-    if value is None:
-        return None
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(kind)
-        raise ConfigError(
-            f"{option}: {value!r} is not one of {allowed}", hint=f"use {kind.__name__} of stager"
-        ) from None
+    words: dict[str, Any] = {}
+    for name, kind in _WORDS.items():
+        word = getattr(asked, name)
+        try:
+            words[name] = None if word is None else kind(word)
+        except ValueError:
+            raise ConfigError(
+                f"{name}: {word!r} is not one of {', '.join(kind)}",
+                hint=f"use {kind.__name__} of stager",
+            ) from None
+    return replace(asked, **words)
 
 
 def _of_kind(kind: type[_Result], ended: object) -> _Result:

@@ -120,10 +120,10 @@ def _with_driver(config: Config, options: BuildOptions) -> BuildOptions:
     return replace(options, driver=partial(find_driver, config.name))
 
 
-def verify(
-    config: Config, options: JobOptions, listener: JobListener
+def run_job(
+    config: Config, options: JobOptions, action: Action, listener: JobListener
 ) -> Outcome | SubmittedJob | PlannedJob:
-    """Put the bundle on every node and check it; launch nothing.
+    """Take a job from its options to its end: bundle, preparation, nodes, driver.
 
     Returns:
         What became of the job; for a batch job that is not followed, its number; for a dry run that
@@ -132,27 +132,6 @@ def verify(
     Raises:
         StagerError: an expected failure before the job began, or a job without a result.
     """
-    return _run_job(config, options, Action.VERIFY, listener)
-
-
-def run(
-    config: Config, options: JobOptions, listener: JobListener
-) -> Outcome | SubmittedJob | PlannedJob:
-    """Verify, then launch the command once for each rank.
-
-    Returns:
-        See :func:`verify`.
-
-    Raises:
-        StagerError: see :func:`verify`.
-    """
-    return _run_job(config, options, Action.RUN, listener)
-
-
-def _run_job(
-    config: Config, options: JobOptions, action: Action, listener: JobListener
-) -> Outcome | SubmittedJob | PlannedJob:
-    """Take a job from its options to its end: bundle, preparation, nodes, driver."""
     from . import forecast
     from .incidents import bad_nodes
     from .jobs.driver import run_driver
@@ -171,7 +150,7 @@ def _run_job(
         start = driver_start(prepared, os.environ)
         if start.asks_slurm:
             if options.dry_run:
-                return _planned(prepared, start.argv)
+                return forecast.planned(prepared, start.argv)
             _refuse_impossible(prepared)
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
         run_driver(outcome, prepared.config, start, listen, listener.talk)
@@ -209,13 +188,14 @@ def _submit(
     prepared: Prepared, options: JobOptions, listener: JobListener, listen: OnEvent
 ) -> Outcome | SubmittedJob | PlannedJob:
     """Submit a batch job, and follow it if that is asked for."""
+    from .forecast import planned
     from .incidents import bad_nodes
     from .jobs.batch import follow, script_of, submit
     from .jobs.outcome import Outcome, submitted_job
 
     submission = script_of(prepared, os.environ)
     if options.dry_run:
-        return _planned(prepared, submission.argv)
+        return planned(prepared, submission.argv)
     _refuse_impossible(prepared)
     # Its user's figures of earlier jobs are looked at before the job can write any.
     outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
@@ -229,13 +209,6 @@ def _submit(
     follow(accepted, outcome, listen, listener.note, all_nodes=options.show_all)
     bad_nodes.remember(store, outcome)
     return outcome
-
-
-def _planned(prepared: Prepared, argv: tuple[str, ...]) -> PlannedJob:
-    """Return what Slurm would be asked for, and how long the job would take."""
-    from .forecast import planned
-
-    return planned(prepared, argv)
 
 
 def _refuse_impossible(prepared: Prepared) -> None:
@@ -274,18 +247,13 @@ def clean(config: Config, options: CleanOptions, listener: JobListener) -> Clean
     if options.everything and options.store and outcome is None and not options.dry_run:
         listener.note("nodes are cleaned with a bundle: to clean some later, build one again")
     return CleanResult(
-        ok=_all_cleaned(outcome),
+        ok=outcome is None or (outcome.ok and not outcome.interrupted),
         dry_run=options.dry_run,
         nodes_skipped=skipped or None,
         items=tuple(items),
         bytes=sum(item.bytes for item in items),
         outcome=outcome,
     )
-
-
-def _all_cleaned(outcome: Outcome | None) -> bool:
-    """Return whether the job that cleans the nodes did so everywhere; True without such a job."""
-    return outcome is None or (outcome.ok and not outcome.interrupted)
 
 
 def _nodes_skipped(config: Config, options: CleanOptions, job: JobOptions) -> str:

@@ -65,6 +65,7 @@ def carry_out(
 
     ``diagnose`` hears of a command that fails before its job begins.
     """
+    from .. import pipeline
     from ..config.load import project_file
     from ..jobs.outcome import Outcome
     from ..jobs.preparation import load_project
@@ -79,7 +80,7 @@ def carry_out(
             config = load_project(
                 options.bundle, options.bundle_id, settings_place(), options.command
             )
-            ended = _verb(action)(config, options, console)
+            ended = pipeline.run_job(config, options, action, console)
     except JobError as exc:
         if config is None or not _hook(config, options):
             raise
@@ -95,14 +96,6 @@ def carry_out(
     if code == EXIT_JOB and not options.dry_run:
         _start_hook(console, config, options, result_of(ended))
     raise typer.Exit(code)
-
-
-def _verb(
-    action: Action,
-) -> Callable[[Config, JobOptions, Console], Outcome | SubmittedJob | PlannedJob]:
-    from .. import pipeline
-
-    return pipeline.run if action is Action.RUN else pipeline.verify
 
 
 def _hook(config: Config, options: JobOptions) -> tuple[str, ...]:

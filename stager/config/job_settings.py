@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,10 @@ def setting(check: Callable[..., Any], allowed: str = "", **row: Any) -> Any:  #
     return field(default=default, metadata={"row": made})
 
 
+_slurm = partial(setting, panel=SLURM)
+_launch = partial(setting, panel=LAUNCH)
+
+
 def _join(setting: tuple[str, ...], option: tuple[str, ...]) -> tuple[str, ...]:
     """Return both, one after the other, each entry once."""
     return tuple(dict.fromkeys((*setting, *option)))
@@ -103,119 +107,106 @@ _NODES = 'a node list without blanks, as in "node02,node[05-07]"'
 class SlurmOptions:
     """Options of Slurm by their names there; None leaves one to Slurm, or to the settings."""
 
-    nodes: tuple[int, int] | None = setting(
+    nodes: tuple[int, int] | None = _slurm(
         checks.node_range,
         f'{checks.COUNT}, or "MIN:MAX" in quotes',
         default=1,
         flag="-N --nodes N|MIN:MAX",
         help="How many nodes.",
-        panel=SLURM,
         option_allowed=f"N or MIN:MAX, from 1 to {checks.MOST}",
         slurm=SlurmOption("N"),
     )
     """Fewest and most nodes; equal if the number is fixed."""
-    cpus_per_task: int | None = setting(
+    cpus_per_task: int | None = _slurm(
         checks.count,
         checks.COUNT,
         flag="-c --cpus-per-task N",
         help="CPUs on each node.",
-        panel=SLURM,
         slurm=SlurmOption("c"),
     )
     """CPUs of each node's one task."""
-    gpus_per_node: str | None = setting(
+    gpus_per_node: str | None = _slurm(
         checks.gpus,
         checks.GPUS,
         flag="--gpus-per-node [TYPE:]N",
         help="GPUs on each node.",
-        panel=SLURM,
         slurm=SlurmOption(variable="SLURM_GPUS_PER_NODE", has_default=True),
     )
     """GPUs on each node, as Slurm writes it: ``4``, ``a100:4`` or ``v100:4,a100:2``."""
-    partition: str | None = setting(
+    partition: str | None = _slurm(
         checks.word,
         "the name of a partition",
         flag="-p --partition NAME",
         help="Slurm partition.",
-        panel=SLURM,
         slurm=SlurmOption("p", "SLURM_JOB_PARTITION", has_default=True),
     )
-    account: str | None = setting(
+    account: str | None = _slurm(
         checks.word,
         "the name of an account",
         flag="-A --account NAME",
         help="Slurm account.",
-        panel=SLURM,
         slurm=SlurmOption("A", "SLURM_JOB_ACCOUNT", has_default=True),
     )
-    time: str | None = setting(
+    time: str | None = _slurm(
         checks.slurm_time,
         checks.TIME,
         flag="-t --time TIME",
         help="Time limit, as in 00:30:00.",
-        panel=SLURM,
         slurm=SlurmOption("t", has_default=True),
     )
     """Time limit in one of Slurm's forms: minutes, ``HH:MM:SS``, ``UNLIMITED``..."""
-    exclude: str | None = setting(
+    exclude: str | None = _slurm(
         checks.node_list,
         'nodes, for example "node0[1-3],node07" or a list',
         flag="-x --exclude NODES",
         help="Nodes to avoid, as in n02,n05.",
-        panel=SLURM,
         option_allowed=_NODES,
         merge=join_nodes,
         slurm=SlurmOption("x", "SLURM_JOB_NODELIST"),
     )
-    nodelist: str | None = setting(
+    nodelist: str | None = _slurm(
         checks.node_list,
         'nodes, for example "node0[1-3]" or a list',
         flag="-w --nodelist NODES",
         help="Nodes that must be among them.",
-        panel=SLURM,
         option_allowed=_NODES,
         slurm=SlurmOption("w", "SLURM_JOB_NODELIST"),
     )
-    qos: str | None = setting(
+    qos: str | None = _slurm(
         checks.word,
         "the name of a quality of service",
         flag="--qos NAME",
         help="Quality of service.",
-        panel=SLURM,
         slurm=SlurmOption("q", "SLURM_JOB_QOS", has_default=True),
     )
-    constraint: str | None = setting(
+    constraint: str | None = _slurm(
         checks.word,
         'features of nodes, for example "a100&nvlink"',
         flag="-C --constraint LIST",
         help="Features that nodes must have.",
-        panel=SLURM,
         slurm=SlurmOption("C", has_default=True),
     )
-    reservation: str | None = setting(
+    reservation: str | None = _slurm(
         checks.word,
         "the name of a reservation",
         flag="--reservation NAME",
         help="Slurm reservation.",
-        panel=SLURM,
         slurm=SlurmOption(variable="SLURM_JOB_RESERVATION", has_default=True),
     )
-    mem: str | None = setting(
+    mem: str | None = _slurm(
         checks.memory,
         checks.MEMORY,
         flag="--mem SIZE",
         help="Memory on each node, as in 64G.",
-        panel=SLURM,
         slurm=SlurmOption(variable="SLURM_MEM_PER_NODE", has_default=True),
     )
     """Memory on each node: megabytes, or a number with K, M, G or T; 0 for all."""
-    salloc_args: tuple[str, ...] = setting(
+    salloc_args: tuple[str, ...] = _slurm(
         checks.texts,
         "a list of strings, one for each argument",
         default=(),
         flag="--salloc-arg ARG",
         help="A further option, passed on; may be repeated.",
-        panel=SLURM,
         option_allowed="an option of salloc",
         merge=operator.add,
     )
@@ -245,13 +236,12 @@ class ProjectConfig:
     """The folder that is shipped; None (``path = false``) ships none."""
     exclude: tuple[str, ...] = setting(checks.texts, _STRINGS, default=())
     """Patterns of files not to ship, in the form of ``.gitignore``, on top of that file."""
-    outputs: tuple[str, ...] = setting(
+    outputs: tuple[str, ...] = _launch(
         checks.outputs,
         _STRINGS,
         default=(),
         flag="--outputs PATH",
         help="What to bring back where nodes do not see this folder; repeatable.",
-        panel=LAUNCH,
         option_allowed="a path or pattern inside this folder",
         merge=_join,
     )
@@ -276,12 +266,11 @@ class ClusterConfig(SlurmOptions):
     """``[cluster]``: the nodes, from Slurm or as hosts, and how the bundle gets there."""
 
     nodes: tuple[int, int] = (1, 1)
-    min_nodes: int | None = setting(
+    min_nodes: int | None = _launch(
         checks.count,
         checks.COUNT,
         flag="--min-nodes N",
         help="Leave out bad nodes, but keep N.",
-        panel=LAUNCH,
     )
     """Unusable nodes are left out while this many remain; None: every node must be usable."""
     avoid_bad: bool = setting(
@@ -303,39 +292,35 @@ class ClusterConfig(SlurmOptions):
         default="auto",
     )
     """Directory on each node under which the node root is made; ``auto`` looks for a local one."""
-    stage: Stage = setting(
+    stage: Stage = _launch(
         checks.word_of(Stage),
         '"auto", "always" or "never"',
         default="auto",
         flag="--stage",
         help="Whether the bundle is sent.",
-        panel=LAUNCH,
     )
-    transfer: TransferWay = setting(
+    transfer: TransferWay = _launch(
         checks.word_of(TransferWay),
         '"auto", "relay", "sbcast" or "shared"',
         default="auto",
         flag="--transfer",
         help="How the nodes get it.",
-        panel=LAUNCH,
     )
     log_mode: LogMode = setting(checks.word_of(LogMode), '"private" or "group"', default="private")
     """The readers of a job's files."""
-    container_image: str | None = setting(
+    container_image: str | None = _launch(
         checks.word,
         "the name of an image, or the path of one",
         flag="--container-image IMAGE",
         help="Image to run the ranks in: of pyxis, or a .sif or directory for Apptainer.",
-        panel=LAUNCH,
     )
     """Image that the ranks run in: one for Slurm's pyxis plugin, or one of Apptainer's."""
-    container_mounts: tuple[str, ...] = setting(
+    container_mounts: tuple[str, ...] = _launch(
         checks.list_of(checks.mount),
         'a list of mounts, for example ["/scratch:/scratch"]',
         default=(),
         flag="--container-mounts SRC:DST",
         help="What the container sees.",
-        panel=LAUNCH,
         option_allowed="SOURCE:TARGET",
         merge=_join,
     )
@@ -346,38 +331,34 @@ class ClusterConfig(SlurmOptions):
 class LaunchConfig:
     """``[launch]``: the settings for starting ranks."""
 
-    nproc_per_node: int | None = setting(
+    nproc_per_node: int | None = _launch(
         checks.ranks,
         checks.RANKS,
         default="auto",
         flag="--nproc-per-node N|auto|gpu|cpu",
         help="Ranks on each node.",
-        panel=LAUNCH,
     )
     """Ranks on each node; None for one a GPU, else 1; ``ONE_A_CPU``."""
-    launcher: Launcher = setting(
+    launcher: Launcher = _launch(
         checks.word_of(Launcher),
         '"torchrun", "srun" or "processes"',
         default="torchrun",
         flag="--launcher",
         help="What starts the ranks.",
-        panel=LAUNCH,
     )
-    backend: Backend = setting(
+    backend: Backend = _launch(
         checks.word_of(Backend),
         '"auto", "nccl" or "gloo"',
         default="auto",
         flag="--backend",
         help="The backend of torch.distributed.",
-        panel=LAUNCH,
     )
-    interface: str | tuple[tuple[str, str], ...] = setting(
+    interface: str | tuple[tuple[str, str], ...] = _launch(
         checks.interface,
         '"auto", a name like "ens1f1", or a table { "node0[1-3]" = "ens1f1" }',
         default="auto",
         flag="--interface NAME",
         help="auto, or a network interface's name.",
-        panel=LAUNCH,
         option_allowed="an interface's name",
     )
     """``auto``, one interface's name, or pairs of a node pattern and an interface's name."""
@@ -392,13 +373,12 @@ class LaunchConfig:
     # Short, since Slurm kills remaining processes KillWait (30 s by default) after it ended a job.
     grace_seconds: int = setting(checks.count, checks.COUNT, default=7)
     """Grace period of ranks after SIGTERM, in seconds."""
-    pass_env: tuple[str, ...] = setting(
+    pass_env: tuple[str, ...] = _launch(
         checks.list_of(checks.matching(checks.VARIABLE)),
         'a list of names of variables, without their values: ["HF_TOKEN"]',
         default=(),
         flag="--pass-env NAME",
         help="A secret variable for the ranks.",
-        panel=LAUNCH,
         option_allowed="a name, without a value",
         merge=_join,
     )

@@ -39,9 +39,7 @@ class Hosts:
     names: tuple[str, ...]
     """Their names, with ``user@`` where it is another user; the first one is the head."""
     origin: str
-    """The place that names them: ``--hosts``."""
-    by_option: bool = False
-    """True if the command line names them."""
+    """The place that names them: ``--hosts``, ``$PBS_NODEFILE``, ``[cluster] hosts``."""
 
 
 def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hosts | None:
@@ -67,10 +65,10 @@ def _by_option(options: JobOptions) -> Hosts | None:
             "--hosts and --host-file both name the hosts", hint="leave one of the two out"
         )
     if options.hosts:
-        return Hosts(names=_listed(options.hosts, "--hosts"), origin="--hosts", by_option=True)
+        return Hosts(names=_listed(options.hosts, "--hosts"), origin="--hosts")
     if options.host_file:
         origin = f"--host-file {options.host_file}"
-        return Hosts(names=_in_file(options.host_file, origin), origin=origin, by_option=True)
+        return Hosts(names=_in_file(options.host_file, origin), origin=origin)
     return None
 
 
@@ -182,7 +180,7 @@ def _without(hosts: Hosts, excluded: str | None) -> Hosts:
         raise ConfigError(
             f"{hosts.origin}: all hosts are excluded", hint="leave fewer out with --exclude"
         )
-    return Hosts(names=left, origin=hosts.origin, by_option=hosts.by_option)
+    return Hosts(names=left, origin=hosts.origin)
 
 
 # --- The options of Slurm that a job without an allocation of its own cannot have ----------------

@@ -40,7 +40,7 @@ from ..core.errors import ConfigError
 from ..core.store import Store
 from ..pack.bundle_file import ChosenBundle, layer_paths, made_here, manifest_of, opened, with_id
 from ..slurm import request
-from ..slurm.request import NamedHosts, Source
+from ..slurm.request import Source
 from ..trust import read_signers, trust_in
 from .allocation import hosts_of, ignored_elsewhere, without_effect
 from .driver import DriverStart
@@ -317,14 +317,13 @@ def source_of(options: JobOptions, config: Config, *, batch: bool) -> Source:
     """
     named_here = options.hosts or options.host_file or options.allocation in ("auto", "ssh")
     hosts = hosts_of(options, config, os.environ) if named_here else None
-    named = NamedHosts(origin=hosts.origin, by_option=hosts.by_option) if hosts else NamedHosts()
     return request.choose(
         options.allocation,
         nodes=(options.nodes or config.cluster.nodes)[0],
         batch=batch,
         inside=os.environ.get("SLURM_JOB_ID", ""),
         found=[name for name in request.COMMANDS if shutil.which(name)],
-        hosts=named,
+        hosts_from=hosts.origin if hosts else "",
     )
 
 
@@ -409,7 +408,9 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
     names = hosts.names if hosts else ()
     least, most = options.nodes or (len(names), len(names))
     # Hosts on the command line count more than a number in the settings.
-    if not (options.nodes or (hosts and hosts.by_option) or config.cluster.nodes == (1, 1)):
+    if not (
+        options.nodes or (hosts and hosts.origin.startswith("--")) or config.cluster.nodes == (1, 1)
+    ):
         least, most = config.cluster.nodes
     needed = options.min_nodes or config.cluster.min_nodes or least
     if len(names) < needed:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from bundle.protocol.counts import counted
@@ -61,16 +62,6 @@ class Request(SlurmOptions):
         return [f"--{key}={value}" for key, value in options if value is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedHosts:
-    """The place where the hosts of a job are named, if they are."""
-
-    origin: str = ""
-    """The place: ``--hosts``; empty if none are named."""
-    by_option: bool = False
-    """True for an option of the command line."""
-
-
 def choose(
     asked: str,
     *,
@@ -78,7 +69,7 @@ def choose(
     batch: bool,
     inside: str,
     found: Collection[str],
-    hosts: NamedHosts = NamedHosts(),
+    hosts_from: str = "",
 ) -> Source:
     """Decide where the nodes come from.
 
@@ -88,52 +79,42 @@ def choose(
         batch: True for a batch job.
         inside: ``SLURM_JOB_ID``; empty outside of an allocation.
         found: those of :data:`COMMANDS` that are on PATH.
-        hosts: where hosts are named.
+        hosts_from: the place that names hosts, such as ``--hosts``; empty if none are named.
 
     Raises:
         ConfigError: it cannot be had; the message names what is missing.
     """
-    _check_allocation(asked, hosts)
+    by_option = hosts_from.startswith("--")
+    _refuse_allocation(asked, batch, hosts_from, by_option)
     if asked == "local":
-        return _local(batch)
-    if _uses_hosts(asked, inside, hosts):
-        return _ssh(batch, hosts)
-    source = _slurm_source(batch, inside)
-    needed = INSIDE if source == "inside" else COMMANDS
-    missing = [name for name in needed if name not in found]
+        return "local"
+    # Hosts from a file count less than the allocation that this runs in.
+    if asked == "ssh" or by_option or (asked == "auto" and hosts_from and not inside):
+        if batch:
+            raise ConfigError(
+                f"--batch and hosts over ssh ({hosts_from}): a batch job needs Slurm",
+                hint="leave --batch out; to go on after you log out, start it with nohup or in "
+                "tmux",
+            )
+        return "ssh"
+    return _choose_slurm(asked, nodes=nodes, batch=batch, inside=inside, found=found)
+
+
+def _choose_slurm(
+    asked: str, *, nodes: int, batch: bool, inside: str, found: Collection[str]
+) -> Source:
+    source: Source = "sbatch" if batch else "inside" if inside else "salloc"
+    missing = [name for name in (INSIDE if source == "inside" else COMMANDS) if name not in found]
     if not missing:
         return source
-    if asked != "auto" or source != "salloc":
-        reason = f"{_reason(asked, batch, inside)}: Slurm's commands are missing here"
-        raise _no_slurm(reason, missing)
-    if nodes > 1:
-        raise _no_slurm(f"the job needs {nodes} nodes, and Slurm is not available here", missing)
-    return "local"
-
-
-def _check_allocation(asked: str, hosts: NamedHosts) -> None:
-    if asked not in ALLOCATIONS:
-        raise ConfigError(
-            f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
-            hint="auto uses Slurm where it is available; ssh takes the hosts that you name; local "
-            "runs nodes as processes on this machine",
-        )
-    if asked in ("slurm", "local") and hosts.by_option:
-        raise ConfigError(
-            f"{hosts.origin} and --allocation {asked}: hosts are reached over ssh",
-            hint="leave one of the two out",
-        )
-
-
-def _uses_hosts(asked: str, inside: str, hosts: NamedHosts) -> bool:
-    """Return whether hosts are used; a Slurm allocation is preferred to hosts from a file."""
-    if asked == "auto" and not hosts.by_option:
-        return bool(hosts.origin) and not inside
-    return asked == "ssh" or hosts.by_option
-
-
-def _no_slurm(reason: str, missing: Sequence[str]) -> ConfigError:
-    return ConfigError(
+    if asked == "auto" and source == "salloc" and nodes == 1:
+        return "local"
+    if asked == "auto" and source == "salloc":
+        reason = f"the job needs {nodes} nodes, and Slurm is not available here"
+    else:
+        option = "--batch" if batch else "--allocation slurm" if asked == "slurm" else ""
+        reason = f"{option or f'job {inside}'}: Slurm's commands are missing here"
+    raise ConfigError(
         f"{reason} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
         "without Slurm name the hosts with --hosts; --allocation local tries the job with nodes "
@@ -141,40 +122,30 @@ def _no_slurm(reason: str, missing: Sequence[str]) -> ConfigError:
     )
 
 
-def _local(batch: bool) -> Source:
-    if batch:
+def _refuse_allocation(asked: str, batch: bool, hosts_from: str, by_option: bool) -> None:
+    """Refuse an allocation that does not exist, or that other options contradict."""
+    if asked not in ALLOCATIONS:
+        raise ConfigError(
+            f"--allocation {asked} is not one of {', '.join(ALLOCATIONS)}",
+            hint="auto uses Slurm where it is available; ssh takes the hosts that you name; local "
+            "runs nodes as processes on this machine",
+        )
+    if asked in ("slurm", "local") and by_option:
+        raise ConfigError(
+            f"{hosts_from} and --allocation {asked}: hosts are reached over ssh",
+            hint="leave one of the two out",
+        )
+    if asked == "local" and batch:
         raise ConfigError(
             "--batch and --allocation local: a batch job needs Slurm",
             hint="leave one of the two out",
         )
-    return "local"
-
-
-def _ssh(batch: bool, hosts: NamedHosts) -> Source:
-    if not hosts.origin:
+    if asked == "ssh" and not hosts_from:
         raise ConfigError(
             "--allocation ssh: no hosts are named",
             hint="name them: --hosts node[01-08], --host-file FILE, or [cluster] hosts in "
             "stager.toml; in a job of PBS, LSF or OAR those of the job are taken",
         )
-    if batch:
-        raise ConfigError(
-            f"--batch and hosts over ssh ({hosts.origin}): a batch job needs Slurm",
-            hint="leave --batch out; to go on after you log out, start it with nohup or in tmux",
-        )
-    return "ssh"
-
-
-def _slurm_source(batch: bool, inside: str) -> Source:
-    if batch:
-        return "sbatch"
-    return "inside" if inside else "salloc"
-
-
-def _reason(asked: str, batch: bool, inside: str) -> str:
-    if batch:
-        return "--batch"
-    return "--allocation slurm" if asked == "slurm" else f"job {inside}"
 
 
 def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Request:
@@ -188,25 +159,20 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
     cluster = config.cluster
     given = list(_read_options(cluster.salloc_args, "cluster.salloc-args, --salloc-arg"))
     own = list(_read_options(_user_options(env), "SALLOC_OPTS"))
-    excluded = [value for name, value, _ in (*given, *own) if name == "exclude" and value]
-    if cluster.exclude:
-        excluded.insert(0, cluster.exclude)
+    excluded = [cluster.exclude, *(value for name, value, _ in (*given, *own) if name == "exclude")]
+    further = [words for name, _, words in (*given, *own) if name != "exclude"]
+    options = {name: getattr(cluster, name) for name in slurm_options()}
+    options["exclude"] = ",".join(dict.fromkeys(filter(None, excluded))) or None
+    # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
+    options["cpus_per_task"] = cluster.cpus_per_task or config.launch.nproc_per_node or None
     asked = Request(
-        **{name: getattr(cluster, name) for name in slurm_options()},
+        **options,
+        salloc_args=tuple(chain.from_iterable(further)),
         name=config.name,
         comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
-    asked = replace(
-        asked,
-        exclude=",".join(dict.fromkeys(excluded)) or None,
-        # Where nothing is said, each rank gets at least a CPU; Slurm's default is one a node.
-        cpus_per_task=cluster.cpus_per_task or config.launch.nproc_per_node or None,
-        salloc_args=tuple(
-            word for name, _, words in (*given, *own) if name != "exclude" for word in words
-        ),
-    )
     _refuse_contradictions(given, asked)
-    named = dict(asked.named_options())
+    named = asked.named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
             raise ConfigError(

@@ -30,9 +30,7 @@ def of_list(config: Config, text: str) -> Hosts | None:
 
 def test_ranges_and_users(config: Config) -> None:
     hosts = of_list(config, "node[01-03],user@gpu9")
-    assert hosts == Hosts(
-        names=("node01", "node02", "node03", "user@gpu9"), origin="--hosts", by_option=True
-    )
+    assert hosts == Hosts(names=("node01", "node02", "node03", "user@gpu9"), origin="--hosts")
 
 
 @pytest.mark.parametrize(

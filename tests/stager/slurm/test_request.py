@@ -9,7 +9,7 @@ import pytest
 
 from stager.config.load import parse
 from stager.core.errors import ConfigError
-from stager.slurm.request import COMMANDS, NamedHosts, Request, choose, request, salloc_argv
+from stager.slurm.request import COMMANDS, Request, choose, request, salloc_argv
 
 
 def config(root: Path, **tables: Any) -> Any:
@@ -61,8 +61,8 @@ def test_without_slurms_commands(
     assert caught.value.exit_code == 1
 
 
-OPTION = NamedHosts(origin="--hosts", by_option=True)
-SETTINGS = NamedHosts(origin="[cluster] hosts")
+OPTION = "--hosts"
+SETTINGS = "[cluster] hosts"
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ SETTINGS = NamedHosts(origin="[cluster] hosts")
         ("local", "", SETTINGS, "local"),
     ],
 )
-def test_hosts_that_are_named(asked: str, inside: str, hosts: NamedHosts, source: str) -> None:
+def test_hosts_that_are_named(asked: str, inside: str, hosts: str, source: str) -> None:
     """An option counts most, then the job that this runs in, then the settings."""
-    chosen = choose(asked, nodes=1, batch=False, inside=inside, found=COMMANDS, hosts=hosts)
+    chosen = choose(asked, nodes=1, batch=False, inside=inside, found=COMMANDS, hosts_from=hosts)
     assert chosen == source
 
 
 @pytest.mark.parametrize(
     ("asked", "batch", "hosts", "said"),
     [
-        ("ssh", False, NamedHosts(), "--allocation ssh: no hosts are named"),
+        ("ssh", False, "", "--allocation ssh: no hosts are named"),
         ("ssh", True, SETTINGS, "--batch and hosts over ssh"),
         ("slurm", False, OPTION, "--hosts and --allocation slurm"),
         ("local", False, OPTION, "--hosts and --allocation local"),
     ],
 )
-def test_hosts_that_contradict(asked: str, batch: bool, hosts: NamedHosts, said: str) -> None:
+def test_hosts_that_contradict(asked: str, batch: bool, hosts: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        choose(asked, nodes=1, batch=batch, inside="", found=COMMANDS, hosts=hosts)
+        choose(asked, nodes=1, batch=batch, inside="", found=COMMANDS, hosts_from=hosts)
     assert caught.value.hint
 
 
