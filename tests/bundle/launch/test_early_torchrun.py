@@ -109,13 +109,6 @@ def test_it_becomes_the_launcher_that_was_asked_for(
     assert set(said["variables"]) - set(variables) <= {"LC_CTYPE", "PWD"}
 
 
-def test_nothing_is_launched_where_nobody_says_so(place: JobDirectories, tmp_path: Path) -> None:
-    launcher = EarlyLauncher(place)
-    assert until(lambda: living(place.environment) != [])
-    launcher.close()
-    assert living(place.environment) == []
-
-
 def test_one_that_could_not_begin_is_not_used(place: JobDirectories, tmp_path: Path) -> None:
     """It is started the usual way then, and what it says is told as ever."""
     Path(place.root, "broken").touch()

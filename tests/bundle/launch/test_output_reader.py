@@ -69,11 +69,6 @@ def test_all_lines_come_in_order_and_the_last_are_kept(tmp_path: Path) -> None:
     assert tail == lines[-200:]
 
 
-def test_output_that_is_not_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
-    status, _, lines = attend(r"import os; os.write(1, b'a\xffb\n\n')", tmp_path)
-    assert (status, lines) == (0, ["a\N{REPLACEMENT CHARACTER}b", ""])
-
-
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     """As of a progress bar, which returns to the beginning of its line."""
     code = "import sys\nfor n in range(3000): sys.stdout.write('\\r' + 'x' * 999)"
@@ -168,13 +163,6 @@ def test_after_a_restart_a_pipe_is_another_ranks(tmp_path: Path) -> None:
     assert list(recent.tail) == ["first", "half a line", "second"]
 
 
-def test_a_rank_that_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    code = RANK + "os.write(rank(0, 0), b'one\\ntwo, and')\n"
-    _, recent, said = followed(code, tmp_path, [range(1)])
-    assert by_rank(said) == {0: ["one", "two, and"]}
-    assert list(recent.by_rank[0]) == ["one", "two, and"]
-
-
 INTERRUPTED = """
 import contextlib, os, signal, sys
 from bundle.launch import output_reader
@@ -204,13 +192,6 @@ def test_a_signal_between_reading_and_passing_on_loses_nothing(tmp_path: Path) -
     argv = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "output"), code]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=300)
     assert (done.stderr, done.stdout) == ("", "[(0, b'one\\n'), (1, b'two\\n')]\n")
-
-
-def test_a_pipe_that_nobody_named(tmp_path: Path) -> None:
-    code = "import os, sys\nos.write(os.open(sys.argv[1] + '/0', os.O_WRONLY), b'who am I\\n')\n"
-    _, recent, said = followed(code, tmp_path, [range(1)])
-    assert by_rank(said) == {None: ["who am I"]}
-    assert recent.by_rank == {}
 
 
 FORGED = [
@@ -251,24 +232,6 @@ def test_a_name_counts_only_where_that_rank_may_write(tmp_path: Path) -> None:
     assert (own[0][0], own[0][2], len(own[0])) == ("one", "two", 3)
     assert (own[None][1], len(own[None])) == ("three", 2)
     assert list(recent.by_rank) == [0]
-
-
-def test_a_child_that_keeps_a_pipe_does_not_hold_the_end_up(tmp_path: Path) -> None:
-    """A daemon of a rank's own, which has the rank's pipe for standard output."""
-    child = "import time\nwhile True: print('daemon at work', flush=True); time.sleep(0.01)"
-    code = RANK + (
-        "import subprocess\n"
-        "pipe = rank(0, 0)\n"
-        "os.write(pipe, b'done\\n')\n"
-        f"argv = [sys.executable, '-c', {child!r}]\n"
-        "subprocess.Popen(argv, stdout=pipe, start_new_session=True)\n"
-    )
-    started = time.monotonic()
-    status, _, said = followed(code, tmp_path, [range(1)])
-    assert time.monotonic() - started < 120
-    assert status == 0
-    assert by_rank(said)[0][0] == "done"
-    assert living("daemon at work") == []
 
 
 def test_much_from_a_rank_is_all_read(tmp_path: Path) -> None:
@@ -323,13 +286,6 @@ def told_to_end(program: str, grace: float, tmp_path: Path) -> str:
     running.send_signal(signal.SIGTERM)
     out, _ = running.communicate(timeout=300)
     return out
-
-
-def test_being_told_to_end_while_a_rank_writes(tmp_path: Path) -> None:
-    """As the agent is: the ranks end, and the status says why."""
-    program = "import time\nprint(1, flush=True)\ntime.sleep(602)"
-    assert told_to_end(program, 7, tmp_path) == "status 143 1\n"
-    assert living("sleep(602)") == []
 
 
 @pytest.mark.parametrize(("grace", "saved"), [(300, True), (0.2, False)])

@@ -45,11 +45,6 @@ def record(job_dir: Path, rank: int, **changes: Any) -> FailureRecord:
     return decode(FailureRecord, content, strict=False)
 
 
-def test_the_report_of_a_killed_rank() -> None:
-    """The root cause comes last; those that torchrun ended because of it are listed first."""
-    assert reported(KILLED) == [(0, 0, -15), (2, 2, -15), (1, 1, -9)]
-
-
 def test_the_report_of_a_crash_and_an_exit() -> None:
     assert reported(CRASHED) == [(2, 2, 7), (0, 0, -15), (1, 1, -11)]
 
@@ -157,17 +152,6 @@ def test_what_is_no_record_leaves_the_word_to_torchrun(tmp_path: Path, content: 
     assert found[1].exit_code == -9
     assert found[2] == own
     assert sorted(found) == [0, 1, 2]
-
-
-def test_without_records_and_report_there_is_nothing(tmp_path: Path) -> None:
-    assert failures(str(tmp_path), "node01", ["all is well"], 1.0) == []
-    assert failures(str(tmp_path / "absent"), "node01", [], 1.0) == []
-
-
-def test_lines_that_only_look_like_a_report_are_not_one() -> None:
-    assert (
-        reported(["rank: 3 (local_rank: 1)", "exitcode: 5", "  rank : 1", "  exitcode : 1 "]) == []
-    )
 
 
 def test_lines_marked_as_another_ranks_are_not_a_ranks_own() -> None:

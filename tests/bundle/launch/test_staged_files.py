@@ -78,12 +78,6 @@ def test_an_asset_among_the_outputs_is_a_copy_since_ranks_write_to_it(
     assert (work / "data/x.bin").read_bytes() == b"next"
 
 
-def test_nothing_written_leaves_nothing(directories: JobDirectories, job: Job) -> None:
-    work = make_work_dir(directories, job)
-    remove_staged_files(work_tree(job, directories.root), directories.environment)
-    assert os.listdir(work) == []
-
-
 def test_a_run_in_a_folder_of_the_project_finds_the_folders_above(
     directories: JobDirectories, single: Packed, tmp_path: Path
 ) -> None:

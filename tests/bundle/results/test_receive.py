@@ -1,13 +1,11 @@
 """Results come home through real pipes, whole, cut or forged."""
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import re
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -306,32 +304,6 @@ def test_partial_results_do_not_touch_each_other(work: Path, home: Path) -> None
     assert second.renamed == {"out": "out.partial.1", "log.txt": "log.txt.partial.1"}
 
 
-def test_a_killed_sender_is_noticed(work: Path, home: Path) -> None:
-    with open(work / "out" / "zz-big", "wb") as file:
-        file.truncate(1 << 32)
-    argv = [sys.executable, "-I", "-S", "-c", SENDER, str(REPO), str(work), "out"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as sender:
-
-        def kill() -> None:
-            until(lambda: bool(list(home.glob(".stager*/0/zz-big"))))
-            sender.kill()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        got = receive(sender.stdout, str(home), ["out"])
-        killer.join()
-    assert not got.complete
-    assert names(home) == ["out.partial"]
-    assert not (home / "out.partial" / "zz-big").exists()
-    (work / "out" / "zz-big").unlink()
-    wanted = tree(work / "out")
-    del wanted["zz-same"]  # it was to come later
-    assert tree(home / "out.partial") == {
-        **wanted,
-        "run.sh": ("file", 0o755, *wanted["run.sh"][2:]),
-    }
-
-
 def test_a_killed_receiver_leaves_what_the_next_one_sweeps(work: Path, home: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
     code += "from bundle.results.receive import receive\n"
@@ -622,46 +594,3 @@ def test_an_output_that_cannot_be_put_in_place_is_not_lost(tmp_path: Path, home:
 
 
 RUN = "wandb/offline-run-20260101_120000-ab12cd34"
-
-
-def test_folders_of_trackers_come_home_as_their_tools_read_them(work: Path, home: Path) -> None:
-    """The forms that wandb 0.31, mlflow 3.17 and tensorboard 2.21 have written in real jobs."""
-    logs = work / RUN / "logs"
-    logs.mkdir(parents=True)
-    (work / RUN / "run-ab12cd34.wandb").write_bytes(b":W&B\xff")
-    (logs / "debug.log").write_text("log")
-    (work / "wandb" / "latest-run").symlink_to(Path(RUN).name)
-    (work / "wandb" / "debug.log").symlink_to(f"{Path(RUN).name}/logs/debug.log")
-    (logs / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core-debug.log")
-    (work / "runs" / "first").mkdir(parents=True)
-    (work / "runs" / "first" / "events.out.tfevents.1.node07.1.0").write_bytes(b"e" * 251)
-    artifacts = work / "mlruns" / "0" / ("a" * 32) / "artifacts"
-    artifacts.mkdir(parents=True)
-    (artifacts / "note.txt").write_text("note")
-    with contextlib.closing(sqlite3.connect(work / "mlflow.db")) as database:
-        database.execute("create table runs (run_uuid text)")
-        database.execute("insert into runs values ('ab')")
-        database.commit()
-    outputs = ("wandb", "mlruns", "mlflow.db", "runs")
-
-    def bring() -> Received:
-        return receive(io.BytesIO(stream_of(work, *outputs)), str(home), outputs)
-
-    first = bring()
-    assert (first.complete, first.problems, first.missing) == (True, (), ())
-    assert [*first.left_out] == [f"{RUN}/logs/debug-core.log"]  # of the node's home directory
-    assert (home / "wandb" / "latest-run" / "run-ab12cd34.wandb").read_bytes() == b":W&B\xff"
-    assert (home / "wandb" / "debug.log").read_text() == "log"
-    assert (home / "mlruns" / "0" / ("a" * 32) / "artifacts" / "note.txt").is_file()
-    assert (home / "runs" / "first" / "events.out.tfevents.1.node07.1.0").stat().st_size == 251
-    (work / "runs" / "first").rename(work / "runs" / "second")
-    (work / "wandb" / "latest-run").unlink()
-    (work / "wandb" / "latest-run").symlink_to("another")
-    with contextlib.closing(sqlite3.connect(work / "mlflow.db")) as database:
-        database.execute("create table more (name text)")
-        database.commit()
-    second = bring()
-    assert second.renamed == {name: f"{name}.1" for name in ("wandb", "mlflow.db")}
-    assert names(home / "runs") == ["first", "second"]
-    with contextlib.closing(sqlite3.connect(home / "mlflow.db.1")) as database:
-        assert database.execute("select * from runs").fetchall() == [("ab",)]

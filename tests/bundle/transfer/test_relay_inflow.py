@@ -12,7 +12,7 @@ from bundle.driver.transports import relay_source
 from bundle.driver.transports.phase_run import PhaseAnswers
 from bundle.protocol.messages import Relayed
 from bundle.transfer import relay
-from bundle.transfer.relay import MOST_SECONDS, Inflow, Pace, RelayClock
+from bundle.transfer.relay import Inflow, Pace
 from bundle.transfer.relay_chunks import MOST_CHUNK_BYTES, ChunkFile, parent
 from bundle.transfer.relay_peers import (
     ConnectionOver,
@@ -229,26 +229,6 @@ def test_one_that_is_slow_at_the_end_is_left_although_the_other_half_is_there(no
     assert node.parent == 9
 
 
-def test_a_dead_one_above_a_slow_parent_is_passed_over(node: Node) -> None:
-    node.slow, node.dead = {5}, {7}
-    node.run(10, mine=20, other=20)
-    assert node.parent == 9
-    assert node.tried == [5, 7, 9]
-
-
-def test_one_above_that_sent_damaged_chunks_is_not_tried(node: Node) -> None:
-    node.dead = {5, 9, 0}
-    node.run(1, mine=20, other=20)
-    node.dead = {9, 0}
-    node.end_parent(CorruptChunk("its bytes did not come as they were sent"))
-    node.run(2, mine=20, other=20)
-    assert node.parent == 5
-    node.dead, node.slow = set(), {5}
-    node.run(6, mine=20, other=20)
-    assert node.parent == 9
-    assert node.tried.count(7) == 1
-
-
 def test_one_above_that_is_no_further_is_not_taken_and_the_next_is_tried(node: Node) -> None:
     node.slow, node.have = {5}, {7: 0}
     node.run(10, mine=20, other=20)
@@ -316,14 +296,6 @@ def test_after_a_chunk_a_node_looks_for_others_for_longer(node: Node) -> None:
     assert not node.inflow.gave_up(node.now)
     node.run(2)
     assert node.inflow.gave_up(node.now)
-
-
-def test_a_node_that_has_all_of_it_does_not_give_up(node: Node) -> None:
-    node.run(2, mine=TOTAL, other=20)
-    node.run(60)
-    assert node.inflow.done
-    assert node.open == []
-    assert not node.inflow.gave_up(node.now)
 
 
 CHUNKS = 300
@@ -446,13 +418,3 @@ def test_a_node_with_a_slow_link_is_slow_and_those_below_it_are_not(tmp_path: Pa
             break
     [remark] = said
     assert remark.startswith(f"node{_SLOW} is slow: it received "), (remark, seconds)
-
-
-def test_rounds_count_as_long_as_they_took_unless_this_process_stood_still() -> None:
-    real = iter([100.0, 100.1, 100.3, 160.3, 160.4])
-    clock = RelayClock(lambda: next(real))
-    shown = []
-    for _ in range(4):
-        clock.advance()
-        shown.append(round(clock.now - 100.0, 3))
-    assert shown == [0.1, 0.3, 0.3 + MOST_SECONDS, 0.4 + MOST_SECONDS]

@@ -1,23 +1,44 @@
-"""The driver's side of a relay: the order of the nodes, where it listens, and what it reads."""
+"""The driver's side of a relay: its nodes' places, what the source reads, and what is said."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 import signal
 import socket
 import time
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from bundle.driver.transports.relay_source import in_network_order, listen, send
+from bundle.driver.transports.agent_program import packed
+from bundle.driver.transports.phase_run import PhaseAnswers
+from bundle.driver.transports.relay_source import (
+    SPARE_NODES,
+    Reachability,
+    RelayDirectory,
+    candidates_of,
+    damage_lines,
+    in_network_order,
+    in_order_of_preference,
+    listen,
+    send,
+)
+from bundle.driver.transports.relay_source import remarks as remarks_of
 from bundle.driver.transports.transport import Event, Transfer
+from bundle.protocol.codec import decode
 from bundle.protocol.events import Remark
-from bundle.protocol.messages import Ready
+from bundle.protocol.messages import Ready, Relayed, RelayStart
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.transfer.relay_peers import RelayCandidates
+from bundle.transfer import relay
+from bundle.transfer.relay_chunks import SOURCE, TREES, ChunkFile, ancestors
+from bundle.transfer.relay_peers import SILENT_SECONDS, RelayCandidates, RelayPlace, key_of
 from bundle.transfer.relay_process import RelayProcess
+from tests.support.relay_places import at_addresses
 from tests.support.relay_step import FAILING, FALLS_SILENT, GIVES_UP, relay_run
 
 # --- their order ---------------------------------------------------------------------------------
@@ -183,3 +204,244 @@ def test_where_this_host_cannot_listen_another_way_is_left(tmp_path: Path) -> No
         failed, _ = send(transfer, run, range(taken, taken + 1))
     host = os.uname().nodename
     assert failed == {"node01": f"{host} cannot be its source: Address already in use"}
+
+
+def places_of(nodes: int) -> list[RelayPlace]:
+    """So many nodes whose addresses and ports follow no rule, and their source."""
+    places = [RelayPlace(SOURCE, "the source", "", 40_000)]
+    for position in range(1, nodes + 1):
+        scattered = position * 2_654_435_761
+        address = f"10.{scattered >> 8 & 255}.{scattered >> 16 & 255}.{scattered & 255}"
+        name = f"gpu-{position:05}.cluster.example"
+        places.append(RelayPlace(position, name, address, 32_768 + scattered % 28_000))
+    return places
+
+
+def answer_to(places: Sequence[RelayPlace], position: int) -> bytes:
+    """What the source sends to a node."""
+    answer = RelayDirectory(places)(key_of(places[position].name))
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7, 100])
+def test_a_node_knows_those_above_it_and_the_source_alone(nodes: int) -> None:
+    places = places_of(nodes)
+    for position in range(1, nodes + 1):
+        told = decode(RelayCandidates, json.loads(zlib.decompress(answer_to(places, position))))
+        assert told == candidates_of(position, places)
+        for tree in range(TREES):
+            assert sorted(told.by_tree[tree]) == sorted(ancestors(position, nodes, tree))
+        wanted = {candidate for chain in told.by_tree for candidate in chain}
+        assert [place.position for place in told.places] == sorted(wanted)
+        assert all(places[place.position] == place for place in told.places)
+
+
+def test_the_source_is_tried_before_those_far_above() -> None:
+    """A firewall that drops what is sent costs time for each one that is tried."""
+    *above, source = ancestors(1, 1000, 0)
+    assert len(above) > 4
+    assert in_order_of_preference(1, 1000, 0) == (*above[:3], source, *above[3:])
+
+
+def test_the_bytes_of_a_node_hardly_grow_with_the_number_of_nodes() -> None:
+    """Twice as many nodes are one more place in each tree; before, they were twice as many."""
+    sizes = {}
+    for nodes in (64, 512, 4096):
+        places = places_of(nodes)
+        directory = RelayDirectory(places)
+        answers = [directory(key_of(place.name)) or b"" for place in places[1 :: nodes // 64]]
+        start = packed(RelayStart(port=40_000, nodes=nodes))
+        sizes[nodes] = max(map(len, answers)) + len(start)
+    assert sizes[4096] < 1500
+    assert sizes[4096] - sizes[512] < 2 * (sizes[512] - sizes[64])
+    total = 4096 * sizes[4096]
+    assert total < 6_000_000  # all names, addresses and ports to each one: 160,000,000
+
+
+HERE = "the source"
+
+
+def why_hopeless(nodes: Sequence[str], apart: Mapping[str, Mapping[str, str]]) -> str:
+    """What is found out once these nodes have told whom they cannot reach."""
+    reachability = Reachability(len(nodes))
+    for node, others in apart.items():
+        reachability.add(node, others)
+        reachability.add(node, others)  # it may say so once more
+    return reachability.why
+
+
+NODES = tuple(f"node{number:02}" for number in range(1, 41))
+
+
+@pytest.mark.parametrize(("count", "most"), [(50, 31), (100, 50)])
+def test_where_most_nodes_reach_no_other_there_is_none(count: int, most: int) -> None:
+    nodes = [f"node{number:02}" for number in range(1, count + 1)]
+    apart = {name: {"node33": "connection refused"} for name in nodes[:most]}
+    assert why_hopeless(nodes, apart) == ""
+    apart["node60"] = {"node33": "connection refused"}
+    assert why_hopeless(nodes, apart) == (
+        "most nodes cannot connect to others, for example node60 to node33: connection refused"
+    )
+
+
+def test_where_most_do_not_reach_this_host_there_is_none() -> None:
+    apart = {name: {HERE: "no answer within 1.5 s"} for name in NODES[:20]}
+    assert why_hopeless(NODES, apart) == ""
+    apart[NODES[20]] = {HERE: "no answer within 1.5 s"}
+    assert why_hopeless(NODES, apart) == (
+        "nodes cannot connect to this host, for example node21: no answer within 1.5 s"
+    )
+
+
+def test_a_node_that_reaches_this_host_after_all_does_not_count() -> None:
+    reachability = Reachability(2)
+    for name in NODES[:2]:
+        reachability.add(name, {HERE: "no answer within 1.5 s"})
+        reachability.add(name, {})
+    assert reachability.why == ""
+
+
+def test_the_source_sends_to_as_many_nodes_that_reach_no_other(tmp_path: Path) -> None:
+    """At once: those that had to wait for a place would give up."""
+    content = os.urandom(300_000)
+    (tmp_path / "0").write_bytes(content)
+    token = secrets.token_bytes(32)
+    with contextlib.ExitStack() as resources:
+        closed = resources.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        relays = []
+        for place in range(SPARE_NODES + 1):
+            handle = os.open(tmp_path / str(place), os.O_RDWR | os.O_CREAT)
+            listener = relay.listen("127.0.0.1")
+            if not place:
+                source = listener.getsockname()[:2]
+            file = ChunkFile(handle, len(content), complete=not place)
+            relays.append(RelayProcess(file, token, listener))
+            resources.callback(relays[-1].close)
+            os.close(handle)
+        places = (source, *[closed.getsockname()[:2]] * SPARE_NODES)
+        for place, process in enumerate(relays):
+            process.begin(at_addresses(places, place) if place else None)
+        assert {process.outcome().failure for process in relays[1:]} == {""}
+    for place in range(1, SPARE_NODES + 1):
+        assert (tmp_path / str(place)).read_bytes() == content
+
+
+def damage_of(failure: str = "", **corrupt: str) -> list[str]:
+    """What is said once nodes have reported from whom bytes came damaged."""
+    return damage_lines(
+        {
+            node: Relayed(node, corrupt=tuple(senders.split()), failure=failure)
+            for node, senders in corrupt.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "named"),
+    [
+        pytest.param({"n1": ""}, [], id="nothing came damaged"),
+        pytest.param({"n1": "n2 n2", "n3": ""}, ["n2 sent"], id="one sender"),
+        pytest.param({"n1": "n2", "n3": "n2"}, ["n2 sent", "n2 sent"], id="to two nodes"),
+        pytest.param({"n1": "n2 n4", "n3": ""}, ["n1 damages"], id="from two senders to one node"),
+        pytest.param(
+            {"n1": "n2 n4", "n3": "n4 n2"}, ["n1 damages", "n3 damages"], id="two such nodes"
+        ),
+        pytest.param(
+            {"n1": "n2 n4", "n3": "n2", "n5": "n4"},
+            ["n2 sent", "n4 sent", "n2 sent", "n4 sent"],
+            id="two senders, and each fails another node",
+        ),
+        pytest.param(
+            {"n1": "n2 n4", "n3": "n2"}, ["n2 sent", "n4 sent", "n2 sent"], id="one of them does"
+        ),
+        pytest.param(
+            {"n1": "n2 n4 n5", "n3": "n5"}, ["n1 damages", "n5 sent"], id="a sender of its own"
+        ),
+    ],
+)
+def test_who_is_named(corrupt: dict[str, str], named: list[str]) -> None:
+    assert [" ".join(line.split()[:2]) for line in damage_of(**corrupt)] == named
+
+
+def test_a_node_that_damages_what_it_receives() -> None:
+    assert damage_of(n1="n2 n4") == [
+        "n1 damages what it receives: data from n2, n4 arrived damaged there, and nowhere else; "
+        "check its memory and its network card"
+    ]
+
+
+def test_where_a_node_has_the_file_all_the_same_that_is_said() -> None:
+    assert damage_of(n1="n2") == ["n2 sent damaged bytes to n1, which took them from another node"]
+    assert damage_of(failure="it fell silent", n1="n2") == ["n2 sent damaged bytes to n1"]
+
+
+SIZE = 40_000_000
+HERE = "the source"
+
+
+def remarks(
+    relayed: dict[str, Relayed],
+    size: int,
+    out_of_reach: dict[str, dict[str, str]] | None = None,
+) -> tuple[str, ...]:
+    """What is said once these nodes have told so much."""
+    answers = PhaseAnswers({}, 1, print, "unpack")
+    answers.relayed.update(relayed)
+    answers.out_of_reach.update(out_of_reach or {})
+    return remarks_of(answers, size)
+
+
+def test_a_slow_node_is_named_with_its_rate() -> None:
+    seconds = {"node01": 2.0, "node02": 2.2, "node03": 10.0, "node04": 2.1}
+    relayed = {node: Relayed(node, seconds=taken) for node, taken in seconds.items()}
+    assert remarks(relayed, SIZE) == (
+        "node03 is slow: it received 4.0 MB/s, the median of the others is 19.0 MB/s",
+    )
+
+
+def test_a_node_that_has_waited_for_a_silent_parent_is_not() -> None:
+    waited = {"node01": 1.0, "node02": 1.0, "node03": 1.0 + SILENT_SECONDS + 0.5}
+    relayed = {node: Relayed(node, seconds=taken) for node, taken in waited.items()}
+    assert remarks(relayed, SIZE) == ()
+
+
+def test_a_node_that_could_not_connect_to_another_is_named() -> None:
+    """Where it got the file all the same; else that is said where it is."""
+    relayed = {
+        "node01": Relayed("node01", seconds=2.0),
+        "node02": Relayed("node02", failure="no other node can be reached"),
+    }
+    apart = {"node01": {"node04": "connection refused"}, "node02": {HERE: "no answer"}}
+    assert remarks(relayed, SIZE, apart) == (
+        "node01 cannot connect to node04 (connection refused), and took the file from another node",
+    )
+
+
+def test_no_more_lines_than_a_person_reads() -> None:
+    names = [f"node{number:02}" for number in range(100)]
+    relayed = {name: Relayed(name, seconds=1.0) for name in names}
+    lines = remarks(relayed, SIZE, {name: {"node00": "no answer"} for name in names})
+    assert len(lines) == 9
+    assert lines[-1] == "... and 92 more lines"
+
+
+def test_one_of_two_nodes_is_slow() -> None:
+    """The other is what it is compared with, and not the mean of both."""
+    relayed = {"node01": Relayed("node01", seconds=2.0), "node02": Relayed("node02", seconds=10.0)}
+    assert remarks(relayed, SIZE) == (
+        "node02 is slow: it received 4.0 MB/s, the median of the others is 20.0 MB/s",
+    )
+
+
+def test_a_slow_node_is_named_where_others_have_failed() -> None:
+    """Those that failed at once, or after long, count for nothing."""
+    seconds = {"node01": 2.0, "node02": 10.0, "node03": 2.0}
+    relayed = {node: Relayed(node, seconds=taken) for node, taken in seconds.items()}
+    for number, taken in enumerate((0.1, 0.1, 0.1, 90.0), 4):
+        name = f"node{number:02}"
+        relayed[name] = Relayed(name, seconds=taken, failure="its relay ended")
+    assert remarks(relayed, SIZE) == (
+        "node02 is slow: it received 4.0 MB/s, the median of the others is 20.0 MB/s",
+    )
