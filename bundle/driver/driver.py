@@ -13,13 +13,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..format.archive import BundleFile
 from ..protocol.enumerations import EXIT_INTERRUPTED, EXIT_JOB, Allocation
 from ..protocol.events import JobBegins, PhaseBegins, PhaseEnds
 from ..protocol.job import Job
-from ..protocol.messages import Answer, LaunchAnswer
+from ..protocol.messages import LaunchAnswer
 from ..protocol.problem import NodeError, Problem, ending_problem
 from ..system import processes, signals
 from . import collect
@@ -37,30 +37,6 @@ READER_SECONDS = 60.0
 
 The file of the job's events has what was not read.
 """
-NodeProblems = dict[str, "tuple[Problem, ...]"]
-"""The problems of each node."""
-
-
-@dataclass
-class _Outcome:
-    problems: NodeProblems = field(default_factory=dict)
-    """The problems of each node; none where all went well."""
-    of_driver: bool = False
-    """True if the problem is the driver's own, and stands with nodes for want of another place."""
-    interrupted: bool = False
-    """True if the driver was told to end."""
-    ended_by: str = ""
-    """The reason why the allocation ended; empty while it stands."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and not self.interrupted
-
-    @property
-    def exit_status(self) -> int:
-        if self.interrupted:
-            return EXIT_INTERRUPTED
-        return 0 if self.ok else EXIT_JOB
 
 
 def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
@@ -76,30 +52,31 @@ def drive(job: Job, transport: Callable[[Job], Transport] | None = None) -> int:
         job = slurm_text.bind(job, os.environ)
     state = State(job, Logs(job))
     try:
-        outcome = _outcome_of_phases(state, transport or _transport(job))
+        _run_phases(state, transport or _transport(job))
         signals.ignore_signals()  # before this block ends: a signal in between would have no result
     except signals.Stopped:
-        outcome = _Outcome(_problems_before(state), interrupted=True)
+        problems = _problems_before(state)
+        state.result = replace(state.result, problems=problems, interrupted=True)
     try:
-        _conclude(state, outcome)
-        return outcome.exit_status
+        return _conclude(state)
     finally:
         if state.has_transport:
             state.transport.close()
         state.display.drain(READER_SECONDS)
 
 
-def _outcome_of_phases(state: State, transport: Callable[[Job], Transport]) -> _Outcome:
+def _run_phases(state: State, transport: Callable[[Job], Transport]) -> None:
+    """Take the job through its phases; the problems that end it become its result's."""
     try:
         _go_through_phases(state, transport)
     except NodesFailed as exc:
-        return _Outcome({node: answer.problems for node, answer in exc.answers.items()})
+        problems = {node: answer.problems for node, answer in exc.answers.items()}
+        state.result = replace(state.result, problems=problems)
     except NodeError as exc:
         problem = exc.problem
+        problems = dict.fromkeys(_places_of(problem, state.job), (problem,))
         of_driver = problem.where not in state.job.nodes
-        places = _places_of(problem, state.job)
-        return _Outcome(dict.fromkeys(places, (problem,)), of_driver=of_driver)
-    return _Outcome()
+        state.result = replace(state.result, problems=problems, of_driver=of_driver)
 
 
 def _places_of(problem: Problem, job: Job) -> tuple[str, ...]:
@@ -161,45 +138,50 @@ def _do(phase: Phase, state: State) -> None:
         state.emit(PhaseEnds(phase.name, seconds))
 
 
-def _problems_before(state: State) -> NodeProblems:
+def _problems_before(state: State) -> dict[str, tuple[Problem, ...]]:
     """Return the problems that nodes had reported before the job was interrupted."""
-    problems = {node: _own_problems(answer) for node, answer in state.answers.items()}
-    return {node: listed for node, listed in problems.items() if listed}
+    return {
+        node: answer.problems
+        for node, answer in state.answers.items()
+        if answer.problems and not (isinstance(answer, LaunchAnswer) and answer.stopped)
+    }
 
 
-def _own_problems(answer: Answer) -> tuple[Problem, ...]:
-    was_told_to_end = isinstance(answer, LaunchAnswer) and answer.stopped
-    return () if was_told_to_end else answer.problems
-
-
-def _conclude(state: State, outcome: _Outcome) -> None:
-    if not outcome.ok:
-        outcome.ended_by = _ended_by(state, interrupted=outcome.interrupted)
-    collect.collect_outputs(state, standing=not outcome.ended_by)
-    if outcome.ended_by:
-        _blame_ending(state, outcome)
+def _conclude(state: State) -> int:
+    """Bring the outputs home, and emit the result; return the exit status."""
+    problems, interrupted = dict(state.result.problems), state.result.interrupted
+    ended_by = _ended_by(state) if problems or interrupted else ""
+    collect.collect_outputs(state, standing=not ended_by)
+    if ended_by:  # its first problem; and it was no interruption by the user
+        interrupted = False
+        lost = state.transport.lost_node if state.has_transport else ""
+        node = lost or state.lost_node or state.job.nodes[0]
+        problem = ending_problem(ended_by, state.job.id)
+        problems[node] = (problem, *problems.get(node, ()))
     losses = state.output.losses()
-    if losses and outcome.ok:
-        outcome.problems = problems_of(losses, state.left_out)
-    state.emit(
-        replace(
-            state.result,
-            ok=outcome.ok,
-            interrupted=outcome.interrupted,
-            ended_by=outcome.ended_by,
-            problems=outcome.problems,
-            of_driver=outcome.of_driver,
-            left_out=tuple(sorted(state.left_out)),
-            logs_lost=tuple(losses),
-            logs_fault=state.logs.fault,
-            bytes_broadcast=state.bytes_sent,
-            seconds=state.seconds,
-        )
+    if losses and not (problems or interrupted):
+        problems = problems_of(losses, state.left_out)
+    result = replace(
+        state.result,
+        ok=not (problems or interrupted),
+        interrupted=interrupted,
+        ended_by=ended_by,
+        problems=problems,
+        left_out=tuple(sorted(state.left_out)),
+        logs_lost=tuple(losses),
+        logs_fault=state.logs.fault,
+        bytes_broadcast=state.bytes_sent,
+        seconds=state.seconds,
     )
+    state.emit(result)
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if result.ok else EXIT_JOB
 
 
-def _ended_by(state: State, *, interrupted: bool) -> str:
+def _ended_by(state: State) -> str:
     """Return the reason why the allocation ended; empty while it stands."""
+    interrupted = state.result.interrupted
     if state.has_transport:
         if interrupted:
             state.transport.hurry()
@@ -209,12 +191,3 @@ def _ended_by(state: State, *, interrupted: bool) -> str:
 
         return ended_by(state.job)
     return ""
-
-
-def _blame_ending(state: State, outcome: _Outcome) -> None:
-    """Make the end of the allocation the first problem; it was no interruption by the user."""
-    problem = ending_problem(outcome.ended_by, state.job.id)
-    outcome.interrupted = False
-    lost = state.transport.lost_node if state.has_transport else ""
-    node = lost or state.lost_node or state.job.nodes[0]
-    outcome.problems[node] = (problem, *outcome.problems.get(node, ()))

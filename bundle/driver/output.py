@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..protocol.events import FramesLost, OutputLoss, OutputShown, RankOutput
 from ..protocol.messages import LaunchAnswer, split_lines
@@ -191,92 +191,49 @@ class Display:
                 self._changed.wait_for(lambda: self._events or self._output)
 
 
-# --- The account of what ranks wrote and what has come: the difference is lost, and is reported
+# --- The output of ranks on its way into their logs, and what of it is lost ----------------------
 
 _LOST_ON_THE_WAY = ProblemCode.OUTPUT_LOST.row.why
 
-RankOfNode = tuple[str, "int | None"]
-"""A node and one of its ranks; the node's launcher has None in place of a rank."""
-
-
-def loss_problem(loss: OutputLoss) -> Problem:
-    """Return a loss of output as a problem of its node."""
-    values = {"source": str(loss)}
-    if loss.code is not ProblemCode.OUTPUT_LOST:
-        values["why"] = loss.why
-    return Problem(loss.code, loss.node, values)
-
-
-@dataclass
-class OutputAccount:
-    """Output of one launch: received as it comes, compared with what the agents say they sent."""
-
-    _received: collections.Counter[RankOfNode] = field(default_factory=collections.Counter)
-    """Bytes received."""
-    _missing: dict[RankOfNode, OutputLoss] = field(default_factory=dict)
-    """Losses known so far."""
-    _counted: set[tuple[str, str]] = field(default_factory=set)
-    """The nodes and tasks that have said how much they have sent."""
-
-    def receive(self, node: str, rank: int | None, count: int) -> None:
-        """Add bytes that have come from a rank, or from the launcher (None)."""
-        self._received[node, rank] += count
-
-    def compare(self, event: object) -> None:
-        """Compare what an event says was sent or lost with what has come."""
-        if isinstance(event, FramesLost):
-            self._add_frames(event)
-        if isinstance(event, LaunchAnswer) and event.sent is not None:
-            self._counted.add((event.node, "" if event.task is None else str(event.task)))
-            for rank, count in event.sent.items():
-                self._add_bytes(event.node, int(rank) if rank else None, count)
-
-    def losses(self) -> list[OutputLoss]:
-        """Return what agents have sent and has not come."""
-        return list(self._missing.values())
-
-    def clear(self) -> None:
-        """Start anew, for another launch."""
-        self._received.clear()
-        self._missing.clear()
-        self._counted.clear()
-
-    def _add_frames(self, event: FramesLost) -> None:
-        if (event.node, event.task) in self._counted:
-            return  # its bytes were compared, which is more exact
-        frames = event.frames + event.unknown
-        before = self._missing.get((event.node, None))
-        if before is not None:
-            frames += before.frames or 0
-        lost = OutputLoss(event.node, None, _LOST_ON_THE_WAY, frames=frames)
-        self._missing[event.node, None] = lost
-
-    def _add_bytes(self, node: str, rank: int | None, sent: int) -> None:
-        missing = sent - self._received.pop((node, rank), 0)
-        if missing > 0:
-            self._missing[node, rank] = OutputLoss(node, rank, _LOST_ON_THE_WAY, bytes=missing)
-
-
-# --- The output of ranks on its way into their logs, and what of it is lost ----------------------
-
 
 class OutputLogs:
-    """Writes the output of ranks into their logs.
-
-    Attributes:
-        account: what was sent, against what has come.
-    """
+    """Writes the output of ranks into their logs, and compares it with what the agents sent."""
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
-        self.account = OutputAccount()
+        self.begin_launch()
+
+    def begin_launch(self) -> None:
+        """Count anew: nothing of an earlier launch is missed."""
+        self._received: collections.Counter[tuple[str, int | None]] = collections.Counter()
+        """Bytes received from each rank of each node; the node's launcher has None for a rank."""
+        self._missing: dict[tuple[str, int | None], OutputLoss] = {}
+        """What agents have sent and has not come, as far as it is known."""
+        self._counted: set[tuple[str, str]] = set()
+        """The nodes and tasks that have said how much they have sent."""
 
     def write(self, event: RankOutput, task: int) -> None:
         """Append output to the log of a task."""
-        node, rank = event.node, event.rank
+        source = event.node, event.rank
         if event.of_ranks:  # else an agent's own complaint, which no rank has sent
-            self.account.receive(node, rank, len(event.data))
-        self._logs.output(node, task, event.data, (node, rank))
+            self._received[source] += len(event.data)
+        self._logs.output(event.node, task, event.data, source)
+
+    def compare(self, event: object) -> None:
+        """Compare what an event says was sent or lost with what has come."""
+        if isinstance(event, FramesLost) and (event.node, event.task) not in self._counted:
+            source, frames = (event.node, None), event.frames + event.unknown
+            if source in self._missing:
+                frames += self._missing[source].frames or 0
+            self._missing[source] = OutputLoss(*source, _LOST_ON_THE_WAY, frames=frames)
+        elif isinstance(event, LaunchAnswer) and event.sent is not None:
+            # Its bytes are compared, which is more exact than frames.
+            self._counted.add((event.node, "" if event.task is None else str(event.task)))
+            for rank, sent in event.sent.items():
+                of_rank = event.node, int(rank) if rank else None
+                missing = sent - self._received.pop(of_rank, 0)
+                if missing > 0:
+                    self._missing[of_rank] = OutputLoss(*of_rank, _LOST_ON_THE_WAY, bytes=missing)
 
     def losses(self) -> list[OutputLoss]:
         """Return the output that ranks have written and no log has."""
@@ -287,7 +244,7 @@ class OutputLogs:
             for (node, task), count in sorted(logs.lost.items())
             if count > 0
         ]
-        return [*self.account.losses(), *unwritten]
+        return [*self._missing.values(), *unwritten]
 
 
 def problems_of(
@@ -300,5 +257,7 @@ def problems_of(
     problems: dict[str, tuple[Problem, ...]] = {}
     for loss in losses:
         if loss.node not in left_out:
-            problems[loss.node] = (*problems.get(loss.node, ()), loss_problem(loss))
+            why = {} if loss.code is ProblemCode.OUTPUT_LOST else {"why": loss.why}
+            problem = Problem(loss.code, loss.node, {"source": str(loss), **why})
+            problems[loss.node] = (*problems.get(loss.node, ()), problem)
     return problems

@@ -17,7 +17,6 @@ from ..protocol.events import JobEnds
 from ..protocol.job import Job
 from ..protocol.messages import (
     CleanRequest,
-    Departure,
     Gpu,
     GpuFacts,
     GroupSettings,
@@ -199,16 +198,11 @@ class _RankLogs:
 
 
 def _note_cpus(state: State) -> None:
-    if USE_CPU in os.environ or not _may_have_accelerate(state):
-        return
-    why = "not every node has a GPU, and without it accelerate's ranks would not meet"
-    state.note(f"{USE_CPU}=true: {why}")
-
-
-def _may_have_accelerate(state: State) -> bool:
-    if state.bundle is None:
-        return True
-    return any(layer.name == "accelerate" for layer in state.bundle.manifest.layers)
+    layers = None if state.bundle is None else state.bundle.manifest.layers
+    may_have = layers is None or any(layer.name == "accelerate" for layer in layers)
+    if may_have and USE_CPU not in os.environ:
+        why = "not every node has a GPU, and without it accelerate's ranks would not meet"
+        state.note(f"{USE_CPU}=true: {why}")
 
 
 def _with_outcome(result: JobEnds, state: State) -> JobEnds:
@@ -217,27 +211,23 @@ def _with_outcome(result: JobEnds, state: State) -> JobEnds:
     failures = _joined(answer.failures for answer in every)
     return replace(
         result,
-        exit_codes={node: _exit_code(answer) for node, answer in answers.items()},
+        exit_codes={
+            node: 1 if answer.exit_code is None else answer.exit_code
+            for node, answer in answers.items()
+        },
         task_codes=dict(state.task_codes),
         failures=failures,
         tails={node: answer.tail for node, answer in answers.items() if answer.tail},
         stopped=tuple(node for node, answer in answers.items() if answer.stopped),
         lingering=_joined(answer.lingering for answer in every),
         vanished=_joined(answer.vanished for answer in every),
-        left=_departures(every) if failures else None,  # else nobody asks who ended first
+        # Without a failure nobody asks who ended first.
+        left=_joined(answer.left for answer in every) if failures else None,
     )
-
-
-def _departures(answers: Iterable[LaunchAnswer]) -> tuple[Departure, ...]:
-    return _joined(answer.left for answer in answers)
 
 
 def _joined(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
     return tuple(itertools.chain.from_iterable(parts))
-
-
-def _exit_code(answer: LaunchAnswer) -> int:
-    return 1 if answer.exit_code is None else answer.exit_code
 
 
 def list_rank_notes(state: State) -> tuple[str, ...]:

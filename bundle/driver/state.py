@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from ..format.archive import BundleFile
 from ..launch.commands import choose_nproc
@@ -41,15 +41,25 @@ from .output import Display, OutputLogs
 from .plan import Plan
 from .transports.transport import Delivery, Ended, Event, OnEvent, Transfer, Transport
 
-# --- The answers of a node's tasks as one, where Slurm starts several on a node ------------------
+# --- A node's answer: those of several tasks as one, and the driver's own where it gave none ------
+
+_JOINED = ("problems", "failures", "tail", "left", "vanished", "lingering", "joined", "alone")
+"""The fields of which a node's answer has those of all its tasks."""
 
 
-def joined(first: Answer | None, second: Answer) -> Answer:
+def join_answers(first: Answer | None, second: Answer) -> Answer:
     """Return the answers of two tasks of one node as one; the first failure gives the status."""
     if first is None:
         return second
+    lists: dict[str, Any] = {
+        name: (*getattr(first, name), *getattr(second, name, ()))
+        for name in _JOINED
+        if hasattr(first, name)
+    }
     if isinstance(first, LaunchAnswer) and isinstance(second, LaunchAnswer):
-        first = _with_ranks(first, second)
+        lists["stopped"] = second.stopped if first.lost else first.stopped
+        if second.first_rank is not None:
+            lists["first_rank"] = second.first_rank
     return replace(
         first,
         ok=first.ok and second.ok,
@@ -57,29 +67,11 @@ def joined(first: Answer | None, second: Answer) -> Answer:
         unreachable=first.unreachable or second.unreachable,
         tasks=first.tasks + second.tasks,
         exit_code=first.exit_code or second.exit_code or 0,
-        problems=(*first.problems, *second.problems),
+        **lists,
     )
 
 
-def _with_ranks(first: LaunchAnswer, second: LaunchAnswer) -> LaunchAnswer:
-    return replace(
-        first,
-        failures=(*first.failures, *second.failures),
-        tail=(*first.tail, *second.tail),
-        stopped=second.stopped if first.lost else first.stopped,
-        first_rank=first.first_rank if second.first_rank is None else second.first_rank,
-        left=(*first.left, *second.left),
-        vanished=(*first.vanished, *second.vanished),
-        lingering=(*first.lingering, *second.lingering),
-        joined=(*first.joined, *second.joined),
-        alone=(*first.alone, *second.alone),
-    )
-
-
-# --- The driver's answers in place of a node's: it gave none, or its ranks did not end -----------
-
-
-def silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
+def describe_silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
     """Return the answer of a node, or of one of its tasks, that has not answered."""
     values = {**end.values, "phase": phase, "log_dir": log_dir}
     return answer_class(phase)(
@@ -90,12 +82,6 @@ def silence(phase: str, node: str, end: Ended, log_dir: str) -> Answer:
         lost=True,
         unreachable=end.unreachable,
     )
-
-
-def hanging(answer: Answer, seconds: int) -> Answer:
-    """Return a node's answer with the problem that its ranks run ``seconds`` after others ended."""
-    problem = Problem(ProblemCode.RANKS_DID_NOT_END, answer.node, {"seconds": str(seconds)})
-    return replace(answer, ok=False, problems=(problem,))
 
 
 # --- The fields that the driver fills in alike in requests of every class, by their names --------
@@ -131,19 +117,13 @@ _OWN = re.compile(
 """The parts of a command's words that follow from the node, see :mod:`bundle.launch.commands`."""
 
 
-class StartedCommands:
-    """The commands of nodes that have been told."""
-
-    def __init__(self) -> None:
-        self._told: set[tuple[str, ...]] = set()
-
-    def brief(self, event: Started) -> Started:
-        """Return the event as it is kept: without a command that was told for another node."""
-        shared = tuple(_OWN.sub("", word) for word in event.argv)
-        if shared in self._told:
-            return replace(event, argv=())
-        self._told.add(shared)
-        return event
+def drop_known_command(event: Started, known: set[tuple[str, ...]]) -> Started:
+    """Return the event without a command that is known for another node, else add it to these."""
+    shared = tuple(_OWN.sub("", word) for word in event.argv)
+    if shared in known:
+        return replace(event, argv=())
+    known.add(shared)
+    return event
 
 
 _A = TypeVar("_A", bound=Answer)
@@ -205,8 +185,8 @@ class State:
     """The way of the ranks' output into the logs."""
     display: Display = field(init=False)
     """What is printed."""
-    _commands: StartedCommands = field(default_factory=StartedCommands)
-    """The commands of ranks that were told."""
+    _commands: set[tuple[str, ...]] = field(default_factory=set)
+    """The commands of ranks that events have had."""
     _mask: SecretMask = field(init=False)
     """The secrets that no event may have."""
     _ranks: dict[str, int] = field(default_factory=dict)
@@ -387,7 +367,7 @@ class State:
         self.leave_out_or_fail()
         # No rank has begun: nothing of that launch counts.
         self.task_codes.clear()
-        self.output.account.clear()
+        self.output.begin_launch()
         return True
 
     def failed(self) -> dict[str, Answer]:
@@ -405,11 +385,11 @@ class State:
             if isinstance(event, ProbeAnswer):
                 event = replace(event, line=probe_line(event))
             if isinstance(event, Started):
-                event = self._commands.brief(event)
+                event = drop_known_command(event, self._commands)
             if on_event is not None:
                 on_event(event)
             if phase == PhaseName.LAUNCH:
-                self.output.account.compare(event)
+                self.output.compare(event)
             if isinstance(event, NodesLate):
                 self._late = dict.fromkeys(event.nodes, event.seconds)
             if isinstance(event, Answer) and event.event == phase:
@@ -423,38 +403,31 @@ class State:
         if answer.exit_code is not None:
             number = self.node_rank(node) if task is None else task
             self.task_codes[str(number)] = answer.exit_code
-        self.answers[node] = joined(self.answers.get(node), answer)
+        self.answers[node] = join_answers(self.answers.get(node), answer)
 
     def _settle(self, phase: str, ended: Mapping[str, Ended]) -> None:
         """Note the nodes that have not answered, and put the answers in the nodes' order."""
-        tasks = self._tasks_per_node(phase)
-        silent = {node: end for node, end in ended.items() if not self._has_answered(node, tasks)}
+        by_slurm = phase == PhaseName.LAUNCH and self.job.launch.launcher is Launcher.SRUN
+        tasks = self.nproc if by_slurm else 1
+        silent = {
+            node: end
+            for node, end in ended.items()
+            if node not in self.answers or self.answers[node].tasks < tasks
+        }
         for node, end in silent.items():
-            answer = silence(phase, node, end, self.job.log_dir)
-            self.answers[node] = joined(self.answers.get(node), answer)
+            answer = describe_silence(phase, node, end, self.job.log_dir)
+            self.answers[node] = join_answers(self.answers.get(node), answer)
         if phase == PhaseName.LAUNCH:
-            self._set_missing_codes(silent, tasks)
+            for node, end in silent.items():
+                first = self.node_rank(node) * tasks
+                for task in range(first, first + tasks):
+                    self.task_codes.setdefault(str(task), end.code)
             self._blame_late_nodes()
         order = [node for node in self.job.nodes if node in self.answers]
         self.answers = {node: self.answers[node] for node in order}
 
-    def _has_answered(self, node: str, tasks: int) -> bool:
-        answer = self.answers.get(node)
-        return answer is not None and answer.tasks >= tasks
-
-    def _tasks_per_node(self, phase: str) -> int:
-        """Return how many answers a node gives: one for each rank that Slurm starts."""
-        if phase == PhaseName.LAUNCH and self.job.launch.launcher is Launcher.SRUN:
-            return self.nproc
-        return 1
-
-    def _set_missing_codes(self, silent: Mapping[str, Ended], tasks: int) -> None:
-        """Give the silent nodes' tasks the exit status of their node."""
-        for node, end in silent.items():
-            first = self.node_rank(node) * tasks
-            for task in range(first, first + tasks):
-                self.task_codes.setdefault(str(task), end.code)
-
     def _blame_late_nodes(self) -> None:
         for node, seconds in self._late.items():
-            self.answers[node] = hanging(self.answers[node], seconds)
+            values = {"seconds": str(seconds)}
+            problem = Problem(ProblemCode.RANKS_DID_NOT_END, node, values)
+            self.answers[node] = replace(self.answers[node], ok=False, problems=(problem,))

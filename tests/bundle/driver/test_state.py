@@ -366,9 +366,7 @@ def test_what_a_node_that_is_left_out_has_lost_fails_no_job(
     for left_out in {"n3": ("launch gave no answer",)}, {}:
         state = lose(job, *answers, half)
         state.left_out |= left_out
-        outcome = driver._Outcome()
-        driver._conclude(state, outcome)
-        codes.append(outcome.exit_status)
+        codes.append(driver._conclude(state))
         assert state.display.drain(60)
     first, second = (one for one in printed(state, capfd) if one["event"] == "result")
     assert codes == [0, 3]
