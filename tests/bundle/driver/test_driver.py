@@ -117,7 +117,7 @@ def test_all_problems_of_all_nodes_are_told_and_kept(
         "the bundle is for another machine",
     ]
     assert problems(events[-1]) == {"local1": expected, "local2": expected}
-    assert "of_driver" not in events[-1]
+    assert not events[-1]["of_driver"]
     assert [event["phase"] for event in events if event["event"] == "begin"] == ["preflight"]
     lines = (tmp_path / "logs" / "preflight.4711.txt").read_text().splitlines()
     assert lines[0].startswith("local1 proj=ok pkgs=ok root=")
