@@ -30,6 +30,7 @@ from bundle.protocol.messages import (  # noqa: E402
     Ready,
     Relayed,
 )
+from bundle.protocol.problem import ProblemCode  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "events.md"
 _INTRODUCTION = """\
@@ -135,7 +136,8 @@ def _described(declared: str, owner: type[Any]) -> str:
         return _described_container(declared, owner)
     kind = _class(declared, owner)
     if issubclass(kind, enum.Enum):
-        return "one of " + ", ".join(f"`{word.value}`" for word in kind)
+        words = (word if kind is ProblemCode else word.value for word in kind)
+        return "one of " + ", ".join(f"`{word}`" for word in words)
     name = kind.event if issubclass(kind, (DriverEvent, AgentEvent)) else _name(kind)
     return f"[{name}](#{name.replace(' ', '-')})"
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.pictures import digits, nothing, things
 from tests.support.torch_project import TorchProject
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.network]
 
 REPO = Path(__file__).resolve().parents[2]
 

@@ -44,6 +44,7 @@ def test_some_commands_are_missing_inside_an_allocation(bench: Bench, tmp_path: 
     assert "not on PATH: sbcast" in said.error["message"]
 
 
+@pytest.mark.full
 def test_a_number_that_comes_again_after_slurm_was_set_up_anew(bench: Bench) -> None:
     """What the older job left is neither believed nor lost; two commands may share a number."""
     used = bench.cluster.run(["sbatch", "--parsable", "--output=/dev/null", "--wrap=true"]).stdout
@@ -69,6 +70,7 @@ def test_a_number_that_comes_again_after_slurm_was_set_up_anew(bench: Bench) -> 
     assert len(list(bench.logs.glob("older-*"))) == 1
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_before_the_broadcast(bench: Bench) -> None:
     """Slurm says no more than "Unspecified error"."""
     with before_sbcast(bench) as (started, _):
@@ -83,6 +85,7 @@ def test_a_disk_that_fills_before_the_broadcast(bench: Bench) -> None:
     assert not list((bench.place("node02") / "envs").iterdir())
 
 
+@pytest.mark.full
 def test_a_place_that_cannot_be_written(bench: Bench) -> None:
     place = f"/{ROOT}/incoming"
     with before_sbcast(bench) as (started, number):
@@ -99,6 +102,7 @@ def test_a_place_that_cannot_be_written(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_file_that_is_there_already(bench: Bench) -> None:
     """It can only be this job's own, so it is replaced: the longer one leaves no end behind."""
     with before_sbcast(bench) as (started, number):
@@ -124,6 +128,7 @@ def test_a_node_lost_before_the_launch(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_node_lost_before_the_broadcast(bench: Bench) -> None:
     with before_sbcast(bench) as (started, _):
         bench.cluster.lose("node03")
@@ -139,6 +144,7 @@ def test_a_node_without_python(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_node_whose_python_is_too_old(bench: Bench) -> None:
     old = other_pythons(range(5, 9))
     if not old:
@@ -149,6 +155,7 @@ def test_a_node_whose_python_is_too_old(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_node_whose_python_is_another_one(bench: Bench) -> None:
     others = other_pythons(range(9, 20))
     if not others:
@@ -160,6 +167,7 @@ def test_a_node_whose_python_is_another_one(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_head_that_takes_its_name_for_loopback(bench: Bench) -> None:
     """As Debian's /etc/hosts has it; where it has one other address, that one is meant."""
     hosts = bench.logs.parent / "hosts"
@@ -200,6 +208,7 @@ def test_a_port_that_is_taken(bench: Bench) -> None:
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_map_with_an_interface_that_is_not_there(bench: Bench) -> None:
     bundle = next((bench.root.parent / "offline" / "bundles").glob("*.pkgs.tar"))
     folder = bench.logs.parent / "other"

@@ -73,6 +73,7 @@ def test_a_node_that_is_cut_off_while_the_others_are_done(bench: Bench) -> None:
     bench.assert_clean(killed=True)
 
 
+@pytest.mark.full
 def test_a_slurmstepd_that_is_killed(bench: Bench) -> None:
     """srun does not notice, and the node answers: without a look the job would wait for good."""
     started = bench.start("run", *ALL, "1=sleep", "all=linger")
@@ -87,6 +88,7 @@ def test_a_slurmstepd_that_is_killed(bench: Bench) -> None:
     bench.assert_clean(killed=True)
 
 
+@pytest.mark.full
 def test_a_slurmd_that_has_died_unnoticed(bench: Bench) -> None:
     """The node's name is in what srun says; the others do without it."""
     with dead_slurmd(bench.cluster, "node02"):
@@ -169,6 +171,7 @@ def jobs_so_far(cluster: Cluster) -> int:
     return int(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("command", "batch"), [("salloc", ()), ("sbatch", ("--batch", "--wait"))])
 def test_a_controller_that_is_away_when_nodes_are_asked_for(
     bench: Bench, command: str, batch: tuple[str, ...]
@@ -190,6 +193,7 @@ def test_a_controller_that_is_away_when_nodes_are_asked_for(
     bench.assert_clean()
 
 
+@pytest.mark.full
 def test_a_batch_job_that_may_have_been_taken_is_not_submitted_again(bench: Bench) -> None:
     """The controller has the request, and does not answer in time: it acts on it later."""
     calls = counted(bench, "sbatch")
@@ -232,6 +236,7 @@ exec {sbcast} "$@" "$source" "$target"
 """An ``sbcast`` on whose way one byte changes."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_copy_that_is_damaged_on_its_way(bench: Bench, times: int) -> None:
     """It is sent once more, as the bundle itself is sound; then the way or the node is at fault."""

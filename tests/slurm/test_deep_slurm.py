@@ -130,6 +130,7 @@ def test_a_flipped_bit_is_found_named_and_repaired(cluster: Cluster, small: Proj
     ]
 
 
+@pytest.mark.full
 def test_a_node_with_another_address_for_a_name(cluster: Cluster, small: Project) -> None:
     with named(cluster, "node03", "10.99.99.9", "node02"):
         code, report, said = deep(small)
@@ -141,6 +142,7 @@ def test_a_node_with_another_address_for_a_name(cluster: Cluster, small: Project
     assert "--exclude=node03" in said
 
 
+@pytest.mark.full
 def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Project) -> None:
     """A node that cannot reach the head, one that takes a name for itself, and a damaged one."""
     _, report, _ = deep(small)
@@ -162,6 +164,7 @@ def test_everything_that_is_wrong_is_told_at_once(cluster: Cluster, small: Proje
     assert report["deep"]["skipped"] == "every node has a problem"
 
 
+@pytest.mark.full
 def test_nodes_that_fail_can_be_left_out(cluster: Cluster, small: Project) -> None:
     with named(cluster, "node03", "10.99.99.9", "node02"):
         code, report, said = deep(small, "--min-nodes", "2")
@@ -169,6 +172,7 @@ def test_nodes_that_fail_can_be_left_out(cluster: Cluster, small: Project) -> No
     assert "warning: node03 is left out: names of nodes resolve to other addresses" in said
 
 
+@pytest.mark.full
 def test_a_head_that_no_node_reaches_is_the_one_at_fault(cluster: Cluster, small: Project) -> None:
     port = ("to", cluster.address("node01"), "ipproto", "tcp", "dport", "61000-65534")
     with ruled(cluster, "node02", *port), ruled(cluster, "node03", *port):

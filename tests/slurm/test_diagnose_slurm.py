@@ -148,12 +148,14 @@ def test_a_rank_that_hangs(scene: Scene) -> None:
     assert (found["missing_ranks"], found["consequences"]) == ([1], [0, 2])
 
 
+@pytest.mark.full
 def test_an_interface_that_is_not_there(scene: Scene) -> None:
     with (scene.bench.root / "stager.toml").open("a") as settings:
         settings.write('interface = { "node0[2-3]" = "ib7" }\n')
     scene.assert_told(scene.run("all=sleeps"), Told("node02", None, "interface"))
 
 
+@pytest.mark.full
 def test_ports_that_are_taken(scene: Scene) -> None:
     gate = scene.bench.gate("srun", "--job-name=stager-preflight")
     started = scene.start("all=sleeps")
@@ -164,6 +166,7 @@ def test_ports_that_are_taken(scene: Scene) -> None:
     scene.assert_told(said, Told("node01", None, "port"))
 
 
+@pytest.mark.full
 def test_another_python(scene: Scene) -> None:
     shell = "exit 127"
     for other in other_pythons(range(9, 20))[:1]:
@@ -175,6 +178,7 @@ def test_another_python(scene: Scene) -> None:
     scene.assert_told(said, Told("node02", None, "environment"))
 
 
+@pytest.mark.full
 def test_a_place_where_nothing_can_be_executed(scene: Scene) -> None:
     empty_nodes(scene.cluster)
     scene.bench.env["STAGER_NODE_ROOT"] = "/tmp"  # no other place will do
@@ -206,6 +210,7 @@ def test_preemption(scene: Scene) -> None:
     scene.assert_told(said, Told("", None, "preemption"))
 
 
+@pytest.mark.full
 def test_somebody_elses_port_that_is_taken(scene: Scene) -> None:
     """It is torchrun that fails, before it has ranks."""
     with listening(scene.cluster, "node01", PORT, PORT + 1):
@@ -213,6 +218,7 @@ def test_somebody_elses_port_that_is_taken(scene: Scene) -> None:
     assert told(found["first_failure"]) == Told("node01", None, "port")
 
 
+@pytest.mark.full
 def test_somebody_elses_head_that_cannot_be_resolved(scene: Scene) -> None:
     hosts = scene.bench.root / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
@@ -224,6 +230,7 @@ def test_somebody_elses_head_that_cannot_be_resolved(scene: Scene) -> None:
     assert told(found["first_failure"]) == Told("node02", 1, "name-resolution")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("size", "expected"),
     [(4, Told("node01", 0, "rendezvous")), (2, Told("node03", 2, "rendezvous"))],
@@ -239,6 +246,7 @@ def test_somebody_elses_world_size(scene: Scene, size: int, expected: Told) -> N
     assert told(scene.theirs(script)["first_failure"]) == expected
 
 
+@pytest.mark.full
 def test_somebody_elses_exec_bit(scene: Scene) -> None:
     program, copy = scene.bench.root / "train.sh", scene.bench.root / "copy.sh"
     for path, mode in ((program, 0o755), (copy, 0o644)):
@@ -249,6 +257,7 @@ def test_somebody_elses_exec_bit(scene: Scene) -> None:
     assert told(found["first_failure"]) == Told("node02", 1, "environment")
 
 
+@pytest.mark.full
 def test_somebody_elses_step_that_is_blocked(scene: Scene) -> None:
     """An earlier step of theirs holds all CPUs, and is ended when the next one cannot begin."""
     script = f"""
@@ -264,6 +273,7 @@ def test_somebody_elses_step_that_is_blocked(scene: Scene) -> None:
     assert "another step of the same job" in found["first_failure"]["cause"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "expected", "others"),
     [

@@ -87,6 +87,7 @@ def test_scancel_while_it_is_sent(large_bench: Bench) -> None:
     assert "cancelled" in said.talk
 
 
+@pytest.mark.full
 def test_scancel_of_ranks_that_do_not_listen(bench: Bench) -> None:
     started = bench.start("run", "--nodes", "3", "--", "train.py", "all=deaf")
     bench.at_work(started, 3)
@@ -105,6 +106,7 @@ def test_a_driver_that_is_killed(bench: Bench) -> None:
     assert str(bench.logs) in said.error["hint"]
 
 
+@pytest.mark.full
 def test_an_srun_that_is_killed(bench: Bench) -> None:
     started = bench.start(*SLEEP)
     bench.at_work(started, 3)
@@ -123,6 +125,7 @@ def test_an_agent_that_is_killed(bench: Bench) -> None:
     assert said.report["task_codes"]["1"] == -9
 
 
+@pytest.mark.full
 @pytest.mark.network
 def test_an_agent_that_is_killed_over_torchrun(slurm_torch: SlurmTorch) -> None:
     """The ranks are torchrun's children, each in a session of its own: they end all the same."""

@@ -123,6 +123,7 @@ def test_avoiding_by_setting_beside_the_users_own(
     assert (code, len(names(report))) == (0, 3), said
 
 
+@pytest.mark.full
 def test_a_request_that_could_not_be_met_is_made_in_full(cluster: Cluster, failed: Project) -> None:
     code, report, said = stager(failed, "verify", "--nodes", "3", "--avoid-bad")
     assert (code, names(report)) == (0, list(cluster.nodes)), said
@@ -130,6 +131,7 @@ def test_a_request_that_could_not_be_met_is_made_in_full(cluster: Cluster, faile
     assert f"  {ONCE}" in said.splitlines()
 
 
+@pytest.mark.full
 def test_a_node_that_slurm_does_not_have_any_more(cluster: Cluster, failed: Project) -> None:
     job = ended_job({"gone99": [FULL]}, nodes=("gone99", "n1"), ended=time() - 60, job_id="9")
     assert keep(failed.store, job, time())
@@ -147,6 +149,7 @@ def test_the_script_and_the_plan_have_the_nodes_to_avoid(cluster: Cluster, faile
     assert "--exclude=node03,node02" in report["argv"], said
 
 
+@pytest.mark.full
 def test_in_an_allocation_that_stands_there_is_only_a_warning(
     cluster: Cluster, failed: Project
 ) -> None:

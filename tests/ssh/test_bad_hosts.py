@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import until
 from tests.support.ssh_hosts import Ended, SshHosts, start_sleeping, words
 
@@ -112,6 +114,7 @@ def silent(hosts: SshHosts, node: str) -> Iterator[None]:
         hosts.on(node, "sh", "-c", f"echo {before} >{retries}")
 
 
+@pytest.mark.full
 def test_a_network_that_is_gone_while_ranks_run(hosts: SshHosts, project: Path) -> None:
     """Neither side hears of it; the host's ranks, which print nothing, do not run on for hours."""
     logs = hosts.hidden / "silent"
@@ -161,6 +164,7 @@ def driver_on(hosts: SshHosts, node: str, project: Path) -> Iterator[Verify]:
         hosts.on(node, "sh", "-c", f"umount /etc/hosts; rm -rf {place}")
 
 
+@pytest.mark.full
 def test_a_name_that_leads_to_this_machine(hosts: SshHosts, project: Path) -> None:
     """The job is started on one of its hosts, as on Debian: the others cannot use that address."""
     clean = ("clean", "--nodes-only", "--all", "--hosts", "node[01-02]")
@@ -211,6 +215,7 @@ def nothing_but_ssh(hosts: SshHosts, driver: str) -> Iterator[None]:
             hosts.on(node, "sh", "-c", "ip rule del pref 10; ip rule del pref 11")
 
 
+@pytest.mark.full
 def test_a_firewall_between_hosts(hosts: SshHosts, project: Path) -> None:
     """The bundle comes another way, and it is said which; a deep check names who cannot meet."""
     driver = f"{hosts.address('node01').rpartition('.')[0]}.1"
@@ -236,6 +241,7 @@ def test_a_firewall_between_hosts(hosts: SshHosts, project: Path) -> None:
     assert "the head node cannot be reached" in words(bad["problems"])
 
 
+@pytest.mark.full
 def test_a_host_that_is_lost_while_the_bundle_travels(hosts: SshHosts, project: Path) -> None:
     """The job goes on with the others, if these are enough; its agent waits for a lock."""
     clean = ("clean", "--nodes-only", "--all", "--hosts", ALL)

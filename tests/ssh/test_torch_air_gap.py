@@ -100,6 +100,7 @@ def outside(hosts: SshHosts, torch_project: TorchProject) -> Iterator[Outside]:
             path.unlink()
 
 
+@pytest.mark.full
 def test_torch_is_carried_and_trained_with(outside: Outside, inside: Inside) -> None:
     """Install, import, verify, train; then a package that changed, and nothing else."""
     assert inside.run("python3", "-c", NOT_THERE).stdout == "[] []\n"

@@ -91,6 +91,7 @@ def test_ag_news_trained_on_four_hosts_comes_home(training: Training) -> None:
         assert hosts.on(node, "sh", "-c", "ls -d /tmp/*/envs/*", check=False) == ""
 
 
+@pytest.mark.full
 def test_a_host_that_is_lost_while_it_trains(training: Training) -> None:
     hosts = training.hosts
     started = hosts.start(*training.command(), "--epochs", "90", folder=training.root)

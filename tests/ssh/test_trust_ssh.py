@@ -79,6 +79,7 @@ def test_only_what_is_signed_runs(
     assert (project / "out" / "world.txt").read_text() == "2"
 
 
+@pytest.mark.full
 def test_a_key_that_expires_before_a_host_is_reached(
     hosts: SshHosts, project: Path, trusted: Path, alice: Key
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_key_that_expires_before_a_host_is_reached(
     assert hosts.on("node02", "sh", "-c", "ls -d /tmp/stager-*/envs/*", check=False) == ""
 
 
+@pytest.mark.full
 def test_a_host_without_ssh_keygen_is_named(
     hosts: SshHosts, project: Path, trusted: Path, alice: Key
 ) -> None:

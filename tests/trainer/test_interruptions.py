@@ -161,6 +161,7 @@ def test_told_to_stop_it_saves_and_goes_on_from_there(alone, tmp_path, number):
     assert same_bits(weights(alone), weights(tmp_path / "out"))
 
 
+@pytest.mark.full
 def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path):
     process = launched(tmp_path, *MLP)
     wait_for_step(tmp_path, 8, lambda: process.poll() is not None)
@@ -171,6 +172,7 @@ def test_torchrun_that_is_told_to_stop_lets_all_ranks_save(undisturbed, tmp_path
     assert same_bits(weights(undisturbed), weights(tmp_path / "out"))
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed_is_started_again_with_all_others(undisturbed, tmp_path):
     """Torchrun starts the group anew, which goes on by itself."""
     # As `stager run` sets it: else the new ranks read the addresses of those that have ended.
@@ -202,6 +204,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(undisturbed, t
     assert same_bits(weights(undisturbed), weights(out))
 
 
+@pytest.mark.full
 def test_fewer_ranks_go_on_where_more_were_killed(tmp_path):
     killed_at(10, tmp_path, *MLP)
     train(2, tmp_path, *MLP, "--resume")
@@ -224,6 +227,7 @@ def test_a_job_that_is_started_again_goes_on_and_another_does_not(tmp_path):
     assert "resuming from out/checkpoint_epoch_1.pt" in resumed.stdout
 
 
+@pytest.mark.full
 def test_fewer_rows_held_out_than_ranks(tmp_path):
     train(3, tmp_path, "mlp", "--subset", "60", "--held-out", "1", "--epochs", "1", "--out", "out")
     assert metrics(tmp_path / "out")["held_out_rows"] == 1

@@ -159,6 +159,7 @@ def test_without_torch_the_launcher_says_so_and_nothing_is_left(
     assert os.listdir(f"{found['root']}/jobs") == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.network
 def test_a_port_that_was_taken_in_between(torch_project: TorchProject, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_what_is_missing_is_named_in_one_message(tmp_path, arguments, named):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_two_ranks_train_on_real_news(tmp_path):
     """Four learn it, to an accuracy, in the acceptance test of the command line."""

@@ -38,6 +38,7 @@ def test_mnist_on_four_ranks(tmp_path):
     assert best["best"] == pytest.approx(max(found["accuracy"], best["best"]))
 
 
+@pytest.mark.full
 @REAL
 @pytest.mark.slow
 def test_cifar10_learns(tmp_path):
@@ -99,6 +100,7 @@ def by_hand(folders, *arguments, **more):
     return terminals, [terminal.communicate(timeout=300)[0] for terminal in terminals]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_two_terminal_way(tmp_path):
     folders = [tmp_path / name for name in ("first", "second")]

@@ -24,6 +24,8 @@ from tests.support.cluster import (
 from tests.support.needs import needs
 from tests.support.processes import living, until
 
+pytestmark = pytest.mark.full
+
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 CONNECT = """
 import errno, socket, sys
