@@ -8,7 +8,6 @@ fills them in.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -16,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from .codec import DecodeError, decode, encode
+from .codec import decode, encode
 from .digest import Digest
 from .enumerations import Action, Allocation, Backend, Launcher, LogMode, Stage, TransferWay
 from .problem import NodeError, Problem, ProblemCode
@@ -75,25 +74,6 @@ class Rates:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not 0 < value < math.inf:
                 raise ValueError(f"rates.{name} is {value!r}")
-
-    def scaled(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
-        """Return the rates of a cluster on which these take so many times as long."""
-        return replace(
-            self,
-            link=self.link / send,
-            exchange=self.exchange * send,
-            broadcast=self.broadcast * send,
-            relay=self.relay * send,
-            relay_level=self.relay_level * send,
-            received=self.received * unpack,
-            byte=self.byte * unpack,
-            file=self.file * unpack,
-            link_file=self.link_file * unpack,
-            environment=self.environment * unpack,
-            step=self.step * step,
-            node=self.node * step,
-            agent=self.agent * step,
-        )
 
 
 ASSUMED = Rates()
@@ -158,15 +138,12 @@ class Launch:
     nproc_per_node: int | None
     """Ranks on each node; None for one for each GPU, or one; ``ONE_A_CPU``."""
     launcher: Launcher
-    """The program that starts them."""
     backend: Backend
-    """The backend of torch.distributed."""
     interface: str | dict[str, str]
     """``auto``, a name, or names by node pattern."""
     omp_num_threads: int | None
     """CPU threads of one rank; None for its share of the CPUs."""
     max_restarts: int
-    """Times that torchrun starts failed ranks again."""
     elastic: tuple[int, int] | None = None
     """Minimum and maximum of nodes that the ranks go on with; None: all of them, or they end."""
     pass_env: tuple[str, ...] = ()
@@ -205,15 +182,12 @@ class Job:
     name: str
     """The job's name, first part of every log's name."""
     allocation: Allocation
-    """The place where the nodes come from."""
     nodes: tuple[str, ...]
     """Names of the nodes; the first one is the head."""
     bundle: str
     """Path of the bundle as seen from where the driver runs."""
     bundle_id: Digest
-    """The bundle's id."""
     requires: Requires
-    """Requirements that each node must meet."""
     room: tuple[int, int]
     """Bytes and inodes that a fresh environment takes."""
     packages: tuple[str, ...]
@@ -225,15 +199,12 @@ class Job:
     run_dir: str
     """Directory that ranks run in, if the node sees it."""
     log_dir: str
-    """Directory that the driver writes logs to."""
     action: Action
-    """The purpose of the job."""
     import_modules: bool
     """True if the probe imports the modules; else it only looks for them."""
     python_hints: tuple[str, ...]
     """Interpreters to try first on a node."""
     launch: Launch
-    """The settings by which the ranks are started."""
     attempt: int = 0
     """Times that Slurm has started the job before (a requeue)."""
     wanted: tuple[int, int] | None = None
@@ -241,9 +212,7 @@ class Job:
     min_nodes: int | None = None
     """Nodes that fail are left out as long as so many remain; None: all must do."""
     stage: Stage = Stage.AUTO
-    """The rule by which the bundle is sent to the nodes."""
     transfer: TransferWay = TransferWay.AUTO
-    """The way in which it is sent."""
     cpus_per_task: int | None = None
     """CPUs of each node's part; None for all that the allocation has there."""
     outputs: tuple[str, ...] = ()
@@ -263,7 +232,6 @@ class Job:
     run_subdir: str | None = None
     """The run directory's path in the project; empty for the project itself, None if outside."""
     log_mode: LogMode = LogMode.PRIVATE
-    """The readers of its files."""
     trusted_bundle: bool = False
     """True if the offline root that sends the bundle also built it; else each of its files is
     compared with its digest while it is unpacked."""
@@ -303,28 +271,12 @@ def parse(raw: Mapping[str, object]) -> Job:
         version = fields.pop("v", None)
         if version != VERSION:
             raise ValueError(f"version {version!r}, this program speaks {VERSION}")
-        _require_all_fields(fields)
         job = decode(Job, fields)
         check(job)
     except (TypeError, ValueError) as exc:
-        raise NodeError(
-            Problem(
-                ProblemCode.JOB_OF_OTHER_VERSION,
-                "job.json",
-                {"why": f"{type(exc).__name__}: {exc}"},
-            )
-        ) from exc
+        why = {"why": f"{type(exc).__name__}: {exc}"}
+        raise NodeError(Problem(ProblemCode.JOB_OF_OTHER_VERSION, "job.json", why)) from exc
     return job
-
-
-def _require_all_fields(raw: Mapping[str, object]) -> None:
-    """Refuse a job without a field, even one with a default: another version wrote it."""
-    for name, kind in (("", Job), ("launch", Launch), ("rates", Rates), ("trust", Trust)):
-        table = raw.get(name) if name else raw
-        if isinstance(table, dict):  # else it is null, or the codec refuses it
-            missing = sorted({field.name for field in dataclasses.fields(kind)} - table.keys())
-            if missing:
-                raise DecodeError(name, f"{', '.join(missing)}: missing")
 
 
 def redacted(job: Job) -> Job:
@@ -363,38 +315,23 @@ def check(job: Job) -> None:
         ValueError: a field cannot be used; the message names it.
     """
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
-        # To be bound to an allocation first; slurm_commands.bind then checks it again.
+        # To be bound to an allocation first; slurm_text.bind then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
-    _check_names(job)
-
-
-def _check_names(job: Job) -> None:
-    """Refuse names that cannot be in a log's name, and empty or repeated nodes."""
-    _check_file_name("id", job.id)
-    _check_file_name("name", job.name)
-    for node in job.nodes:
-        _check_file_name("node", node)
+    named = [("id", job.id), ("name", job.name), *(("node", node) for node in job.nodes)]
+    for field, name in named:
+        if not name.isprintable() or not name.strip(".") or "/" in name:
+            raise ValueError(f"{field} {_shorten(name)} cannot be part of a file's name")
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
-    longest = max((f"{job.name}.{job.id}.{node}" for node in job.nodes), key=_size_in_bytes)
-    if _size_in_bytes(longest) > NAME_BYTES:
+    names = [f"{job.name}.{job.id}.{node}" for node in job.nodes]
+    size, longest = max((len(os.fsencode(name)), name) for name in names)
+    if size > NAME_BYTES:
         raise ValueError(
-            f"name, id and node have {_size_in_bytes(longest)} bytes together "
-            f"({_shortened(longest)}): the names of logs begin with them, and have room for "
-            f"{NAME_BYTES}"
+            f"name, id and node have {size} bytes together ({_shorten(longest)}): the names of "
+            f"logs begin with them, and have room for {NAME_BYTES}"
         )
 
 
-def _check_file_name(field: str, name: object) -> None:
-    usable = isinstance(name, str) and name.isprintable() and name.strip(".") != ""
-    if not usable or "/" in str(name):
-        raise ValueError(f"{field} {_shortened(name)} cannot be part of a file's name")
-
-
-def _size_in_bytes(name: str) -> int:
-    return len(os.fsencode(name))
-
-
-def _shortened(value: object) -> str:
-    shown = repr(value)
+def _shorten(name: str) -> str:
+    shown = repr(name)
     return shown if len(shown) <= 80 else f"{shown[:80]}..."

