@@ -75,6 +75,25 @@ class Rates:
             if not is_number or not 0 < value < math.inf:
                 raise ValueError(f"rates.{name} is {value!r}")
 
+    def scaled(self, *, send: float = 1.0, unpack: float = 1.0, step: float = 1.0) -> Rates:
+        """Return the rates of a cluster on which these take so many times as long."""
+        return replace(
+            self,
+            link=self.link / send,
+            exchange=self.exchange * send,
+            broadcast=self.broadcast * send,
+            relay=self.relay * send,
+            relay_level=self.relay_level * send,
+            received=self.received * unpack,
+            byte=self.byte * unpack,
+            file=self.file * unpack,
+            link_file=self.link_file * unpack,
+            environment=self.environment * unpack,
+            step=self.step * step,
+            node=self.node * step,
+            agent=self.agent * step,
+        )
+
 
 ASSUMED = Rates()
 
