@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import subprocess
@@ -47,6 +46,7 @@ def made(line: str) -> Converted:
         ("torchrun --nproc-per-node=gpu t.py", "t.py", {"nproc_per_node": "gpu"}),
         ("torchrun --nproc-per-node=cpu t.py", "t.py", {"nproc_per_node": "cpu"}),
         ("torchrun --module a.b", "-m a.b", {}),
+        ("torchrun --nproc-per-node 2 -- t.py a", "t.py a", {"nproc_per_node": 2}),
         ("uv run --no-sync python -m torch.distributed.run --nproc_per_node=8 t.py --a", "t.py --a",
          {"nproc_per_node": 8}),
         ("uv run torchrun --nproc-per-node 2 t.py", "t.py", {"nproc_per_node": 2}),
@@ -217,31 +217,3 @@ def test_the_table_is_that_of_the_installed_torchrun() -> None:
             ]
             assert len(fits) == 1, spelling
             assert (fits[0].takes is None) is flag, spelling
-
-
-def test_the_reading_of_options_is_that_of_argparse() -> None:
-    """The same words, the same split into options and program, as torchrun's own parser makes."""
-    parser = argparse.ArgumentParser()
-    for name, option in conversion.TORCHRUN.items():
-        spellings = [f"--{name}", f"--{name.replace('-', '_')}"]
-        spellings += [f"-{option.short}"] if option.short else []
-        parser.add_argument(
-            *dict.fromkeys(spellings),
-            dest=name,
-            **({} if option.takes else {"action": "store_true"}),
-        )
-    parser.add_argument("script")
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    for line in (
-        "--nproc_per_node 2 --standalone t.py --nnodes 4",
-        "-m --nproc-per-node=2 a.b -m x",
-        "--tee=3 -r 1 t.py --x",
-        "-t3 t.py",
-        "--standal --nproc-per-n 2 t.py",
-        "--nproc-per-node 2 -- t.py a",
-    ):
-        theirs = parser.parse_args(shlex.split(line))
-        ours = made(f"torchrun {line}")
-        module = ("-m",) if theirs.module else ()
-        assert ours.command == (*module, theirs.script, *theirs.rest), line
-        assert ours.nproc_per_node == (vars(theirs)["nproc-per-node"] and 2), line

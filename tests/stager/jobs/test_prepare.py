@@ -14,7 +14,6 @@ from bundle.redaction.secret_names import is_secret
 from stager.config.job_settings import JobOptions
 from stager.core.errors import ConfigError
 from stager.core.store import Store
-from stager.jobs import preparation
 from stager.jobs.preparation import (
     Prepared,
     driver_start,
@@ -208,9 +207,8 @@ def test_settings_that_are_wrong_are_told_though_a_bundle_is_named(
 
 
 def test_a_launch_line_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
     site = replace(config(tmp_path), fixed=("launch.max-restarts",))
     options = JobOptions(command=("torchrun", "--max-restarts=2", "train.py"))
+    bundle = (tmp_path / "demo.pkgs.tar", manifest("torch"))
     with pytest.raises(ConfigError, match=r"--max-restarts=2: launch.max-restarts is fixed by"):
-        preparation._converted(site, options)
-    assert preparation._converted(replace(site, fixed=()), options)[0].launch.max_restarts == 2
+        prepare(site, options, bundle, action=Action.RUN, source="salloc")
