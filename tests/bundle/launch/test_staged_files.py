@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bundle.launch import staged_files
+from bundle.launch.earlier_results import place_earlier_results
 from bundle.launch.program_variables import JobDirectories, work_tree
 from bundle.launch.staged_files import (
     has_outputs_besides,
@@ -19,6 +20,8 @@ from bundle.launch.staged_files import (
 )
 from bundle.node.removal import sweep
 from bundle.protocol.job import Job
+from bundle.protocol.messages import UnpackAnswer, UnpackRequest
+from bundle.results.stream import pack
 from stager.pack.bundle import Packed
 from tests.support.jobs import job_for
 
@@ -203,3 +206,21 @@ def test_of_earlier_results_only_what_ranks_have_changed_remains(tmp_path: Path)
     assert left == {"appended", "replaced", "other", "best/model", "target/model"}
     assert not (tmp_path / ".stager-sent").exists()
     assert remove_sent_files(str(tmp_path), str(tmp_path)) == (), "it was looked at before"
+
+
+def test_earlier_results_are_put_in_place_once_for_a_node_root(
+    single: Packed, tmp_path: Path
+) -> None:
+    """They are received into the directory that is locked meanwhile."""
+    (tmp_path / "home" / "out").mkdir(parents=True)
+    (tmp_path / "home" / "out" / "model").write_text("1")
+    with open(tmp_path / "stream", "wb") as stream:
+        pack(str(tmp_path / "home"), ["out"], stream)
+    job = job_for(single, tmp_path, run_subdir="", outputs=("out",))
+    root = str(tmp_path / "root")
+    request = UnpackRequest(job, "n1", 0, 1, root, "")
+    for _ in range(2):  # another node may share the node root
+        assert place_earlier_results(request, str(tmp_path / "stream")) == UnpackAnswer()
+    work = Path(work_tree(job, root))
+    assert sorted(path.name for path in work.iterdir()) == [".stager-sent", "out"]
+    assert (work / "out" / "model").read_text() == "1"
