@@ -260,13 +260,39 @@ class Exit:
 
 def exits(hits: Sequence[Hit]) -> list[Exit]:
     """Return every process whose end the hits report, in order of time where that is known."""
-    reports = [hit for hit in hits if hit.entry.tells == LineTells.EXIT]
     tables = _in_tables(hits)
-    of_torchrun = [*tables, *_without_table(reports, tables)]
-    of_srun = _of_srun(reports, bool(tables), _step_ends(hits))
+    with_table = {process.log.path for process in tables}
+    step_ends = _step_ends(hits)
+    of_torchrun, tasks, others = list(tables), [], []
+    for hit in _joined(hit for hit in hits if hit.entry.tells == LineTells.EXIT):
+        if "local" in hit.groups:
+            if hit.log.path not in with_table:  # it ends before its table
+                of_torchrun.append(_exit(hit, node=hit.log.node, rank=None))
+        elif "tasks" in hit.groups:
+            # A task is a rank only without torchrun.
+            task = None if tables else re.match(r"\d+", hit.groups["tasks"])
+            report = _exit(hit, node=hit.groups.get("node", ""), rank=task and int(task[0]))
+            is_later = hit.number > step_ends.get(hit.log.path, hit.number)
+            tasks.append(replace(report, followed=is_later))
+        else:
+            rank = hit.groups.get("rank", "")
+            rank_of_hit = int(rank) if rank.isdigit() else hit.rank
+            others.append(_exit(hit, node=hit.node, rank=rank_of_hit))
     # srun's line is about a whole torchrun, whose own table says more.
-    tasks = [task for task in of_srun if not _has_table(task, of_torchrun)]
-    return sorted([*of_torchrun, *tasks, *_of_others(reports)], key=_time)
+    tasks = [task for task in tasks if not _has_table(task, of_torchrun)]
+    return sorted([*of_torchrun, *tasks, *others], key=_time)
+
+
+def _exit(hit: Hit, *, node: str, rank: int | None) -> Exit:
+    return Exit(
+        log=hit.log,
+        number=hit.number,
+        text=hit.text,
+        node=node,
+        rank=rank,
+        code=_code_of(hit),
+        time=hit.time,
+    )
 
 
 def nodes_of_ranks(ended: Iterable[Exit]) -> dict[int, str]:
@@ -294,101 +320,74 @@ def _step_ends(hits: Iterable[Hit]) -> dict[Path, int]:
 
 
 def _in_tables(hits: Iterable[Hit]) -> list[Exit]:
-    logs = {hit.log.path: hit.log for hit in hits if hit.entry.name in _TABLE_ENTRIES}
-    processes: list[Exit] = []
-    first: dict[Path, int] = {}
+    """Return the processes of torchrun's ``ChildFailedError`` tables."""
+    first: dict[LogFile, int] = {}
     for hit in hits:  # those of an earlier attempt are no longer among the hits
         if hit.entry.name in _TABLE_ENTRIES:
-            first[hit.log.path] = min(hit.number, first.get(hit.log.path, hit.number))
-    for log in logs.values():
-        processes += (row for row in _read_error_tables(log) if row.number > first[log.path])
+            first[hit.log] = min(hit.number, first.get(hit.log, hit.number))
+    processes = []
+    for log, start in first.items():
+        year = year_of(log.path)
+        for row in _read_rows(numbered(log.path)):
+            if row.number > start:
+                processes.append(
+                    Exit(
+                        log=log,
+                        number=row.number,
+                        text=row.text,
+                        node=log.node or row.host,
+                        rank=row.rank,
+                        code=row.code,
+                        time=stamp(row.time.encode(), year),
+                        followed=not row.is_root,
+                    )
+                )
     return processes
 
 
-def _read_error_tables(log: LogFile) -> Iterator[Exit]:
-    """Yield the processes of torchrun's ``ChildFailedError`` tables in a log."""
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    number: int
+    """The number of its last line."""
+    text: str
+    """That line."""
+    host: str
+    rank: int | None
+    local_rank: int
+    code: int
+    time: str
+    is_root: bool
+    """Whether it is the process that torchrun saw failing first."""
+
+
+def _read_rows(lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
+    """Yield the processes in torchrun's tables; the root cause is the last of a table."""
     fields: dict[str, str] = {}
     is_root = False
-    year = year_of(log.path)
-    for number, line in numbered(log.path):
+    for number, line in lines:
         if not _MAY_BE_ROW.search(line):
             continue
         text = parse_line(line).text
-        if _ROOT.match(text):
-            is_root = True
+        is_root = is_root or _ROOT.match(text) is not None
         field = _FIELD.match(text)
         if field is None:
             continue
         fields[field["name"]] = field["value"].strip()
         if field["name"] != "exitcode":
             continue
-        code = _CODE.match(fields["exitcode"])
-        if code is not None:
+        if code := _CODE.match(fields["exitcode"]):
             rank = _RANK.match(fields.get("rank", ""))
-            yield Exit(
-                log=log,
+            yield _Row(
                 number=number,
                 text=text.strip(),
-                node=log.node or fields.get("host", ""),
+                host=fields.get("host", ""),
                 rank=int(rank[1]) if rank else None,
+                local_rank=int(rank[2]) if rank else 0,
                 code=int(code[1]),
-                time=stamp(fields.get("time", "").encode(), year),
-                followed=not is_root,
+                time=fields.get("time", ""),
+                is_root=is_root,
             )
         fields, is_root = {}, False
-
-
-def _without_table(reports: Iterable[Hit], tables: Iterable[Exit]) -> Iterator[Exit]:
-    """Yield the processes that torchrun reports, for logs that end before its table."""
-    with_table = {process.log.path for process in tables}
-    for hit in reports:
-        if hit.log.path in with_table or "local" not in hit.groups:
-            continue
-        yield Exit(
-            log=hit.log,
-            number=hit.number,
-            text=hit.text,
-            node=hit.log.node,
-            rank=None,
-            code=int(hit.groups["code"]),
-            time=hit.time,
-        )
-
-
-def _of_srun(
-    reports: Iterable[Hit], has_torchrun: bool, step_ends: Mapping[Path, int]
-) -> Iterator[Exit]:
-    """Yield the tasks that srun reports; a task is a rank only without torchrun."""
-    for hit in reports:
-        if "tasks" not in hit.groups:
-            continue
-        task = re.match(r"\d+", hit.groups["tasks"])
-        yield Exit(
-            log=hit.log,
-            number=hit.number,
-            text=hit.text,
-            node=hit.groups.get("node", ""),
-            rank=None if has_torchrun or task is None else int(task[0]),
-            code=_code_of(hit),
-            time=hit.time,
-            followed=hit.number > step_ends.get(hit.log.path, hit.number),
-        )
-
-
-def _of_others(reports: Iterable[Hit]) -> Iterator[Exit]:
-    for hit in _joined(reports):
-        if "tasks" in hit.groups or "local" in hit.groups:
-            continue
-        rank = hit.groups.get("rank", "")
-        yield Exit(
-            log=hit.log,
-            number=hit.number,
-            text=hit.text,
-            node=hit.node,
-            rank=int(rank) if rank.isdigit() else hit.rank,
-            code=_code_of(hit),
-            time=hit.time,
-        )
 
 
 def _joined(reports: Iterable[Hit]) -> Iterator[Hit]:
@@ -439,10 +438,6 @@ def _has_table(task: Exit, processes: Iterable[Exit]) -> bool:
 _TAIL_BYTES = 1 << 18
 """Bytes at the end of a log in which the table is looked for."""
 _TORCHRUN = re.compile(rb"torch[/.]distributed[/.](?:elastic|launcher|run)\b")
-_PROCESS = re.compile(
-    rb"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*\n"
-    rb"(?:.*?)exitcode\s*: (?P<code>-?\d+)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,72 +479,30 @@ class Torchruns:
 _NONE = Torchruns(first={}, blamed={})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Process:
-    rank: int
-    local_rank: int
-    exit_code: int
-
-    @property
-    def first_rank(self) -> int:
-        """The lowest rank of its torchrun."""
-        return self.rank - self.local_rank
-
-    @property
-    def raised(self) -> bool:
-        """True if it ended by itself, with an exception."""
-        return self.exit_code > 0 and self.exit_code not in ENDED_BY_OTHERS
-
-
 def torchruns(logs: Sequence[LogFile]) -> Torchruns:
     """Return which logs are of whole torchruns with several ranks each, and the ranks."""
-    others = [log for log in logs if not log.own]
-    tasks = {log.path: log.rank for log in others if log.rank is not None}
-    tables = _tables(tasks)
-    first = {path: table[0].first_rank for path, table in tables.items() if table}
-    each = _ranks_each(tables, first, tasks)
+    tasks = {log.path: log.rank for log in logs if not log.own and log.rank is not None}
+    tails = {path: _tail(path) for path in tasks}
+    if not any(map(_TORCHRUN.search, tails.values())):
+        return _NONE
+    first: dict[Path, int] = {}
+    blamed: dict[Path, int] = {}
+    each = 1
+    for path, tail in tails.items():
+        for row in _read_rows(enumerate(tail.decode(errors="replace").splitlines())):
+            if row.rank is None:
+                continue
+            first.setdefault(path, row.rank - row.local_rank)
+            each = max(each, row.local_rank + 1)
+            if row.code > 0 and row.code not in ENDED_BY_OTHERS:  # it raised
+                blamed[path] = row.rank  # the last one counts: a table ends with its root cause
+    # The ranks of task t begin at t times as many, unless the nodes have met in another order.
+    steps = [rank // tasks[path] for path, rank in first.items() if tasks[path]]
+    each = max(each, min(steps, default=1))
     if each == 1:
         return _NONE
     by_task = {path: task * each for path, task in tasks.items()}
-    return Torchruns(each=each, first=by_task | first, blamed=_blamed(tables))
-
-
-def _tables(paths: Iterable[Path]) -> dict[Path, list[_Process]]:
-    """Return the processes in each log's table; empty if no log is a torchrun's."""
-    tails = {path: _tail(path) for path in paths}
-    if not any(map(_TORCHRUN.search, tails.values())):
-        return {}
-    return {path: _parse_process_table(tail) for path, tail in tails.items()}
-
-
-def _ranks_each(
-    tables: Mapping[Path, Sequence[_Process]],
-    first: Mapping[Path, int],
-    tasks: Mapping[Path, int],
-) -> int:
-    # The ranks of task t begin at t times as many, unless the nodes have met in another order.
-    steps = [rank // tasks[path] for path, rank in first.items() if tasks[path]]
-    each = min(steps, default=1)
-    for table in tables.values():
-        for process in table:
-            each = max(each, process.local_rank + 1)
-    return each
-
-
-def _blamed(tables: Mapping[Path, Sequence[_Process]]) -> dict[Path, int]:
-    blamed = {}
-    for path, table in tables.items():
-        for process in table:
-            if process.raised:
-                blamed[path] = process.rank  # the last one counts: a table ends with its root cause
-    return blamed
-
-
-def _parse_process_table(tail: bytes) -> list[_Process]:
-    return [
-        _Process(rank=int(row["rank"]), local_rank=int(row["local"]), exit_code=int(row["code"]))
-        for row in _PROCESS.finditer(tail)
-    ]
+    return Torchruns(each=each, first=by_task | first, blamed=blamed)
 
 
 def _tail(path: Path) -> bytes:
