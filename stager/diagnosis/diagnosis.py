@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -288,79 +288,40 @@ def _of_events(first: FirstFailure, files: JobFiles) -> Evidence | None:
     """Return what no log shows: a killed rank, a failed node, an end by Slurm."""
     for number, line in numbered(files.events):
         record = parse_event(line)
-        text = "" if record is None else _part_of_event(record.event, first)
-        if text and text in line:
-            return Evidence(path=files.events, number=number, text=text)
+        for text in () if record is None else _parts_of_event(record.event, first):
+            if text in line:
+                return Evidence(path=files.events, number=number, text=text)
     return None
 
 
-def _part_of_event(event: Event, first: FirstFailure) -> str:
-    for part in _PARTS:
-        text = part(event, first)
-        if text:
-            return text
-    return ""
-
-
-def _end_by_slurm(event: Event, first: FirstFailure) -> str:
-    if not isinstance(event, JobEnds) or event.ok or first.exit_code is not None:
-        return ""
-    return f'"ended_by": {json.dumps(event.ended_by)}' if event.ended_by else ""
-
-
-def _process(event: Event, first: FirstFailure) -> str:
-    if first.exit_code or not isinstance(event, (LaunchAnswer, JobEnds)):
-        return ""
-    lists: tuple[Sequence[Departure | Vanished | Lingering] | None, ...]
-    lists = (event.left, event.vanished, event.lingering)
-    for processes in lists:
-        for process in processes or ():
-            if process.rank == first.rank:
-                return _members(encode(process))
-    return ""
-
-
-def _rank_record(event: Event, first: FirstFailure) -> str:
-    if not isinstance(event, (LaunchAnswer, JobEnds)):
-        return ""
-    for record in event.failures or ():
-        if (record.rank, record.exit_code) == (first.rank, first.exit_code):
-            return f'"exit_code": {record.exit_code}'
-    return ""
-
-
-def _node_problem(event: Event, first: FirstFailure) -> str:
+def _parts_of_event(event: Event, first: FirstFailure) -> Iterator[str]:
+    """Yield parts of an event's line that may show a failure, the most telling first."""
+    if isinstance(event, JobEnds) and not event.ok and event.ended_by and first.exit_code is None:
+        yield _members({"ended_by": event.ended_by})
+    if isinstance(event, (LaunchAnswer, JobEnds)):
+        processes: list[Departure | Vanished | Lingering]
+        processes = [*(event.left or ()), *(event.vanished or ()), *(event.lingering or ())]
+        for process in processes:
+            if process.rank == first.rank and not first.exit_code:
+                yield _members(encode(process))
+        for record in event.failures or ():
+            if (record.rank, record.exit_code) == (first.rank, first.exit_code):
+                yield _members({"exit_code": record.exit_code})
     problems: Sequence[Problem] = ()
     if isinstance(event, JobEnds):
         problems = event.problems.get(first.node, ())
     elif isinstance(event, Answer) and event.node == first.node:
         problems = event.problems
+        if first.exit_code and event.exit_code == first.exit_code:
+            yield _members({"exit_code": first.exit_code})
     for problem in problems:
         if problem == first.problem:
-            return _members(problem.to_json())
-    return ""
+            yield _members(problem.to_json())
 
 
 def _members(value: Mapping[str, object]) -> str:
     """Return an object as it appears in a line of events, without its braces."""
     return json.dumps(value)[1:-1]
-
-
-def _launcher_status(event: Event, first: FirstFailure) -> str:
-    if not isinstance(event, Answer) or not first.exit_code:
-        return ""
-    if (event.node, event.exit_code) != (first.node, first.exit_code):
-        return ""
-    return f'"exit_code": {first.exit_code}'
-
-
-_PARTS: Sequence[Callable[[Event, FirstFailure], str]] = (
-    _end_by_slurm,
-    _process,
-    _rank_record,
-    _node_problem,
-    _launcher_status,
-)
 
 
 def _is_first_line(text: str, problem: Problem | None) -> bool:
