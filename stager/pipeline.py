@@ -154,7 +154,7 @@ def run_job(
             _refuse_impossible(prepared)
         outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
         run_driver(outcome, prepared.config, start, listen, listener.talk)
-        bad_nodes.remember(store, outcome)
+        bad_nodes.remember_bad_nodes(store, outcome)
         return outcome
 
 
@@ -162,13 +162,17 @@ def _with_failed_nodes(
     prepared: Prepared, store: Store, listener: JobListener
 ) -> tuple[Prepared, OnEvent]:
     """Return a job that avoids nodes that failed, and a listener that hears which ones it has."""
-    from .incidents.bad_nodes import avoiding, failed_nodes, pointing_out
+    from .incidents.bad_nodes import (
+        exclude_bad_nodes,
+        find_failed_nodes,
+        point_out_bad_nodes,
+    )
 
     if prepared.source == "local":
         return prepared, listener.event
-    nodes = failed_nodes(store)
-    prepared = avoiding(prepared, nodes, listener)
-    return prepared, pointing_out(listener.event, nodes, prepared, listener)
+    nodes = find_failed_nodes(store)
+    prepared = exclude_bad_nodes(prepared, nodes, listener)
+    return prepared, point_out_bad_nodes(listener.event, nodes, prepared, listener)
 
 
 def _announced(prepared: Prepared, basis: Basis, listener: JobListener) -> Prepared:
@@ -201,13 +205,13 @@ def _submit(
     outcome = Outcome(job=prepared.job, bundle=prepared.bundle)
     accepted = submit(submission, listen, Path(prepared.job.log_dir))
     store = Store(offline_root(prepared.config))
-    bad_nodes.expect(store, prepared, accepted.job_id)
+    bad_nodes.expect_job(store, prepared, accepted.job_id)
     submitted = submitted_job(prepared.job, accepted.job_id)
     listener.submitted(submitted)
     if not options.wait:
         return submitted
     follow(accepted, outcome, listen, listener.note, all_nodes=options.show_all)
-    bad_nodes.remember(store, outcome)
+    bad_nodes.remember_bad_nodes(store, outcome)
     return outcome
 
 
@@ -336,7 +340,7 @@ def _clean_nodes(
 def _clean_store(config: Config, options: CleanOptions, listener: JobListener) -> list[CleanedItem]:
     """Clean the offline root, and return what was removed."""
     from .cleanup import Rules, apply, plan, removed_in_store
-    from .incidents.incident_files import settle_notes
+    from .incidents.pending_jobs import settle_notes
     from .pack.bundle_file import marked
 
     store = Store(offline_root(config))

@@ -106,8 +106,13 @@ def nodes(
     from ..config.load import find, load
     from ..config.template import default
     from ..core.store import Store
-    from ..incidents import incident_files
-    from ..incidents.node_history import NodesResult, histories
+    from ..incidents.node_history import (
+        NodesResult,
+        forget_nodes,
+        list_histories,
+        read_incidents,
+    )
+    from ..incidents.pending_jobs import settle_notes
 
     names = _node_names(forget)
     console = talk.reports()
@@ -115,10 +120,10 @@ def nodes(
         here = settings_place()
         store = Store(offline_root(default(here) if find(here) is None else load(here)))
         now = time()
-        incident_files.settle_notes(store, now)
-        forgotten = incident_files.forget(store, names) if names else None
-        incidents = incident_files.read(store, days, now)
-        result = NodesResult(days=days, nodes=histories(incidents), forgotten=forgotten)
+        settle_notes(store, now)
+        forgotten = forget_nodes(store, names, now) if names else None
+        histories = list_histories(read_incidents(store, days, now))
+        result = NodesResult(days=days, nodes=histories, forgotten=forgotten)
         if talk.json:
             console.emit(result)
         else:

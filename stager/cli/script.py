@@ -29,7 +29,7 @@ def script(
     """Print the sbatch script of a run, or of a torchrun command."""
     from ..building.current_bundle import offline_root
     from ..core.store import Store
-    from ..incidents.bad_nodes import avoiding, failed_nodes
+    from ..incidents.bad_nodes import exclude_bad_nodes, find_failed_nodes
     from ..jobs.batch import script_of
     from ..jobs.outcome import ScriptResult
     from ..jobs.preparation import bundle_of, load_project, prepare
@@ -45,8 +45,8 @@ def script(
         store = Store(offline_root(config))
         if not mark(store, prepared.bundle):
             console.warn(f"nothing keeps {prepared.bundle} for this script: it cannot be marked")
-        nodes = failed_nodes(store)
-        prepared = avoiding(prepared, nodes, console)
+        nodes = find_failed_nodes(store)
+        prepared = exclude_bad_nodes(prepared, nodes, console)
         for note in prepared.notes:
             console.note(note)
         text = script_of(prepared, os.environ, requeue=kind.requeue, embed=kind.embed).script

@@ -114,7 +114,7 @@ class Store:
     hub = _Folder("hub")
     """Files fetched from a hub, in the layout of its cache, until their layers are made."""
     incidents = _Folder(INCIDENTS)
-    """For each job the failures of its nodes, in a small file of JSON lines."""
+    """The failures of nodes, in one file of JSON lines."""
     pending_jobs = _Folder(PENDING_JOBS)
     """For each batch job that nobody follows a note of where it leaves its events."""
 

@@ -1,13 +1,11 @@
-"""Nodes that failed before: excluded from a request, reported, remembered."""
+"""Nodes that failed before, in one job: left out of its request, named, and remembered."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from time import time
-from typing import Protocol
 
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Allocation
@@ -15,6 +13,7 @@ from bundle.protocol.events import JobBegins, Record
 from bundle.system.hostlist import fold
 
 from ..core.store import Store
+from ..jobs.driver import JobListener
 from ..jobs.outcome import Outcome
 from ..jobs.preparation import Prepared
 from ..pack.bundle_file import mark
@@ -28,50 +27,54 @@ from ..slurm.request import (
     request,
     usable_nodes,
 )
-from . import incident_files
-from .incident_files import PendingJob, ended_job
-from .node_history import DAYS, NodeHistory, histories, named, of_cluster
-
-# --- The nodes that a request to Slurm avoids because they failed. Pure functions ----------------
+from .node_history import (
+    DAYS,
+    NodeHistory,
+    find_incidents,
+    keep_incidents,
+    list_histories,
+    name_first,
+    read_incidents,
+    select_cluster,
+)
+from .pending_jobs import PendingJob, drop_note, note_job, settle_notes
 
 _NAMING = ("-w", "--nodel", "-F", "--nodef")
 """Beginnings of options that name the nodes of a request."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Avoidance:
-    """The decision which nodes a request avoids."""
-
-    avoided: tuple[NodeHistory, ...] = ()
-    """Nodes that are excluded."""
-    kept: tuple[NodeHistory, ...] = ()
-    """Nodes that are not, as too few would be left."""
-    unknown: tuple[str, ...] = ()
-    """Nodes that are not, as Slurm does not know them."""
-    remark: str = ""
-    """What else there is to say; empty for nothing."""
-
-
-def avoid(
+def choose_avoided(
     nodes: Sequence[NodeHistory], asked: Request, listing: Sequence[PartitionNode] | None
-) -> Avoidance:
-    """Return which nodes to avoid: the worst first, as long as enough others are left."""
+) -> tuple[list[str], list[str], list[str]]:
+    """Return which nodes to avoid: the worst first, as long as enough others are left.
+
+    Returns:
+        their names; what the user should know of that; and what the user must know.
+    """
     if any(arg.startswith(_NAMING) for arg in asked.salloc_args):
-        return Avoidance(remark="the request names its nodes, so none of them is avoided")
+        return [], [], ["the request names its nodes, so none of them is avoided"]
+    if not nodes:
+        return [], [], []
     if not listing:
         # One that Slurm does not know would have the whole request refused.
         why = "sinfo is missing here" if listing is None else "sinfo does not list any nodes"
-        return Avoidance(remark=f"{why}, so no node that failed is avoided" if nodes else "")
+        return [], [], [f"{why}, so no node that failed is avoided"]
+    avoided, kept = _divide(nodes, _usable(asked, listing), asked.nodes[0])
+    notes = name_first([f"avoiding {node.summary(DAYS)}" for node in avoided])
+    warnings = []
+    if kept:
+        names, need = fold([node.node for node in kept]), counted(asked.nodes[0], "node")
+        warnings.append(
+            f"not avoiding {names}, which failed lately: the job needs {need}, and too few others "
+            "are up"
+        )
     known = {node.name for node in listing}
-    avoided, kept = _divided(nodes, _usable(asked, listing), asked.nodes[0])
-    return Avoidance(
-        avoided=tuple(avoided),
-        kept=tuple(kept),
-        unknown=tuple(node.node for node in nodes if node.node not in known),
-    )
+    if unknown := [node.node for node in nodes if node.node not in known]:
+        notes.append(f"not avoiding {fold(unknown)}: Slurm has no such node")
+    return [node.node for node in avoided], notes, warnings
 
 
-def _divided(
+def _divide(
     nodes: Sequence[NodeHistory], usable: Mapping[str, PartitionNode], needed: int
 ) -> tuple[list[NodeHistory], list[NodeHistory]]:
     """Divide nodes that failed into those to avoid, and those without which too few are up."""
@@ -95,46 +98,17 @@ def _usable(asked: Request, listing: Sequence[PartitionNode]) -> Mapping[str, Pa
     return {node.name: node for node in nodes if node.cpus >= cpus}
 
 
-def remarks(avoidance: Avoidance, asked: Request, days: int) -> tuple[list[str], list[str]]:
-    """Return a decision in words: what is avoided and why, and what its user must know."""
-    notes = named([f"avoiding {node.summary(days)}" for node in avoidance.avoided])
-    warnings = [avoidance.remark] if avoidance.remark else []
-    if avoidance.kept:
-        names = fold([node.node for node in avoidance.kept])
-        need = counted(asked.nodes[0], "node")
-        warnings.append(
-            f"not avoiding {names}, which failed lately: the job needs {need}, and too few others "
-            "are up"
-        )
-    if avoidance.unknown:
-        notes.append(f"not avoiding {fold(avoidance.unknown)}: Slurm has no such node")
-    return notes, warnings
-
-
-# --- The nodes that failed before, in one job: avoided, pointed out, and remembered for the next
-
-
-class RemarkListener(Protocol):
-    """Hears what a person should know."""
-
-    def note(self, line: str) -> None:
-        """Report something the user should know."""
-
-    def warn(self, line: str) -> None:
-        """Report something the user must know."""
-
-
-def failed_nodes(store: Store) -> tuple[NodeHistory, ...]:
+def find_failed_nodes(store: Store) -> tuple[NodeHistory, ...]:
     """Return the nodes that failed lately, the worst first; batch jobs that are over count, too."""
     now = time()
-    incident_files.settle_notes(store, now)
-    return histories(incident_files.read(store, DAYS, now))
+    settle_notes(store, now)
+    return list_histories(read_incidents(store, DAYS, now))
 
 
-def avoiding(
+def exclude_bad_nodes(
     prepared: Prepared,
     nodes: tuple[NodeHistory, ...],
-    listener: RemarkListener,
+    listener: JobListener,
     listing: Callable[[], list[PartitionNode] | None] = listed_nodes,
 ) -> Prepared:
     """Return a job whose request also excludes nodes that failed, if that is asked for.
@@ -145,39 +119,28 @@ def avoiding(
     cluster = prepared.config.cluster
     if not cluster.avoid_bad or not nodes or prepared.source not in ("salloc", "sbatch"):
         return prepared
-    nodes = of_cluster(nodes, current_cluster() if any(node.cluster for node in nodes) else "")
+    nodes = select_cluster(nodes, current_cluster() if any(node.cluster for node in nodes) else "")
     asked, listed = request(prepared.config, os.environ), listing()
-    if listed:
-        asked = _anywhere(asked, listed, submit_environment(os.environ))
-    avoidance = avoid(nodes, asked, listed)
-    notes, warnings = remarks(avoidance, asked, DAYS)
+    if listed and is_overridden(asked, submit_environment(os.environ)):
+        # Options make it a request for other partitions than the settings: any may be meant.
+        asked = replace(asked, partition=",".join({node.partition: 1 for node in listed}))
+    avoided, notes, warnings = choose_avoided(nodes, asked, listed)
     for line in notes:
         listener.note(line)
     for line in warnings:
         listener.warn(line)
-    if not avoidance.avoided:
+    if not avoided:
         return prepared
-    names = fold([node.node for node in avoidance.avoided])
-    exclude = ",".join(filter(None, (cluster.exclude, names)))
+    exclude = ",".join(filter(None, (cluster.exclude, fold(avoided))))
     config = replace(prepared.config, cluster=replace(cluster, exclude=exclude))
     return replace(prepared, config=config)
 
 
-def _anywhere(asked: Request, listed: list[PartitionNode], env: Mapping[str, str]) -> Request:
-    """Return a request for all partitions where options make it one for others than the settings.
-
-    It is only used to decide which nodes are avoided.
-    """
-    if not is_overridden(asked, env):
-        return asked
-    return replace(asked, partition=",".join({node.partition: 1 for node in listed}))
-
-
-def pointing_out(
+def point_out_bad_nodes(
     on_event: Callable[[Record], None],
     nodes: tuple[NodeHistory, ...],
     prepared: Prepared,
-    listener: RemarkListener,
+    listener: JobListener,
 ) -> Callable[[Record], None]:
     """Return a listener that also names the nodes of the job that failed before, once it has them.
 
@@ -188,9 +151,9 @@ def pointing_out(
     def listen(record: Record) -> None:
         on_event(record)
         if isinstance(record.event, JobBegins):
-            by_name = {node.node: node for node in of_cluster(nodes, record.event.cluster)}
+            by_name = {node.node: node for node in select_cluster(nodes, record.event.cluster)}
             here = [by_name[name] for name in record.event.nodes if name in by_name]
-            for line in named([node.summary(DAYS) for node in here]):
+            for line in name_first([node.summary(DAYS) for node in here]):
                 listener.note(line)
             if here and is_late:
                 names = fold([node.node for node in here])
@@ -199,24 +162,21 @@ def pointing_out(
     return listen if nodes else on_event
 
 
-def remember(store: Store, outcome: Outcome) -> None:
+def remember_bad_nodes(store: Store, outcome: Outcome) -> None:
     """Keep what the nodes of a job that is over are to blame for."""
     job, result = outcome.job, outcome.result
     if job.allocation is Allocation.LOCAL or job.dry_run or result is None:
         return
-    ended = ended_job(Path(job.log_dir), job.id, job.name)
-    if ended is not None:
-        # The result may know better than the driver's last event why the job ended.
-        first = outcome.first_failure if result.exit_codes else None
-        incident_files.keep(store, replace(ended, result=result, first=first), time())
-    incident_files.drop_note(store, job.id)
+    first = outcome.first_failure if result.exit_codes else None
+    keep_incidents(store, find_incidents(outcome, job.id, job.name, first), time())
+    drop_note(store, job.id)
 
 
-def expect(store: Store, prepared: Prepared, job_id: str) -> None:
+def expect_job(store: Store, prepared: Prepared, job_id: str) -> None:
     """Leave a note of a batch job, so that a later command reads what became of it."""
     job, bundle = prepared.job, prepared.bundle
     mark(store, bundle, job_id)
-    incident_files.note_job(
+    note_job(
         store,
         PendingJob(
             job_id=job_id,

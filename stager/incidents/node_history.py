@@ -1,17 +1,25 @@
-"""Failures of nodes: which count, in which job, how often on each node."""
+"""Failures of nodes: which count, kept in one file of the offline root, counted for each node."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from bundle.protocol.codec import AnyText
+from bundle.protocol.codec import AnyText, decode, encode
 from bundle.protocol.counts import counted
 from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
-from bundle.protocol.events import JobEnds
 from bundle.protocol.problem import Problem
 
+from ..core.errors import StagerError
+from ..core.files import opened
+from ..core.store import INCIDENTS, Store, cannot_write
 from ..diagnosis.failure import FirstFailure
+from ..logs.job_record import JobRecord
 
 # --- An incident: what failed on one node in one job, taken from the end of that job -------------
 
@@ -41,65 +49,55 @@ class Incident:
     """The node's cluster; empty where that is unknown, or it is not Slurm's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndedJob:
-    """A job that is over, as far as it tells something about nodes."""
-
-    job_id: str
-    """Slurm's number."""
-    project: str
-    """Its name."""
-    ended: float
-    """When it ended, in seconds since the epoch."""
-    nodes: tuple[str, ...]
-    """All its nodes, with those that were left out."""
-    result: JobEnds
-    """The driver's last event."""
-    left_out: Mapping[str, Sequence[Problem]]
-    """The problems of nodes that it went on without."""
-    first: FirstFailure | None = None
-    """What failed first; None where nothing did."""
-    cluster: str = ""
-    """The name of its cluster; empty where that is unknown, or it is not Slurm's."""
-
-
-def incidents_of(job: EndedJob) -> tuple[Incident, ...]:
+def find_incidents(
+    record: JobRecord, job_id: str, project: str, first: FirstFailure | None = None
+) -> list[Incident]:
     """Return what the nodes of a job are to blame for, each kind of failure once for each node.
 
     A failure that more than half of the nodes share is the job's, and so is one that tells nothing
     about a node in a job of so few.
+
+    Args:
+        record: the events of a job that has ended.
+        job_id: its number.
+        project: its name.
+        first: what failed first; None where that is not known.
     """
+    nodes, ended = record.nodes, record.ended
+    if ended is None:
+        return []
     found: dict[tuple[str, NodeFault], tuple[str, str]] = {}
-    for node, fault, code, cause in _suspicions(job):
-        if node in job.nodes:
+    for node, fault, code, cause in _suspicions(record, first):
+        if node in nodes:
             found.setdefault((node, fault), (code, cause))
     faults = [fault for _, fault in found]
-    most = max(len(job.nodes) / 2, 1)
-    return tuple(
+    most = max(len(nodes) / 2, 1)
+    return [
         Incident(
             node=node,
             fault=fault,
             code=code,
             cause=cause[:MAX_CAUSE],
-            time=job.ended,
-            job_id=job.job_id,
-            project=job.project,
-            cluster=job.cluster,
+            time=ended,
+            job_id=job_id,
+            project=project,
+            cluster=record.cluster,
         )
         for (node, fault), (code, cause) in found.items()
         if faults.count(fault) <= most
-    )
+    ]
 
 
-def _suspicions(job: EndedJob) -> Iterator[tuple[str, NodeFault, str, str]]:
+def _suspicions(
+    record: JobRecord, first: FirstFailure | None
+) -> Iterator[tuple[str, NodeFault, str, str]]:
     """Yield the faults of nodes, which may be the job's after all: node, fault, code, cause."""
-    yield from _problems_of_nodes(job, job.left_out)
-    result = job.result
-    if result.interrupted or result.ended_by not in ("", Ending.NODE_FAILURE):
+    yield from _problems_of_nodes(record, record.left_out)
+    result = record.result
+    if result is None or result.interrupted or result.ended_by not in ("", Ending.NODE_FAILURE):
         return  # what went wrong at last may follow from that
     if not result.of_driver:
-        yield from _problems_of_nodes(job, result.problems)
-    first = job.first
+        yield from _problems_of_nodes(record, result.problems)
     # Of the failures of ranks only this one is a node's (a faulty GPU or memory): no program can
     # cause it. A full disk may be a file system that all nodes share.
     if first is not None and first.problem is None and first.kind is FailureClass.NODE_FAILURE:
@@ -107,14 +105,131 @@ def _suspicions(job: EndedJob) -> Iterator[tuple[str, NodeFault, str, str]]:
 
 
 def _problems_of_nodes(
-    job: EndedJob, problems: Mapping[str, Sequence[Problem]]
+    record: JobRecord, problems: Mapping[str, Sequence[Problem]]
 ) -> Iterator[tuple[str, NodeFault, str, str]]:
     for node, listed in problems.items():
         for problem in listed:
             row = problem.code.row
-            if row.node_fault is not None and row.least_nodes <= len(job.nodes):
+            if row.node_fault is not None and row.least_nodes <= len(record.nodes):
                 cause = "; ".join(filter(None, (problem.what, problem.why)))
                 yield node, row.node_fault, str(problem.code), cause
+
+
+# --- The incidents in the offline root: one file of JSON lines -----------------------------------
+
+# All who share the root may write there, so what the file holds is hostile until checked: a line
+# that cannot be true is skipped. It is renewed by one rename, under a lock of its own.
+
+DAY = 24 * 3600.0
+KEPT_DAYS = 90
+"""Days after which an incident is removed."""
+MAX_INCIDENTS = 5_000
+"""Incidents that are kept, the newest of all."""
+MAX_OF_JOB = 500
+"""Incidents of one job that are kept."""
+MAX_BYTES = 1 << 24
+"""A larger file is none of ours, and is not read."""
+_FILE = "history.jsonl"
+_OLDER = re.compile(r"\d{13}-\d{1,20}\.jsonl")
+"""The files of earlier versions, one for each job."""
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""The name of a node: one that goes into Slurm's ``--exclude`` stands for no others."""
+_JOB = re.compile(r"\d{1,20}")
+
+
+def keep_incidents(store: Store, incidents: Sequence[Incident], now: float) -> bool:
+    """Keep what the nodes of a job are to blame for, once; return False where that is impossible.
+
+    A root that cannot be written is no failure of the job.
+    """
+    if not incidents:
+        return True
+    try:
+        with _locked(store):
+            kept = read_incidents(store, KEPT_DAYS, now)
+            known = {(one.job_id, one.time) for one in kept}
+            new = [one for one in incidents if (one.job_id, one.time) not in known]
+            _write(store, [*kept, *new[:MAX_OF_JOB]])
+    except (StagerError, OSError):
+        return False
+    return True
+
+
+def read_incidents(store: Store, days: int, now: float) -> list[Incident]:
+    """Return the incidents of the last days, the oldest first; what is damaged is skipped."""
+    since = now - days * DAY
+    every = (incident for path in _find_files(store) for incident in _read_file(path))
+    # A clock may be wrong, but not by more than a day.
+    possible = [one for one in every if since <= one.time <= now + DAY]
+    return sorted(possible, key=lambda one: one.time)[-MAX_INCIDENTS:]
+
+
+def forget_nodes(store: Store, nodes: Collection[str], now: float) -> int:
+    """Remove all incidents of some nodes, and return how many there were.
+
+    Raises:
+        StagerError: the root cannot be written.
+    """
+    if not _find_files(store):
+        return 0
+    with _locked(store):
+        kept = read_incidents(store, KEPT_DAYS, now)
+        others = [one for one in kept if one.node not in nodes]
+        if len(others) < len(kept):
+            _write(store, others)
+    return len(kept) - len(others)
+
+
+def is_node_name(text: str) -> bool:
+    """Return whether a text can be the name of one node."""
+    return _NODE.fullmatch(text) is not None
+
+
+@contextmanager
+def _locked(store: Store) -> Iterator[None]:
+    path = store.incidents / ".lock"
+    try:
+        handle = path.open("a")
+        store.open_up(path)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError as exc:
+        raise cannot_write(path, exc) from exc
+    with handle:
+        yield
+
+
+def _write(store: Store, incidents: Sequence[Incident]) -> None:
+    lines = [json.dumps(encode(incident)) + "\n" for incident in incidents[-MAX_INCIDENTS:]]
+    target = store.incidents / _FILE
+    with store.publishing(target) as partial:
+        partial.write_text("".join(lines), encoding="utf-8")
+    for path in _find_files(store):
+        if path != target:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _find_files(store: Store) -> list[Path]:
+    try:
+        paths = sorted((store.root / INCIDENTS).iterdir())
+    except OSError:
+        return []
+    return [path for path in paths if path.name == _FILE or _OLDER.fullmatch(path.name)]
+
+
+def _read_file(path: Path) -> Iterator[Incident]:
+    try:
+        with opened(path) as handle:
+            content = handle.read(MAX_BYTES + 1)
+    except OSError:
+        return
+    for line in content.splitlines() if len(content) <= MAX_BYTES else ():
+        try:
+            incident = decode(Incident, json.loads(line), strict=False)
+        except (ValueError, RecursionError):
+            continue
+        if is_node_name(incident.node) and _JOB.fullmatch(incident.job_id):
+            yield incident
 
 
 # --- The incidents of each node, counted and in words --------------------------------------------
@@ -181,7 +296,7 @@ class NodesResult:
     """The number of incidents that were removed; None where none were to be."""
 
 
-def histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
+def list_histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
     """Return the history of each node, the worst first.
 
     A job that Slurm has put back into the queue counts once, however often it began.
@@ -196,7 +311,7 @@ def histories(incidents: Iterable[Incident]) -> tuple[NodeHistory, ...]:
     return tuple(sorted(nodes, key=lambda node: (-node.times, -node.last, node.node)))
 
 
-def of_cluster(nodes: Iterable[NodeHistory], cluster: str) -> tuple[NodeHistory, ...]:
+def select_cluster(nodes: Iterable[NodeHistory], cluster: str) -> tuple[NodeHistory, ...]:
     """Return the nodes that may be of a cluster; all where its name is unknown."""
     return tuple(node for node in nodes if not cluster or node.cluster in ("", cluster))
 
@@ -228,7 +343,7 @@ def _fault_history(incidents: Sequence[Incident]) -> FaultHistory:
     )
 
 
-def named(lines: Collection[str]) -> list[str]:
+def name_first(lines: Collection[str]) -> list[str]:
     """Return the first of some lines that each name a node, and how many more there are."""
     first = list(lines)[:MAX_NAMED]
     more = len(lines) - len(first)

@@ -15,11 +15,11 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from stager.incidents.incident_files import keep
+from stager.incidents.node_history import keep_incidents
 from tests.support.building import HOST, Project
 from tests.support.events import event_keys
 from tests.support.golden import GOLDEN, check_golden
-from tests.support.incidents import FULL, ended_job
+from tests.support.incidents import FULL, incidents_of
 from tests.support.signing import Key
 from tests.support.small_torch import TORCH
 from tests.support.wheelhouse import make_wheel
@@ -138,7 +138,7 @@ def test_each_command_prints_the_json_that_scripts_know(
     reports["clean-node"] = printed(project, *old)
     reports["error"] = printed(project, "run", *JOB, "--", "nosuch.py", code=1)
 
-    keep(project.store, ended_job({"n2": [FULL]}, ended=time() - 60), time())
+    keep_incidents(project.store, incidents_of({"n2": [FULL]}, ended=time() - 60), time())
     reports["nodes"] = printed(project, "nodes", "--forget", "n3")
 
     commands = tmp_path / "slurm"

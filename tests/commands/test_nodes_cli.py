@@ -14,9 +14,9 @@ from time import time
 import pytest
 
 from stager.cli.node_commands import MOST_DAYS
-from stager.incidents.incident_files import DAY, KEPT_DAYS, keep
+from stager.incidents.node_history import DAY, KEPT_DAYS, keep_incidents
 from tests.support.building import Project
-from tests.support.incidents import FULL, LOST, ended_job
+from tests.support.incidents import FULL, LOST, incidents_of
 
 STAGER = str(Path(sys.executable).with_name("stager"))
 LOCAL = ("--allocation", "local", "--nodes", "1", "--log-dir", "logs")
@@ -32,8 +32,8 @@ def failed(project: Project) -> Project:
         (3, "n2", LOST),
         (30, "n3", FULL),
     ):
-        job = ended_job({node: [problem]}, ended=now - days * DAY, job_id=str(100 + days))
-        assert keep(project.store, job, now)
+        incidents = incidents_of({node: [problem]}, ended=now - days * DAY, job_id=str(100 + days))
+        assert keep_incidents(project.store, incidents, now)
     return project
 
 

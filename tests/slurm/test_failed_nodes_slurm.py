@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from stager.incidents.incident_files import keep
+from stager.incidents.node_history import keep_incidents
 from tests.support.building import Project
 from tests.support.cluster import Cluster
-from tests.support.incidents import FULL, ended_job
+from tests.support.incidents import FULL, incidents_of
 from tests.support.node_faults import full_disk
 from tests.support.processes import until
 
@@ -37,8 +37,8 @@ def fresh(slurm_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
 @pytest.fixture
 def failed(cluster: Cluster, slurm_project: Project) -> Project:
     """A project on whose cluster the disk of node02 was full an hour ago."""
-    job = ended_job({"node02": [FULL]}, nodes=cluster.nodes, ended=time() - 3600)
-    assert keep(slurm_project.store, job, time())
+    incidents = incidents_of({"node02": [FULL]}, nodes=cluster.nodes, ended=time() - 3600)
+    assert keep_incidents(slurm_project.store, incidents, time())
     return slurm_project
 
 
@@ -133,8 +133,10 @@ def test_a_request_that_could_not_be_met_is_made_in_full(cluster: Cluster, faile
 
 @pytest.mark.full
 def test_a_node_that_slurm_does_not_have_any_more(cluster: Cluster, failed: Project) -> None:
-    job = ended_job({"gone99": [FULL]}, nodes=("gone99", "n1"), ended=time() - 60, job_id="9")
-    assert keep(failed.store, job, time())
+    incidents = incidents_of(
+        {"gone99": [FULL]}, nodes=("gone99", "n1"), ended=time() - 60, job_id="9"
+    )
+    assert keep_incidents(failed.store, incidents, time())
     code, report, said = stager(failed, "verify", "--nodes", "2", "--avoid-bad")
     assert (code, names(report)) == (0, ["node01", "node03"]), said
     assert "not avoiding gone99: Slurm has no such node" in said

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bundle.protocol.enumerations import FailureClass
-from bundle.protocol.events import DriverEvent, JobBegins, JobEnds, NodesLeftOut
+from bundle.protocol.events import DriverEvent, JobBegins, JobEnds, NodesLeftOut, Record
 from bundle.protocol.problem import Problem, ProblemCode
 from stager.diagnosis.failure import FirstFailure
-from stager.incidents.node_history import EndedJob
+from stager.incidents.node_history import Incident, find_incidents
+from stager.logs.job_record import JobRecord
 
 ENDED = 1_800_000_000.0
 """When these jobs ended."""
@@ -27,27 +28,36 @@ def problem(code: ProblemCode, where: str = "") -> Problem:
     return Problem(code, where, dict.fromkeys(code.names, "x"))
 
 
-def ended_job(
+def failed_job(
     problems: Mapping[str, Sequence[Problem]] | None = None,
     *,
     nodes: Sequence[str] = ("n1", "n2", "n3"),
     left_out: Mapping[str, Sequence[Problem]] | None = None,
-    first: FirstFailure | None = None,
-    job_id: str = "4711",
     ended: float = ENDED,
     **result: Any,
-) -> EndedJob:
+) -> JobRecord:
     """A job of three nodes that failed."""
     listed = {node: tuple(each) for node, each in (problems or {}).items()}
-    return EndedJob(
-        job_id=job_id,
-        project="demo",
-        ended=ended,
-        nodes=tuple(nodes),
-        result=JobEnds(ok=False, problems=listed, **result),
-        left_out=left_out or {},
-        first=first,
-    )
+    out = {node: tuple(each) for node, each in (left_out or {}).items()}
+    record = JobRecord()
+    for event in (
+        JobBegins(tuple(nodes), "/logs"),
+        NodesLeftOut({}, out),
+        JobEnds(ok=False, problems=listed, **result),
+    ):
+        record.take(Record(event, time=ended))
+    return record
+
+
+def incidents_of(
+    problems: Mapping[str, Sequence[Problem]] | None = None,
+    *,
+    job_id: str = "4711",
+    first: FirstFailure | None = None,
+    **job: Any,
+) -> list[Incident]:
+    """What nodes are to blame for in such a job."""
+    return find_incidents(failed_job(problems, **job), job_id, "demo", first)
 
 
 def rank_failure(kind: FailureClass, node: str = "n2", **changed: Any) -> FirstFailure:

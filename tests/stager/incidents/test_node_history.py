@@ -1,21 +1,333 @@
+"""Failures of nodes: which count, how they are kept, and their history in words."""
+
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from bundle.protocol.problem import Problem
+import pytest
+
+from bundle.protocol.enumerations import Ending, FailureClass, NodeFault
+from bundle.protocol.problem import Problem, ProblemCode
+from stager.core.errors import StagerError
+from stager.core.store import Store
+from stager.incidents import node_history
 from stager.incidents.node_history import (
+    DAY,
+    KEPT_DAYS,
+    MAX_BYTES,
     MAX_NAMED,
     Incident,
-    histories,
-    incidents_of,
-    named,
-    of_cluster,
+    forget_nodes,
+    keep_incidents,
+    list_histories,
+    name_first,
+    read_incidents,
+    select_cluster,
 )
-from tests.support.incidents import ENDED, FULL, LOST, ended_job
+from tests.support.incidents import (
+    ENDED,
+    FULL,
+    LOST,
+    UNREACHED,
+    incidents_of,
+    problem,
+    rank_failure,
+)
+
+# --- which failures are a node's -----------------------------------------------------------------
 
 
-def incidents(node: str, problem: Problem, times: int = 1, since: float = 0.0) -> list[Incident]:
-    (incident,) = incidents_of(ended_job({"n2": [problem]}))
+def found(*arguments: object, **changed: object) -> list[tuple[str, str]]:
+    incidents = incidents_of(*arguments, **changed)  # type: ignore[arg-type]
+    return [(incident.node, incident.fault.value) for incident in incidents]
+
+
+def test_a_full_disk_is_the_nodes() -> None:
+    (incident,) = incidents_of({"n2": [FULL]})
+    assert (incident.node, incident.fault, incident.code) == ("n2", "disk-full", "no-room")
+    assert incident.cause == "the environment does not fit; needs 1.4 GB, 0.2 GB are free"
+    assert (incident.job_id, incident.project) == ("4711", "demo")
+
+
+def test_a_node_that_was_left_out_counts_even_where_the_job_went_well() -> None:
+    assert found(left_out={"n3": [FULL]}) == [("n3", "disk-full")]
+
+
+def test_one_job_counts_once_for_each_kind_of_failure() -> None:
+    full_too = problem(ProblemCode.ENVIRONMENT_DISK_FULL)
+    assert found({"n2": [FULL, full_too, LOST]}) == [("n2", "disk-full"), ("n2", "node-failure")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "full", "counts"),
+    [
+        (("n1",), ("n1",), False),  # it may be too large for any node
+        (("n1", "n2"), ("n1",), True),
+        (("n1", "n2"), ("n1", "n2"), False),
+        (("n1", "n2", "n3"), ("n1", "n2"), False),
+        (("n1", "n2", "n3", "n4"), ("n1", "n2"), True),
+    ],
+)
+def test_what_more_than_half_of_the_nodes_share_is_the_jobs(
+    nodes: tuple[str, ...], full: tuple[str, ...], counts: bool
+) -> None:
+    problems = dict.fromkeys(full, (FULL,))
+    assert found(problems, nodes=nodes) == [(node, "disk-full") for node in full if counts]
+
+
+def test_what_nodes_share_is_counted_by_its_kind_and_over_all_phases() -> None:
+    late = problem(ProblemCode.ENVIRONMENT_DISK_FULL)
+    assert found({"n1": [late]}, left_out={"n2": [FULL]}) == []
+
+
+def test_the_loss_of_a_node_counts_also_where_there_is_no_other() -> None:
+    assert found({"n2": [LOST]}, nodes=["n2"]) == [("n2", "node-failure")]
+
+
+def test_between_two_nodes_nobody_knows_whose_fault_it_is() -> None:
+    assert found({"n2": [UNREACHED]}, nodes=["n1", "n2"]) == []
+    assert found({"n2": [UNREACHED]}) == [("n2", "network")]
+
+
+@pytest.mark.parametrize("kind", list(FailureClass))
+def test_a_rank_tells_of_its_node_only_what_no_program_can_cause(kind: FailureClass) -> None:
+    incidents = incidents_of(first=rank_failure(kind))
+    assert bool(incidents) is (kind is FailureClass.NODE_FAILURE)
+    assert "geheim" not in str(incidents)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ProblemCode.PYTHON_KILLED,
+        ProblemCode.MODULE_NOT_IMPORTED,
+        ProblemCode.PACKAGE_MISSING,
+        ProblemCode.RANKS_DID_NOT_END,
+        ProblemCode.NO_ANSWER_FOLLOWED,
+        ProblemCode.NO_ANSWER_KILLED,
+        ProblemCode.NO_ANSWER_EXITED,
+        ProblemCode.BUNDLE_DAMAGED,
+        ProblemCode.EXCERPT_DISK_FULL,
+        ProblemCode.HOST_DISK_FULL,
+        ProblemCode.HOST_DISK_UNWRITABLE,
+        ProblemCode.RESULTS_TOO_LARGE,
+        ProblemCode.OUTPUT_DISK_FULL,
+        ProblemCode.OTHER_MACHINE,
+        ProblemCode.JOB_TIME_LIMIT,
+        ProblemCode.JOB_PREEMPTED,
+        ProblemCode.OTHER,
+    ],
+)
+def test_what_is_the_jobs_or_the_programs_never_counts(code: ProblemCode) -> None:
+    assert found({"n2": [problem(code, "n2")]}) == []
+
+
+def test_a_problem_of_the_drivers_own_is_no_nodes() -> None:
+    assert found({"n1": [problem(ProblemCode.NAME_UNRESOLVED)]}, of_driver=True) == []
+
+
+@pytest.mark.parametrize("ending", [Ending.TIME_LIMIT, Ending.CANCELLED, Ending.PREEMPTED])
+def test_what_follows_from_slurms_end_of_the_job_does_not_count(ending: Ending) -> None:
+    assert found({"n2": [LOST]}, ended_by=ending.value) == []
+    left = found({"n2": [LOST]}, ended_by=ending.value, left_out={"n3": [FULL]})
+    assert left == [("n3", "disk-full")]
+
+
+def test_a_lost_node_that_ended_the_job_counts() -> None:
+    ending = problem(ProblemCode.JOB_NODE_FAILURE)
+    lost = found({"n1": [ending], "n2": [LOST]}, ended_by=Ending.NODE_FAILURE.value)
+    assert lost == [("n2", "node-failure")]
+
+
+def test_nothing_counts_that_follows_from_ctrl_c() -> None:
+    assert found({"n2": [LOST]}, interrupted=True) == []
+
+
+def test_a_node_that_the_job_does_not_have_is_ignored() -> None:
+    assert found({"elsewhere": [FULL]}) == []
+
+
+def test_the_table_knows_only_problems_that_are_a_nodes() -> None:
+    rows = [code.row for code in ProblemCode if code.row.node_fault is not None]
+    for row in rows:
+        assert not row.follows
+        assert row.failure_class not in (
+            *(FailureClass.PYTHON_ERROR, FailureClass.OUT_OF_MEMORY, FailureClass.KILLED),
+            *(FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.HANG),
+            *(FailureClass.MISSING_MODULE, FailureClass.MISSING_ASSET),
+        )
+    assert {row.node_fault for row in rows} == set(NodeFault)
+
+
+# --- how they are kept ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "offline")
+
+
+def keep(store: Store, problems: Mapping[str, Sequence[Problem]], **job: Any) -> bool:
+    return keep_incidents(store, incidents_of(problems, **job), ENDED)
+
+
+def names(store: Store, days: int = 7) -> list[str]:
+    return [incident.node for incident in read_incidents(store, days, ENDED)]
+
+
+def test_a_job_is_kept_once_however_often_it_is_seen(store: Store) -> None:
+    for _ in range(3):
+        assert keep(store, {"n2": [FULL, LOST]})
+    faults = [incident.fault for incident in read_incidents(store, 7, ENDED)]
+    assert faults == ["disk-full", "node-failure"]
+    keep(store, {"n2": [FULL]}, ended=ENDED + 60)  # it was put into the queue again
+    assert names(store) == ["n2"] * 3
+
+
+def test_only_the_last_days_count(store: Store) -> None:
+    for day in (0, 3, 10, KEPT_DAYS + 1, -2):
+        keep(store, {f"n{day % 3 + 1}": [FULL]}, ended=ENDED - day * DAY, job_id=str(abs(day)))
+    assert names(store, days=1) == ["n1"]
+    assert names(store) == ["n1", "n1"]
+    assert names(store, days=30) == ["n2", "n1", "n1"]
+    assert len((store.incidents / "history.jsonl").read_text().splitlines()) == 4
+
+
+def test_of_too_many_the_oldest_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_history, "MAX_INCIDENTS", 2)
+    for number in range(4):
+        keep(store, {"n2": [FULL]}, ended=ENDED - 100 + number, job_id=str(number))
+    assert [incident.job_id for incident in read_incidents(store, 7, ENDED)] == ["2", "3"]
+
+
+def test_a_job_without_incidents_leaves_nothing(store: Store) -> None:
+    assert keep(store, {})
+    assert not store.root.exists()
+    assert names(store) == []
+
+
+def test_a_store_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert not keep(Store(tmp_path / "file"), {"n2": [FULL]})
+
+
+def test_what_is_damaged_or_cannot_be_true_is_skipped(store: Store) -> None:
+    keep(store, {"n2": [FULL]})
+    path = store.incidents / "history.jsonl"
+    good = json.loads(path.read_text())
+    lies = [
+        {"node": "n1,n[2-9]"},
+        {"node": "--nodelist=n1"},
+        {"node": "n 1"},
+        {"node": "\u001b[31mn1"},
+        {"node": ""},
+        {"fault": "sorcery"},
+        {"time": ENDED + 30 * DAY},
+        {"time": None},
+        {"job_id": "\u001b[31m"},
+        {"cause": 7, "node": 8},
+    ]
+    lines = [json.dumps({**good, **lie}).encode() for lie in lies]
+    lines += [b"", b"{", b"null", b"[]", b"\xff\xfe\0", b"[" * 100_000, b'{"node": "n1"}']
+    path.write_bytes(b"\n".join([*lines, json.dumps({**good, "newer": 1}).encode()]) + b"\n")
+    assert names(store) == ["n2"]
+
+
+def test_the_files_of_earlier_versions_are_read_and_become_one(store: Store) -> None:
+    keep(store, {"n2": [FULL]})
+    new = store.incidents / "history.jsonl"
+    older = new.rename(store.incidents / f"{int(ENDED * 1000)}-4711.jsonl")
+    assert names(store) == ["n2"]
+    keep(store, {"n2": [FULL]})
+    keep(store, {"n3": [FULL]}, job_id="12")
+    assert sorted(names(store)) == ["n2", "n3"]
+    assert (new.exists(), older.exists()) == (True, False)
+
+
+def test_files_that_are_none_of_ours_are_ignored(store: Store, tmp_path: Path) -> None:
+    folder = store.incidents
+    stamp = f"{int(ENDED * 1000)}"
+    (folder / "notes.txt").write_text("{}")
+    (folder / f"{stamp}-1.jsonl").mkdir()
+    os.mkfifo(folder / f"{stamp}-2.jsonl")
+    (folder / f"{stamp}-3.jsonl").symlink_to("/dev/zero")
+    (folder / f"{stamp}-4.jsonl").symlink_to(tmp_path / "nowhere")
+    with (folder / f"{stamp}-5.jsonl").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    assert names(store) == []
+    keep(store, {"n2": [FULL]})
+    assert names(store) == ["n2"]
+    assert (folder / "notes.txt").exists()
+
+
+def test_a_node_is_forgotten(store: Store) -> None:
+    keep(store, {"n2": [FULL]})
+    keep(store, {"n1": [FULL], "n2": [LOST]}, job_id="5")
+    assert forget_nodes(store, {"n2", "n9"}, ENDED) == 2
+    assert names(store) == ["n1"]
+    assert forget_nodes(store, {"n2"}, ENDED) == 0
+
+
+def test_forgetting_says_where_it_may_not_write(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(store, {"n2": [FULL]})
+    monkeypatch.setattr(Store, "open_up", _refuse)
+    with pytest.raises(StagerError, match="cannot write"):
+        forget_nodes(store, {"n2"}, ENDED)
+    assert names(store) == ["n2"]
+
+
+def _refuse(store: Store, path: Path) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o2770])
+def test_the_root_decides_who_may_read_and_write(store: Store, mode: int) -> None:
+    store.root.mkdir()
+    store.root.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        keep(store, {"n2": [FULL]})
+    finally:
+        os.umask(before)
+    path = store.incidents / "history.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == mode & 0o666
+    assert stat.S_IMODE(path.parent.stat().st_mode) == mode
+
+
+def _keep_many(root: Path, first: int) -> None:
+    for number in range(first, first + 20):
+        assert keep(Store(root), {"n2": [FULL]}, job_id=str(number))
+        assert keep(Store(root), {"n3": [FULL]}, job_id="1")
+
+
+def test_several_jobs_may_end_at_once(store: Store) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [
+        context.Process(target=_keep_many, args=(store.root, 100 * number)) for number in (1, 2, 3)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert names(store).count("n2") == 60
+    assert names(store).count("n3") == 1
+
+
+# --- the history of each node --------------------------------------------------------------------
+
+
+def several(node: str, problem: Problem, times: int = 1, since: float = 0.0) -> list[Incident]:
+    (incident,) = incidents_of({"n2": [problem]})
     return [
         replace(incident, node=node, time=ENDED - since - number, job_id=str(number))
         for number in range(times)
@@ -23,16 +335,16 @@ def incidents(node: str, problem: Problem, times: int = 1, since: float = 0.0) -
 
 
 def test_a_history_in_words() -> None:
-    found = histories([*incidents("n7", FULL, 3), *incidents("n7", LOST)])
+    found = list_histories([*several("n7", FULL, 3), *several("n7", LOST)])
     assert [node.summary(7) for node in found] == [
         "n7: disk full 3 times, node failure once in 7 days"
     ]
-    (one,) = histories(incidents("n7", LOST))
+    (one,) = list_histories(several("n7", LOST))
     assert one.summary(1) == "n7: node failure once in 1 day"
 
 
 def test_the_newest_failure_speaks_for_those_of_its_kind() -> None:
-    (node,) = histories(reversed(incidents("n7", FULL, 3)))
+    (node,) = list_histories(reversed(several("n7", FULL, 3)))
     (fault,) = node.faults
     assert (fault.times, fault.last, fault.job_id, fault.code) == (3, ENDED, "0", "no-room")
     assert (node.times, node.last) == (3, ENDED)
@@ -40,9 +352,9 @@ def test_the_newest_failure_speaks_for_those_of_its_kind() -> None:
 
 def test_a_job_that_was_requeued_counts_once() -> None:
     """Each time that it begins it meets the same node, and may find the same fault."""
-    (first,) = incidents("n7", FULL)
+    (first,) = several("n7", FULL)
     again = replace(first, time=ENDED + 60, cause="still full")
-    (node,) = histories([again, first, *incidents("n7", LOST)])
+    (node,) = list_histories([again, first, *several("n7", LOST)])
     assert node.times == 2
     assert [(fault.times, fault.last) for fault in node.faults if fault.fault == first.fault] == [
         (1, ENDED + 60)
@@ -50,27 +362,27 @@ def test_a_job_that_was_requeued_counts_once() -> None:
 
 
 def test_the_worst_node_comes_first() -> None:
-    found = histories(
-        [*incidents("a", FULL, since=50), *incidents("b", FULL), *incidents("c", LOST, 2)]
+    found = list_histories(
+        [*several("a", FULL, since=50), *several("b", FULL), *several("c", LOST, 2)]
     )
     assert [node.node for node in found] == ["c", "b", "a"]
-    assert histories([]) == ()
+    assert list_histories([]) == ()
 
 
 def test_nodes_of_two_clusters_are_told_apart() -> None:
     """Both count their jobs from 1, and each has an n7."""
-    (incident,) = incidents("n7", FULL)
-    both = histories([replace(incident, cluster=name) for name in ("alpha", "beta")])
+    (incident,) = several("n7", FULL)
+    both = list_histories([replace(incident, cluster=name) for name in ("alpha", "beta")])
     assert [(node.node, node.cluster, node.times) for node in both] == [
         ("n7", "alpha", 1), ("n7", "beta", 1),
     ]  # fmt: skip
-    assert [node.cluster for node in of_cluster(both, "beta")] == ["beta"]
-    assert of_cluster(both, "") == both
-    older = histories([incident])  # of a version that did not keep it
-    assert of_cluster(older, "beta") == older
+    assert [node.cluster for node in select_cluster(both, "beta")] == ["beta"]
+    assert select_cluster(both, "") == both
+    older = list_histories([incident])  # of a version that did not keep it
+    assert select_cluster(older, "beta") == older
 
 
-def test_few_nodes_are_named() -> None:
+def test_few_nodes_are_name_first() -> None:
     few, many = ["x"] * MAX_NAMED, ["x"] * (MAX_NAMED + 2)
-    assert named(few) == few
-    assert named(many) == [*few, "and 2 more nodes: stager nodes"]
+    assert name_first(few) == few
+    assert name_first(many) == [*few, "and 2 more nodes: stager nodes"]

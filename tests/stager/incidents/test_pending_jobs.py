@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from bundle.protocol.enumerations import Ending
+from bundle.protocol.enumerations import Ending, FailureClass
 from stager.core.store import Store
-from stager.incidents import incident_files
-from stager.incidents.incident_files import (
-    DAY,
+from stager.incidents import pending_jobs
+from stager.incidents.node_history import DAY, find_incidents, read_incidents
+from stager.incidents.pending_jobs import (
     MAX_BYTES,
     NOTE_DAYS,
     PendingJob,
     drop_note,
+    find_first_failure,
     note_job,
-    read,
+    read_ended_job,
     settle_notes,
 )
 from stager.pack.bundle_file import mark, marked
@@ -43,7 +44,7 @@ def notes(store: Store) -> list[Path]:
 
 
 def names(store: Store) -> list[str]:
-    return [incident.node for incident in read(store, 7, ENDED)]
+    return [incident.node for incident in read_incidents(store, 7, ENDED)]
 
 
 def test_a_job_that_is_over_is_read_once(store: Store, logs: Path) -> None:
@@ -87,7 +88,7 @@ def test_what_could_not_be_kept_is_tried_again(
     note_job(store, pending(logs))
     event_log(logs, {"n2": [FULL]})
     with monkeypatch.context() as patch:
-        patch.setattr(incident_files, "keep", lambda *_: False)
+        patch.setattr(pending_jobs, "keep_incidents", lambda *_: False)
         settle_notes(store, ENDED)
     assert len(notes(store)) == 1
     settle_notes(store, ENDED)
@@ -179,7 +180,7 @@ def test_a_note_of_another_user_is_not_read(
 def test_of_too_many_notes_the_oldest_go(
     store: Store, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incident_files, "MAX_NOTES", 2)
+    monkeypatch.setattr(pending_jobs, "MAX_NOTES", 2)
     for number in range(4):
         note_job(store, pending(logs, str(number)))
     settle_notes(store, ENDED, seconds=600)
@@ -198,3 +199,57 @@ def test_a_store_that_cannot_be_written_is_no_failure(tmp_path: Path, logs: Path
     store = Store(tmp_path / "file")
     assert not note_job(store, pending(logs))
     settle_notes(store, ENDED)
+
+
+# --- jobs that are over ---
+
+
+def test_a_job_is_read_from_its_events(tmp_path: Path) -> None:
+    event_log(tmp_path, {"n2": [FULL]}, left_out={"n3": [FULL]})
+    job = read_ended_job(tmp_path, "4711")
+    assert job is not None
+    assert (job.nodes, job.ended) == (("n1", "n2", "n3"), ENDED)
+    assert job.result is not None
+    assert job.result.problems == {"n2": (FULL,)}
+    assert job.left_out == {"n3": (FULL,)}
+
+
+def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
+    event_log(tmp_path, {}, left_out={"n3": [FULL]})
+    event_log(tmp_path, {"n2": [FULL]}, ended=ENDED + 60)
+    job = read_ended_job(tmp_path, "4711")
+    assert job is not None
+    assert (job.ended, job.left_out) == (ENDED + 60, {})
+
+
+def test_a_job_that_began_before_it_was_submitted_is_another_of_its_number(tmp_path: Path) -> None:
+    event_log(tmp_path, {"n2": [FULL]})
+    assert read_ended_job(tmp_path, "4711", ENDED - 60) is not None
+    assert read_ended_job(tmp_path, "4711", ENDED + 60) is None
+
+
+def test_a_job_that_runs_or_left_nothing_is_none(tmp_path: Path) -> None:
+    assert read_ended_job(tmp_path, "4711") is None
+    assert read_ended_job(tmp_path / "nowhere", "4711") is None
+    event_log(tmp_path, {}, ended=None)
+    assert read_ended_job(tmp_path, "4711") is None
+    (tmp_path / "events.12.jsonl").write_bytes(b"\xff\n\n{}\n[]\n")
+    assert read_ended_job(tmp_path, "12") is None
+
+
+def test_a_line_of_a_log_may_show_that_a_node_is_broken(tmp_path: Path) -> None:
+    event_log(tmp_path, {}, exit_codes={"n1": 1, "n2": 1, "n3": 1})
+    job = read_ended_job(tmp_path, "4711")
+    assert job is not None
+    assert find_first_failure(job, tmp_path, "4711") is None  # it ended well
+    line = "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    failed = {"exit_codes": {"n2": 1}, "tails": {"n2": (line,)}}
+    event_log(tmp_path, {"n1": ()}, ended=ENDED + 1, **failed)
+    job = read_ended_job(tmp_path, "4711")
+    assert job is not None
+    first = find_first_failure(job, tmp_path, "4711")
+    assert first is not None
+    assert first.kind is FailureClass.NODE_FAILURE
+    (incident,) = find_incidents(job, "4711", "demo", first)
+    assert (incident.node, incident.fault, incident.code) == ("n2", "node-failure", "")
+    assert incident.cause == "the memory of a GPU is faulty"

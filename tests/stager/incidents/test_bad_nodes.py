@@ -1,5 +1,8 @@
+"""Nodes that failed before: left out of a request, named, and remembered."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -10,14 +13,110 @@ from bundle.protocol.events import JobBegins, Record
 from stager.config.job_settings import JobOptions
 from stager.config.template import default
 from stager.core.store import Store
-from stager.incidents.bad_nodes import avoiding, expect, failed_nodes, pointing_out, remember
+from stager.incidents.bad_nodes import (
+    choose_avoided,
+    exclude_bad_nodes,
+    expect_job,
+    find_failed_nodes,
+    point_out_bad_nodes,
+    remember_bad_nodes,
+)
+from stager.incidents.node_history import NodeHistory, list_histories
 from stager.jobs.job_description import settle
 from stager.jobs.outcome import Outcome
 from stager.jobs.preparation import Prepared
 from stager.logs.job_record import records
-from stager.slurm.request import PartitionNode, Source, read_nodes
-from tests.support.incidents import FULL, event_log
+from stager.slurm.request import PartitionNode, Request, Source, read_nodes
+from tests.support.incidents import FULL, event_log, incidents_of
 from tests.support.outcomes import job, slurm_job
+
+NODES = read_nodes(
+    "torch* n1 4 idle\ntorch* n2 4 allocated\ntorch* n3 4 idle\ntorch* n4 4 down*\n"
+    "small n9 1 idle\n"
+)
+ASKED = Request(name="demo", nodes=(2, 2), cpus_per_task=2)
+
+
+def failed(*names: str) -> tuple[NodeHistory, ...]:
+    """Nodes that failed, the first of them most often."""
+    (incident,) = incidents_of({"n2": [FULL]})
+    nodes = [
+        replace(incident, node=name, job_id=str(job))
+        for number, name in enumerate(names)
+        for job in range(len(names) - number)
+    ]
+    return list_histories(nodes)
+
+
+def avoided(
+    nodes: tuple[NodeHistory, ...],
+    asked: Request = ASKED,
+    listing: Sequence[PartitionNode] | None = NODES,
+) -> list[str]:
+    names, _, _ = choose_avoided(nodes, asked, listing)
+    return names
+
+
+def test_the_worst_are_avoided_while_enough_others_are_up() -> None:
+    assert choose_avoided(failed("n2"), ASKED, NODES) == (
+        ["n2"],
+        ["avoiding n2: disk full once in 7 days"],
+        [],
+    )
+    assert choose_avoided(failed("n3", "n1", "n2"), ASKED, NODES) == (
+        ["n3"],
+        ["avoiding n3: disk full 3 times in 7 days"],
+        [
+            "not avoiding n[1-2], which failed lately: the job needs 2 nodes, and too few others "
+            "are up"
+        ],
+    )
+    # A node that is down costs nothing, and the fewest nodes are enough.
+    assert avoided(failed("n4"), replace(ASKED, nodes=(3, 3))) == ["n4"]
+    assert avoided(failed("n3"), replace(ASKED, nodes=(2, 4))) == ["n3"]
+
+
+def test_nodes_that_the_user_excludes_are_not_there_any_more() -> None:
+    names, _, warnings = choose_avoided(failed("n1", "n3"), replace(ASKED, exclude="n[1,4]"), NODES)
+    assert names == []
+    assert "not avoiding n3, which failed lately" in warnings[0]
+
+
+@pytest.mark.parametrize("name", ["n9", "n1"])
+def test_only_nodes_that_the_request_could_get_matter(name: str) -> None:
+    """One is in another partition and too small, the other is in the partition that is named."""
+    nodes = [*NODES, *read_nodes("other n1 4 idle\nother n5 4 idle\n")]
+    asked = replace(ASKED, partition="other", nodes=(1, 1))
+    assert avoided(failed(name), asked, nodes) == (["n1"] if name == "n1" else [])
+
+
+def test_nodes_that_slurm_does_not_have_are_named_and_not_excluded() -> None:
+    names, notes, _ = choose_avoided(failed("gone", "n2"), ASKED, NODES)
+    assert names == ["n2"]
+    assert notes[-1] == "not avoiding gone: Slurm has no such node"
+
+
+@pytest.mark.parametrize(
+    ("listing", "words"),
+    [(None, "sinfo is missing here"), ([], "sinfo does not list any nodes")],
+)
+def test_what_cannot_be_checked_is_said(
+    listing: Sequence[PartitionNode] | None, words: str
+) -> None:
+    names, notes, warnings = choose_avoided(failed("n2"), ASKED, listing)
+    assert (names, notes) == ([], [])
+    assert words in warnings[0]
+    assert choose_avoided((), ASKED, listing) == ([], [], [])
+
+
+@pytest.mark.parametrize("arg", ["-wn2", "--nodelist=n2", "--nodefile=x", "-F"])
+def test_a_request_that_names_its_nodes_is_left_as_it_is(arg: str) -> None:
+    names, _, warnings = choose_avoided(failed("n2"), replace(ASKED, salloc_args=(arg,)), NODES)
+    assert names == []
+    assert "the request names its nodes" in warnings[0]
+
+
+# --- in one job ---
 
 LISTED = read_nodes("torch* n1 4 idle\ntorch* n2 4 idle\ntorch* n3 4 idle\n")
 
@@ -54,7 +153,7 @@ def prepared(logs: Path, options: JobOptions, source: Source = "salloc") -> Prep
 
 def a_job_failed(store: Store, logs: Path) -> None:
     """Let a batch job that nobody waits for find a full disk."""
-    expect(store, prepared(logs, JobOptions()), "4711")
+    expect_job(store, prepared(logs, JobOptions()), "4711")
     event_log(logs, {"n2": [FULL]}, ended=time() - 60)
 
 
@@ -63,7 +162,7 @@ def listing() -> list[PartitionNode]:
 
 
 def excluded(asked: Prepared, store: Store, heard: Heard) -> str | None:
-    return avoiding(asked, failed_nodes(store), heard, listing).config.cluster.exclude
+    return exclude_bad_nodes(asked, find_failed_nodes(store), heard, listing).config.cluster.exclude
 
 
 def test_a_node_that_failed_is_excluded_beside_those_of_the_user(store: Store, logs: Path) -> None:
@@ -99,7 +198,7 @@ def test_another_partition_may_be_named_by_an_option(
     monkeypatch.setenv("SALLOC_OPTS", "-p other")
     nodes = read_nodes("torch* n1 4 idle\nother n2 4 idle\nother n5 4 idle\n")
     asked = prepared(logs, JobOptions(avoid_bad=True))
-    found = avoiding(asked, failed_nodes(store), Heard(), lambda: nodes)
+    found = exclude_bad_nodes(asked, find_failed_nodes(store), Heard(), lambda: nodes)
     assert found.config.cluster.exclude == "n2"
     assert found.config.cluster.partition is None
 
@@ -111,7 +210,7 @@ def test_nodes_of_the_job_that_failed_before_are_named(
     a_job_failed(store, logs)
     heard, seen = Heard(), list[Record]()
     asked = prepared(logs, JobOptions(avoid_bad=late), "inside")
-    listen = pointing_out(seen.append, failed_nodes(store), asked, heard)
+    listen = point_out_bad_nodes(seen.append, find_failed_nodes(store), asked, heard)
     begins = [Record(JobBegins(("n1", "n2"))), Record(JobBegins(("n1",)))]
     for record in begins:
         listen(record)
@@ -125,13 +224,13 @@ def test_a_job_that_was_followed_is_remembered_once(store: Store, logs: Path) ->
     a_job_failed(store, logs)
     followed = slurm_job(log_dir=str(logs))
     outcome = Outcome(job=replace(followed, id="4711"), bundle=Path("/b"))
-    remember(store, outcome)  # it has no result yet
+    remember_bad_nodes(store, outcome)  # it has no result yet
     assert list(store.pending_jobs.iterdir())
     for record in records(logs / "events.4711.jsonl"):
         outcome.take(record)
-    remember(store, outcome)
+    remember_bad_nodes(store, outcome)
     assert not list(store.pending_jobs.iterdir())
-    (node,) = failed_nodes(store)
+    (node,) = find_failed_nodes(store)
     assert node.times == 1
 
 
@@ -144,5 +243,5 @@ def test_local_jobs_and_dry_runs_tell_nothing_of_nodes(
     outcome = Outcome(job=replace(planned, id="4711", log_dir=str(logs)), bundle=Path("/b"))
     for record in records(logs / "events.4711.jsonl"):
         outcome.take(record)
-    remember(store, outcome)
-    assert failed_nodes(store) == ()
+    remember_bad_nodes(store, outcome)
+    assert find_failed_nodes(store) == ()
