@@ -95,7 +95,7 @@ class Events(Reports):
 
     def talk(self, line: str) -> None:
         """Show a line of Slurm's commands, or of the driver's standard error."""
-        shown = messages.plain(messages.read(line))
+        shown = messages.read(line).shown
         if self.verbose:
             self.say(f"  {line}", "dim")
         elif shown:

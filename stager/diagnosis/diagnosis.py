@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from bundle.driver.transports.slurm_text import ENDED_BY_STATE
 from bundle.format.manifest import Manifest
 from bundle.launch.rank_results import CAUSE
 from bundle.protocol.codec import encode
@@ -491,7 +492,7 @@ def _without_result(case: _Case, in_logs: LogVerdict) -> tuple[bool | None, Firs
 
 def _ended_by_slurm(state: str, job_id: str, in_logs: LogVerdict) -> FirstFailure | None:
     """Return the failure for Slurm's end of a job; None if the logs show a cause."""
-    ended_by = messages.explain_state(state)
+    ended_by = ENDED_BY_STATE.get(state)
     has_cause = in_logs.first is not None and in_logs.first.kind not in _AFTER_SLURM
     if not ended_by or has_cause:
         return None

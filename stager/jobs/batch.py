@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bundle.driver.transports.slurm_text import ENDED_BY_STATE
 from bundle.protocol import log_names
 from bundle.protocol.enumerations import Ending, PhaseName
 from bundle.protocol.events import JobBegins, JobEnds, OutputShown, Record
@@ -247,7 +248,7 @@ def follow(
     facts = _facts(submitted)
     if outcome.result is None:
         raise _no_result(submitted, outcome.job, facts)
-    ended_by = messages.explain_state(facts.get("JobState", ""))
+    ended_by = ENDED_BY_STATE.get(facts.get("JobState", ""))
     # The driver had to guess before the job was over; but of a cancelled one it knows more.
     if outcome.ended_by and ended_by and ended_by != Ending.CANCELLED:
         outcome.result = replace(outcome.ending, ended_by=ended_by)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bundle.driver.logs import CLOCK_SECONDS
-from bundle.driver.transports.slurm_text import ENDED_BY_STATE, submit_time
-from bundle.protocol.enumerations import Ending
+from bundle.driver.transports.slurm_text import CONTROLLER_FAULTS, submit_time
 
 from ..core.errors import JobError, StagerError
 from ..core.processes import Runner, run
@@ -19,30 +18,40 @@ from ..core.processes import Runner, run
 
 # The texts are those of ``salloc`` and ``sbatch`` 22.05 to 24.11; unknown lines pass through.
 
-Kind = Literal["pending", "unlikely", "unusable", "granted", "quiet", "revoked", "error", "other"]
+Kind = Literal["pending", "granted", "quiet", "revoked", "error", "other"]
 
 _COMMAND = re.compile(r"(?:salloc|sbatch|srun|scancel|squeue|scontrol|sbcast): (.*)")
 _ERROR = re.compile(r"(?:error|fatal): (?:.*(?:failed|allocate resources): )?(.+)")
 _USAGE = re.compile(r"((?:unrecognized|invalid|ambiguous) option.*|option .* requires .*)")
-_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("pending", re.compile(r"Pending job allocation (?:JobId=)?(\d+)")),
-    ("granted", re.compile(r"Granted job allocation (\d+)")),
-    ("revoked", re.compile(r"Job allocation (\d+) has been revoked")),
-    ("revoked", re.compile(r"Job (\d+) has exceeded its time limit")),
-    ("revoked", re.compile(r"Job (?:aborted due to signal|has been cancelled)()")),
-    ("unlikely", re.compile(r"Requested partition configuration not available now()")),
-    ("unusable", re.compile(r"Required node not available \(down, drained or reserved\)()")),
-    ("quiet", re.compile(r"job (\d+) (?:queued and waiting for|has been allocated) resources")),
-    ("quiet", re.compile(r"Relinquishing job allocation (\d+)")),
-    ("quiet", re.compile(r"Waiting for resource configuration()")),
-    ("quiet", re.compile(r"Nodes \S+ are ready for job()")),
+_KINDS: tuple[tuple[Kind, str, str], ...] = (
+    (
+        "pending",
+        r"Pending job allocation (?:JobId=)?(\d+)",
+        "job {job} is waiting for nodes (Ctrl-C cancels it)",
+    ),
+    ("granted", r"Granted job allocation (\d+)", "job {job}: nodes allocated"),
+    ("revoked", r"Job allocation (\d+) has been revoked", ""),
+    ("revoked", r"Job (\d+) has exceeded its time limit", ""),
+    ("revoked", r"Job (?:aborted due to signal|has been cancelled)()", ""),
+    (
+        "quiet",
+        r"Requested partition configuration not available now()",
+        "not enough matching nodes are available right now: there are too few, or some are down",
+    ),
+    (
+        "quiet",
+        r"Required node not available \(down, drained or reserved\)()",
+        "a node that this job needs is down, drained or reserved: `sinfo -R` says which and why; a "
+        "job with fewer --nodes need not wait for it",
+    ),
+    ("quiet", r"job (\d+) (?:queued and waiting for|has been allocated) resources", ""),
+    ("quiet", r"Relinquishing job allocation (\d+)", ""),
+    ("quiet", r"Waiting for resource configuration()", ""),
+    ("quiet", r"Nodes \S+ are ready for job()", ""),
 )
+"""What Slurm's commands say: the kind, the message with the job that it names, what is shown."""
 
-_NOT_SENT = re.compile(r"Unable to contact slurm controller \(connect failure\)|in standby mode")
-"""Errors of Slurm's library after which the request was not sent, or was refused.
-
-After any other fault of the network (a time-out, a truncated answer) it may have been accepted.
-"""
+_NOT_SENT = re.compile("|".join(words for words, unsent in CONTROLLER_FAULTS.items() if unsent))
 
 _NO_CLUSTER = re.compile(r"resolve_ctls_from_dns_srv|establish a configuration source")
 """Errors of Slurm's commands on a machine that belongs to no cluster."""
@@ -109,43 +118,29 @@ class Message:
     """One line of a Slurm command."""
 
     kind: Kind
-    """Its kind; ``quiet`` is of no use to a person, ``other`` is not Slurm's."""
-    job_id: str
+    """Its kind; ``other`` is not Slurm's."""
+    job_id: str = ""
     """The job it names; empty for none."""
     text: str
     """The text, without the name of the command."""
+    shown: str = ""
+    """The words for a person; empty where there is nothing to show."""
 
 
 def read(line: str) -> Message:
     """Parse one line that a Slurm command wrote to standard error."""
     spoken = _COMMAND.fullmatch(line.rstrip())
     if spoken is None:
-        return Message(kind="other", job_id="", text=line)
+        return Message(kind="other", text=line, shown=line)
     text = spoken[1]
     error = _ERROR.fullmatch(text) or _USAGE.fullmatch(text)
     if error is not None:
-        return Message(kind="error", job_id="", text=error[1])
-    for kind, pattern in _KINDS:
-        match = pattern.match(text)
+        return Message(kind="error", text=error[1], shown=_plain_error(error[1]))
+    for kind, pattern, shown in _KINDS:
+        match = re.match(pattern, text)
         if match is not None:
-            return Message(kind=kind, job_id=match[1], text=text)
-    return Message(kind="other", job_id="", text=line)
-
-
-def plain(message: Message) -> str:
-    """Return the words to show for a message; empty for nothing."""
-    if message.kind == "error":
-        return _plain_error(message.text)
-    words = {
-        "pending": f"job {message.job_id} is waiting for nodes (Ctrl-C cancels it)",
-        "unlikely": "not enough matching nodes are available right now: there are too few, or some"
-        " are down",
-        "unusable": "a node that this job needs is down, drained or reserved: `sinfo -R` says which"
-        " and why; a job with fewer --nodes need not wait for it",
-        "granted": f"job {message.job_id}: nodes allocated",
-        "other": message.text,
-    }
-    return words.get(message.kind, "")
+            return Message(kind=kind, job_id=match[1], text=text, shown=shown.format(job=match[1]))
+    return Message(kind="other", text=line, shown=line)
 
 
 def _plain_error(text: str) -> str:
@@ -161,13 +156,10 @@ def _plain_error(text: str) -> str:
 def unsent(stderr: str) -> str:
     """Return why a request cannot have reached Slurm's controller; empty where it may have."""
     messages = [message for message in map(read, stderr.splitlines()) if message.kind != "other"]
-    if not messages or not all(_is_not_sent(message) for message in messages):
-        return ""
-    return messages[-1].text
-
-
-def _is_not_sent(message: Message) -> bool:
-    return message.kind == "error" and _NOT_SENT.search(message.text) is not None
+    for message in messages:
+        if message.kind != "error" or not _NOT_SENT.search(message.text):
+            return ""
+    return messages[-1].text if messages else ""
 
 
 def time_is_up(lines: Sequence[str]) -> bool:
@@ -178,10 +170,10 @@ def time_is_up(lines: Sequence[str]) -> bool:
 def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     """Return the error for a command that asked for nodes and ended without a result."""
     messages = [read(line) for line in lines]
-    errors = _texts(messages, "error")
-    context = _texts(messages, "other")[-_CONTEXT_LINES:]
-    granted = _job_of(messages, "granted")
-    revoked = _job_of(messages, "revoked")
+    errors = [message.text for message in messages if message.kind == "error"]
+    context = [message.text for message in messages if message.kind == "other"][-_CONTEXT_LINES:]
+    jobs = {message.kind: message.job_id for message in reversed(messages) if message.job_id}
+    granted, revoked = jobs.get("granted", ""), jobs.get("revoked", "")
     if granted:
         reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
         return JobError(
@@ -213,17 +205,6 @@ def without_cluster(lines: Sequence[str]) -> StagerError | None:
         hint=hint_for(" ".join(lines)),
         context=lines[-_CONTEXT_LINES:],
     )
-
-
-def _texts(messages: Sequence[Message], kind: Kind) -> list[str]:
-    return [message.text for message in messages if message.kind == kind]
-
-
-def _job_of(messages: Sequence[Message], kind: Kind) -> str:
-    for message in messages:
-        if message.kind == kind and message.job_id:
-            return message.job_id
-    return ""
 
 
 def hint_for(text: str) -> str:
@@ -280,8 +261,3 @@ def parse_job_state(printed: str) -> str:
         return field[1]
     word = re.split("[ |]", printed.strip())[0]  # sacct: "CANCELLED by 1000"
     return word if re.fullmatch(r"[A-Z_]+", word) else ""
-
-
-def explain_state(state: str) -> Ending | None:
-    """Return why Slurm ended a job that has this state; None if it did not end it."""
-    return ENDED_BY_STATE.get(state)

@@ -24,12 +24,24 @@ _LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?): (.+)")
 _LOST = re.compile(r"Node failure on (\S+)")
 _EXITED = re.compile(r"Exited with exit code (\d+)$")
 _BROADCAST = re.compile(r"sbcast: error: REQUEST_FILE_BCAST\((\S+?)\): (.+)")
+CONTROLLER_FAULTS: Mapping[str, bool] = {
+    r"Unable to contact slurm controller \(connect failure\)": True,
+    "Unable to contact slurm controller": False,
+    "in standby mode": True,
+    "Socket timed out on send/recv": False,
+    "Zero Bytes were transmitted or received": False,
+    "Message (?:receive|send) failure": False,
+    "Communication (?:connection|shutdown) failure": False,
+    "temporarily disabled": False,
+}
+"""Slurm's words where its controller did not answer, and whether a request cannot have reached it.
+
+After a time-out or a truncated answer, it may have been accepted.
+"""
 _CONTROLLER = re.compile(
     r"(?:Unable to (?:confirm allocation for|create step for) job \S+|Job step creation failed"
     r"|Slurm job (?:ID )?\S+ lookup error|Unable to allocate resources): "
-    r"(?P<fault>Unable to contact slurm controller.*|Socket timed out on send/recv.*"
-    r"|Zero Bytes were transmitted or received|Message (?:receive|send) failure"
-    r"|Communication (?:connection|shutdown) failure|.*(?:standby mode|temporarily disabled).*)"
+    rf"(?P<fault>.*(?:{'|'.join(CONTROLLER_FAULTS)}).*)"
 )
 """Errors of a command that could not even ask; nothing of what it was to begin has begun."""
 _NETWORK = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stager.core.errors import JobError, StagerError
-from stager.slurm.messages import failure, hint_for, plain, read, time_is_up, unsent
+from stager.slurm.messages import failure, hint_for, read, time_is_up, unsent
 
 PARTITION = """\
 salloc: error: invalid partition specified: nope
@@ -69,14 +69,14 @@ salloc: fatal: Could not establish a configuration source
         ("salloc: error: Invalid --time specification", "error", "", ""),
         (
             "salloc: Required node not available (down, drained or reserved)",
-            "unusable",
+            "quiet",
             "",
             "a node that this job needs is down, drained or reserved: `sinfo -R` says which and "
             "why; a job with fewer --nodes need not wait for it",
         ),
         (
             "salloc: Requested partition configuration not available now",
-            "unlikely",
+            "quiet",
             "",
             "not enough matching nodes are available right now: there are too few, or some "
             "are down",
@@ -110,7 +110,7 @@ salloc: fatal: Could not establish a configuration source
 def test_single_lines(line: str, kind: str, job_id: str, shown: str) -> None:
     told = read(line)
     assert (told.kind, told.job_id) == (kind, job_id)
-    assert plain(told) == shown
+    assert told.shown == shown
 
 
 ABSENT = "error: Job submit/allocate failed: Unable to contact slurm controller (connect failure)"
