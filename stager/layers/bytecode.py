@@ -9,24 +9,29 @@ import marshal
 import os
 import posixpath
 import re
+import signal
 import struct
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+
+from bundle.system.processes import signal_at_parent_death
 
 from ..core.errors import StagerError
 from ..core.processes import feed
 from ..core.values import Target
+from .prune import left_out
+from .wheel_members import UNREADABLE
 
 _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""
 
-DIGEST = slice(8, 16)
+_DIGEST = slice(8, 16)
 """Place of the source's :func:`importlib.util.source_hash` in a pyc (PEP 552)."""
 COMPILED = "all but test modules"
 """The modules of a wheel that are compiled (:func:`worth_compiling`); part of every layer's id."""
@@ -85,6 +90,8 @@ def _intern_characters() -> None:
 # It compiles the modules of one layer in one process, which keeps one layer's state out of the next
 # one's bytes, as :mod:`.layer_process` does.
 
+Made = tuple[dict[str, "bytes | None"], list[str]]
+"""Bytecode by module, None for one that does not compile; and why others were not read."""
 SETTINGS = "by another process"
 """Part of the id of each layer that was compiled here: its bytes may differ from others'."""
 _SECONDS = 900.0
@@ -120,87 +127,207 @@ class Compiler:
     """The first bytes of its bytecode, in hexadecimal digits."""
 
 
-class Modules(Protocol):
-    """Bytecode of modules that is made elsewhere."""
+class CompiledModules:
+    """The bytecode of a layer's modules, which other processes make or have made."""
+
+    def __init__(self, what: str, paths: Collection[str], collect: Callable[[], Made]) -> None:
+        self._what = what
+        self._paths = frozenset(paths)
+        self._collect = functools.cache(collect)
 
     def __contains__(self, path: str) -> bool:
-        """Return whether it is, or will be, here."""
+        return path in self._paths
 
     def take(self, path: str, digest: bytes) -> bytes | None:
-        """Return a module's bytecode, None if it does not compile.
+        """Return the bytecode of a module, None if it does not compile; wait for all of them.
 
         Args:
             path: the module, which must be ``in`` this.
             digest: :func:`importlib.util.source_hash` of its source.
-        """
-
-
-class _Module(NamedTuple):
-    digest: bytes
-    bytecode: Path
-
-
-class CompiledByOther:
-    """The bytecode that an interpreter of another version has made."""
-
-    def __init__(self, what: str, modules: Mapping[str, _Module]) -> None:
-        self._what = what
-        self._modules = modules
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._modules
-
-    def take(self, path: str, digest: bytes) -> bytes | None:
-        """Return a module's bytecode, None if it does not compile.
 
         Raises:
-            StagerError: it was made from another source.
+            StagerError: it was made from another source, since the wheel has changed since;
+                or it was not made, since the wheel could not be read.
         """
-        module = self._modules[path]
-        if module.digest != digest:
+        made, faults = self._collect()
+        if path not in made:
+            raise StagerError(
+                f"{self._what}: {path} could not be compiled",
+                hint="run the command again; if it fails again, remove the wheel and build again",
+                context=faults,
+            )
+        bytecode = made[path]
+        if bytecode is not None and bytecode[_DIGEST] != digest:
             raise StagerError(
                 f"{self._what}: {path} changed while it was being read",
                 hint="another program is writing there; run the command again when it is done",
             )
-        return module.bytecode.read_bytes() if module.bytecode.is_file() else None
+        return bytecode
 
 
-@contextmanager
-def compiled_by(
-    compiler: Compiler, what: str, sources: Iterable[tuple[str, bytes]], scratch: Path
-) -> Iterator[CompiledByOther]:
-    """Compile modules; yield their bytecode, which is removed at the end of the block.
-
-    Raises:
-        StagerError: the interpreter fails.
-    """
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        modules: dict[str, _Module] = {}
-        request = []
-        for number, (path, source) in enumerate(sources):
-            file = Path(folder, f"{number}.py")
-            file.write_bytes(source)
-            request.append((file, path))
-            digest = importlib.util.source_hash(source)
-            modules[path] = _Module(digest, Path(folder, str(number)))
-        compile_files(compiler.program, request, Path(folder))
-        yield CompiledByOther(what, modules)
-
-
-def compile_files(program: Path, modules: Sequence[tuple[Path, str]], folder: Path) -> None:
-    """Let an interpreter compile modules into the files ``0``, ``1``, ... of a folder.
-
-    There is none for a module that does not compile.
+def compile_elsewhere(
+    program: Path, what: str, sources: Iterable[tuple[str, bytes]], scratch: Path
+) -> CompiledModules:
+    """Let an interpreter compile modules, given by their paths and sources.
 
     Raises:
         StagerError: the interpreter fails.
     """
-    if not modules:
-        return
-    request = json.dumps([[str(file), path] for file, path in modules])
     # Sets are written in the order of their hashes before Python 3.11.
     variables = {"PYTHONHASHSEED": "0"}
     if _LIBRARIES in os.environ:
         variables[_LIBRARIES] = os.environ[_LIBRARIES]
-    argv = [str(program), "-s", "-S", "-c", _COMPILE, str(folder)]
-    feed(argv, request, environment=variables, timeout=_SECONDS)
+    made: dict[str, bytes | None] = {}
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        request = []
+        for number, (path, source) in enumerate(sources):
+            file = Path(folder, f"{number}.py")
+            file.write_bytes(source)
+            request.append((str(file), path))
+        if request:
+            argv = [str(program), "-s", "-S", "-c", _COMPILE, folder]
+            feed(argv, json.dumps(request), environment=variables, timeout=_SECONDS)
+        for number, (_, path) in enumerate(request):
+            bytecode = Path(folder, str(number))
+            made[path] = bytecode.read_bytes() if bytecode.is_file() else None
+    return CompiledModules(what, made, lambda: (made, []))
+
+
+# --- Compiling the modules of a large wheel in processes of their own, while it is being read ----
+
+# One process would need as long for the modules of torch as many CPUs need for all the rest of a
+# build. A wheel's content alone decides if it is compiled this way, so that the same modules are
+# compiled in the same kind of process on every machine: in some Python versions marshal's output
+# depends on the other objects in a process.
+
+LARGE = 4 << 20
+"""Bytes of source above which a wheel's modules are compiled in parallel: half a second's work."""
+
+
+class UnreadError(Exception):
+    """A module cannot be read."""
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this child of ``multiprocessing`` when the process that forked it ends.
+
+    A fork server ends with the process that started it: as soon as no process holds the other end
+    of a pipe, of which each child gets a copy for children of its own.
+    """
+    import multiprocessing.forkserver
+
+    server = multiprocessing.forkserver._forkserver
+    handle = getattr(server, "_forkserver_alive_fd", None)
+    if handle is not None:
+        os.close(handle)
+        setattr(server, "_forkserver_alive_fd", None)  # noqa: B010 - unknown to its stubs
+    signal_at_parent_death(signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)  # it ended before the line above
+
+
+@contextmanager
+def compiling(
+    wheel: Path, target: Target, jobs: int, prune: Sequence[str] = ()
+) -> Iterator[CompiledModules | None]:
+    """Compile the modules of a wheel while the block runs; yield None if it has too few.
+
+    Args:
+        wheel: the wheel file.
+        target: the interpreter; only bytecode of the running one can be made.
+        jobs: number of layers made at a time. Half as many processes compile, but not more than
+            four; with 1, the block begins when they are done.
+        prune: the kinds of files left out of the wheel, see :mod:`stager.layers.prune`.
+    """
+    modules = modules_of(wheel, prune) if target.is_host_python else {}
+    if sum(modules.values()) < LARGE:
+        yield None
+        return
+    import multiprocessing
+    from concurrent import futures
+
+    slices = _slices(modules, max(1, min(4, jobs // 2)))
+    fork = multiprocessing.get_context("fork")
+    with futures.ProcessPoolExecutor(len(slices), fork, initializer=end_with_parent) as pool:
+        parts = [pool.submit(_compile, wheel, names) for names in slices]
+
+        def collect() -> Made:
+            made: dict[str, bytes | None] = {}
+            faults = []
+            try:
+                for part in parts:
+                    slice_made, fault = part.result()
+                    made |= slice_made
+                    faults += [fault] if fault else []
+            except futures.process.BrokenProcessPool:
+                raise StagerError(
+                    f"{wheel.name}: a process that compiled its modules was killed",
+                    hint="usually the machine ran out of memory: free some, or use --jobs 1",
+                ) from None
+            return made, faults
+
+        try:
+            if jobs == 1:
+                futures.wait(parts)
+            yield CompiledModules(wheel.name, modules, collect)
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
+
+
+def modules_of(wheel: Path, prune: Sequence[str]) -> dict[str, int]:
+    """Return the modules of a wheel to compile, and the length of their sources.
+
+    Empty if the wheel cannot be read; unpacking it reports why.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            skipped = left_out(archive, prune)
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
+    except UNREADABLE:
+        return {}
+    return {
+        name: size
+        for name, size in sizes.items()
+        if name.endswith(".py")
+        and worth_compiling(name)
+        and not name.partition("/")[0].endswith(".data")
+        and name not in skipped
+    }
+
+
+def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
+    slices: list[list[str]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for name in sorted(modules, key=lambda name: (-modules[name], name)):
+        least = loads.index(min(loads))
+        slices[least].append(name)
+        loads[least] += modules[name]
+    return slices
+
+
+def _compile(wheel: Path, names: Sequence[str]) -> tuple[dict[str, bytes | None], str]:
+    made: dict[str, bytes | None] = {}
+    try:
+        for name, source in sources_of(wheel, names):
+            made[name] = compile_module(source, name)
+    except UnreadError as exc:
+        return made, str(exc)
+    return made, ""
+
+
+def sources_of(wheel: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the sources of modules.
+
+    Raises:
+        UnreadError: one cannot be read. If the wheel is damaged, unpacking it fails as well, with
+            a better message.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in names:
+                yield name, archive.read(name)
+    except (*UNREADABLE, MemoryError) as exc:
+        raise UnreadError(f"{type(exc).__name__}: {exc}") from exc

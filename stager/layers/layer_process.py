@@ -11,24 +11,34 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import source_hash
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import BinaryIO
 
 from bundle.format.layer import excess
 
 from ..core.errors import StagerError
 from ..core.store import Store, cannot_write
 from ..core.values import Target
-from .bytecode import Modules, bytecode_path, compile_module, compiled_by
-from .compile_processes import UnreadError, compiling, end_with_parent, modules_of, sources_of
+from .bytecode import (
+    CompiledModules,
+    UnreadError,
+    bytecode_path,
+    compile_elsewhere,
+    compile_module,
+    compiling,
+    end_with_parent,
+    modules_of,
+    sources_of,
+)
 from .layer_file import LayerWriter
-from .source import LayerSource, add_interpreter, layer_id, origin
-from .tree import Tree, changed_files, digest_of, shown
+from .source import LayerSource, layer_id, origin
+from .tree import Tree, TreeFile, changed_files, digest_of, shown
 from .wheel import add_wheel
 
 _THREADS = 4
@@ -174,28 +184,25 @@ def _write_layer(source: LayerSource, work: LayerWork, path: Path) -> None:
         if source.wheel is not None:
             with _compiled(source, source.wheel, work) as modules:
                 add_wheel(writer, source.wheel, target, source.prune, modules)
-        elif source.interpreter is not None:
-            digests = add_interpreter(writer, source, source.interpreter, work)
-            _require_unchanged(source, digests)
         elif source.tree is not None:
             _require_unchanged(source, _add_tree(writer, source, work))
         writer.write(path, origin(source, target))
 
 
 @contextmanager
-def _compiled(source: LayerSource, wheel: Path, work: LayerWork) -> Iterator[Modules | None]:
+def _compiled(
+    source: LayerSource, wheel: Path, work: LayerWork
+) -> Iterator[CompiledModules | None]:
     """Yield a wheel's bytecode from other processes; None if the unpacking process makes it."""
     if source.compiler is None:
-        with compiling(wheel, work.target, work.scratch, work.jobs, source.prune) as modules:
+        with compiling(wheel, work.target, work.jobs, source.prune) as modules:
             yield modules
         return
-    found = sources_of(wheel, sorted(modules_of(wheel, source.prune)))
-    with ExitStack() as stack:
-        other = None
-        with suppress(UnreadError):  # unpacking it reports why
-            context = compiled_by(source.compiler, wheel.name, found, work.scratch)
-            other = stack.enter_context(context)
-        yield other
+    other = None
+    with suppress(UnreadError):  # unpacking it reports why
+        found = sources_of(wheel, sorted(modules_of(wheel, source.prune)))
+        other = compile_elsewhere(source.compiler.program, wheel.name, found, work.scratch)
+    yield other
 
 
 def _failed(source: LayerSource, final: Path, exc: OSError) -> StagerError:
@@ -212,42 +219,51 @@ def _require_unchanged(source: LayerSource, digests: Sequence[str]) -> None:
 
 
 def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list[str]:
-    """Add files, with the bytecode of a project's modules; return each file's digest."""
+    """Add files, with the bytecode of modules; return each file's digest."""
     tree = source.tree or Tree(files=(), links=(), skipped=())
     digests = []
-    with _bytecode_of(source, tree, work) as bytecode_of:
-        for file in tree.files:
-            path = f"{source.prefix}/{file.path}"
-            executable = file.mode == 0o755
-            with file.source.open("rb") as stream:
-                if bytecode_of is None or not path.endswith(".py"):
-                    digests.append(writer.add(path, stream, executable=executable).sha256.hex())
-                    continue
-                text = stream.read()
-            added = writer.add(path, io.BytesIO(text), executable=executable)
-            digests.append(added.sha256.hex())
-            bytecode, cached = bytecode_of(text, path), bytecode_path(path, work.target)
-            if bytecode is not None and not excess(cached):
-                writer.add(cached, io.BytesIO(bytecode))
+    compile_file = _compiler_of(source, tree, work)
+    for file in tree.files:
+        path = f"{source.prefix}/{file.path}"
+        is_module = compile_file is not None and path.endswith(".py")
+        with _content(source, file, whole=is_module) as stream:
+            digests.append(writer.add(path, stream, executable=file.mode == 0o755).sha256.hex())
+            if compile_file is None or not is_module:
+                continue
+            stream.seek(0)
+            bytecode, cached = compile_file(file, stream.read()), bytecode_path(path, work.target)
+        if bytecode is not None and not excess(cached):
+            writer.add(cached, io.BytesIO(bytecode))
     for path, goal in tree.links:
         writer.link(f"{source.prefix}/{path}", goal)
     return digests
 
 
-@contextmanager
-def _bytecode_of(
+def _content(source: LayerSource, file: TreeFile, *, whole: bool) -> BinaryIO:
+    """Open a file as it is shipped; ``whole`` reads it now, so that it does not change later."""
+    if source.interpreter is not None:
+        return io.BytesIO(source.interpreter.content(file))
+    return io.BytesIO(file.source.read_bytes()) if whole else file.source.open("rb")
+
+
+def _compiler_of(
     source: LayerSource, tree: Tree, work: LayerWork
-) -> Iterator[Callable[[bytes, str], bytes | None] | None]:
-    """Yield what compiles the source of a module with a path; None if nothing does."""
-    if source.kind == "asset" or (source.compiler is None and not work.target.is_host_python):
-        yield None
-    elif source.compiler is None:
-        yield compile_module
-    else:
-        modules = [file for file in tree.files if file.path.endswith(".py")]
-        texts = ((f"{source.prefix}/{file.path}", file.source.read_bytes()) for file in modules)
-        with compiled_by(source.compiler, source.name, texts, work.scratch) as other:
-            yield lambda text, path: other.take(path, source_hash(text))
+) -> Callable[[TreeFile, bytes], bytes | None] | None:
+    """Return what compiles the source of a module; None if nothing does."""
+    if source.kind == "asset":
+        return None
+    program = source.compiler.program if source.compiler else None
+    prefix = f"{source.prefix}/"
+    if source.interpreter is not None:  # it compiles itself, wherever it will lie
+        program, prefix = source.interpreter.program, ""
+    if program is None:
+        if not work.target.is_host_python:
+            return None
+        return lambda file, text: compile_module(text, prefix + file.path)
+    modules = [file for file in tree.files if file.path.endswith(".py")]
+    texts = ((prefix + file.path, file.source.read_bytes()) for file in modules)
+    other = compile_elsewhere(program, source.name, texts, work.scratch)
+    return lambda file, text: other.take(prefix + file.path, source_hash(text))
 
 
 def _changed(source: LayerSource, how: str) -> StagerError:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import configparser
 import difflib
+import functools
 import json
 import posixpath
 import re
@@ -30,7 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundle.format.archive import BundleFile
 from bundle.format.layer import Entry, Index, LayerError, packed_index
@@ -68,27 +69,16 @@ def of_package(entries: Iterable[str], package: str) -> tuple[str, ...]:
 
 def matching(entry: str, paths: Iterable[str]) -> set[str]:
     """Return the files that a pattern leaves out: those it matches, and those below directories."""
-    folders = _Folders(Ignore([entry.partition(":")[2]]))
-    return {path for path in paths if folders.leave_out(path)}
+    ignore = Ignore([entry.partition(":")[2]])
 
-
-class _Folders:
-    def __init__(self, ignore: Ignore) -> None:
-        self._ignore = ignore
-        self._known = {"": False}
-
-    def leave_out(self, path: str) -> bool:
-        if self._is_out(path.rpartition("/")[0]):
+    @functools.cache
+    def is_out(path: str, is_dir: bool) -> bool:
+        folder = path.rpartition("/")[0]
+        if folder and is_out(folder, True):
             return True
-        return self._ignore.decide(path, is_dir=False) is True
+        return ignore.decide(path, is_dir=is_dir) is True
 
-    def _is_out(self, folder: str) -> bool:
-        known = self._known.get(folder)
-        if known is None:
-            known = self._is_out(folder.rpartition("/")[0])
-            known = known or self._ignore.decide(folder, is_dir=True) is True
-            self._known[folder] = known
-        return known
+    return {path for path in paths if is_out(path, False)}
 
 
 def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list[str]:
@@ -100,15 +90,19 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
     """
     notes, faults = [], []
     for entry in filter(is_pattern, entries):
-        name = entry.partition(":")[0]
+        quoted, name = f'environment.prune: "{entry}"', entry.partition(":")[0]
+        left_out = matching(entry, packages.get(name, ()))
+        tops = sorted(filter(is_top, left_out))
         if name not in packages:
-            notes.append(f"{_quoted(entry)} leaves nothing out: {_unknown(name, packages)}")
-            continue
-        left_out = matching(entry, packages[name])
-        if not left_out:
-            notes.append(f"{_quoted(entry)} leaves nothing out: no file of {name} matches")
-        elif fault := _fault(name, left_out):
-            faults.append(f"{_quoted(entry)} {fault}")
+            near = difflib.get_close_matches(name, list(packages), n=1)
+            there = f"; did you mean {near[0]}?" if near else ""
+            notes.append(f"{quoted} leaves nothing out: the lock has no package {name}{there}")
+        elif not left_out:
+            notes.append(f"{quoted} leaves nothing out: no file of {name} matches")
+        elif tops:
+            faults.append(f"{quoted} leaves out {tops[0]}: {name} could not be imported")
+        elif all(map(is_metadata, left_out)):
+            faults.append(f"{quoted} names metadata of {name}, which is always kept")
     if faults:
         raise ConfigError(
             faults[0] if len(faults) == 1 else "environment.prune has patterns that are refused",
@@ -117,15 +111,6 @@ def check(entries: Sequence[str], packages: Mapping[str, Sequence[str]]) -> list
             context=faults[1:] and faults,
         )
     return notes
-
-
-def _fault(name: str, left_out: Collection[str]) -> str:
-    tops = sorted(filter(is_top, left_out))
-    if tops:
-        return f"leaves out {tops[0]}: {name} could not be imported"
-    if all(map(is_metadata, left_out)):
-        return f"names metadata of {name}, which is always kept"
-    return ""
 
 
 def is_metadata(path: str) -> bool:
@@ -137,16 +122,6 @@ def is_top(path: str) -> bool:
     """Return whether a file makes a package importable: the ``__init__.py`` at its top."""
     folder, _, name = path.partition("/")
     return name == _INIT and bool(folder)
-
-
-def _quoted(entry: str) -> str:
-    return f'environment.prune: "{entry}"'
-
-
-def _unknown(name: str, packages: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(packages), n=1)
-    there = f"; did you mean {near[0]}?" if near else ""
-    return f"the lock has no package {name}{there}"
 
 
 # --- Names of test directories in the modules and entry points of a wheel ------------------------
@@ -161,8 +136,6 @@ _MENTION = re.compile(
 )
 """The name of a test directory in an import, or in a string that names a module."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-_NAMING = (ast.Import, ast.ImportFrom, ast.Constant)
-"""Nodes of a syntax tree that can name a module."""
 _ENTRY_POINTS = re.compile(r"[^/]+\.dist-info/entry_points\.txt")
 
 
@@ -186,33 +159,17 @@ def names_used(source: bytes, path: str) -> set[str]:
     package = posixpath.dirname(path).replace("/", ".")
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, _NAMING):
-            names.update(_names_in(node, package))
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if node.level else []
+            base = [*parts[: len(parts) - node.level + 1], *filter(None, [node.module])]
+            names.update(".".join([*base, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.lstrip(".")  # with dots as in import_module(".tests", __package__)
+            if _DOTTED.fullmatch(name):
+                names.add(name if node.value == name else f"{package}.{name}")
     return {name for name in names if not set(TEST_FOLDERS).isdisjoint(name.split("."))}
-
-
-def _names_in(node: ast.AST, package: str) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            yield alias.name
-    elif isinstance(node, ast.ImportFrom):
-        base = _absolute(package, node.level, node.module or "")
-        for alias in node.names:
-            yield f"{base}.{alias.name}"
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        name = node.value.lstrip(".")  # with dots as in import_module(".tests", __package__)
-        if _DOTTED.fullmatch(name):
-            yield name if node.value == name else f"{package}.{name}"
-
-
-def _absolute(package: str, level: int, module: str) -> str:
-    if not level:
-        return module
-    parts = package.split(".")
-    base = parts[: len(parts) - level + 1]
-    if module:
-        base.append(module)
-    return ".".join(base)
 
 
 def entry_point_modules(archive: zipfile.ZipFile) -> set[str]:
@@ -267,8 +224,7 @@ class Pruned:
         return cls(words=words, files=int(raw["files"]), size=int(raw["bytes"]))
 
 
-@dataclass(frozen=True)
-class _Member:
+class _Member(NamedTuple):
     name: str
     """Its name in the archive."""
     path: str
@@ -334,11 +290,11 @@ def left_out(archive: zipfile.ZipFile, words: Sequence[str]) -> frozenset[str]:
     if HEADERS in words:
         names |= _headers(members)
     if TESTS in words:
-        names |= _test_programs(members)
         folders = _unneeded_folders(archive, members)
-        for member in members:
-            if member.scheme == "site" and _within(member.path, folders):
-                names.add(member.name)
+        names |= _test_programs(members)
+        names |= {
+            one.name for one in members if one.scheme == "site" and _within(one.path, folders)
+        }
     return frozenset(names)
 
 
@@ -398,9 +354,7 @@ def _members(archive: zipfile.ZipFile, *, metadata: bool = False) -> Iterator[_M
             yield _Member(name, name, "site")
             continue
         scheme, _, path = rest.partition("/")
-        if scheme in ("purelib", "platlib"):
-            scheme = "site"
-        yield _Member(name, path, scheme)
+        yield _Member(name, path, "site" if scheme in ("purelib", "platlib") else scheme)
 
 
 def _matching(pattern: str, members: Sequence[_Member]) -> set[str]:
@@ -409,49 +363,41 @@ def _matching(pattern: str, members: Sequence[_Member]) -> set[str]:
 
 
 def _headers(members: Sequence[_Member]) -> set[str]:
-    trees = _header_trees(members)
-    return {member.name for member in members if _is_header(member, trees)}
-
-
-def _is_header(member: _Member, trees: frozenset[str]) -> bool:
-    if member.scheme == "headers":
-        return True
-    if member.scheme not in ("site", "data"):
-        return False
-    return member.path.endswith(_FOR_COMPILERS) or _within(member.path, trees)
-
-
-def _header_trees(members: Sequence[_Member]) -> frozenset[str]:
-    """Return the ``include`` directories from which Python loads nothing."""
+    """Return what only compilers read: not ``include`` directories from which Python loads."""
     trees: set[str] = set()
     loaded: set[str] = set()
     for member in members:
-        above = list(_above(member.path, ("include",)))
-        trees.update(above)
-        if member.path.endswith(_LOADED):
-            loaded.update(above)
-    return frozenset(trees - loaded)
-
-
-def _test_programs(members: Sequence[_Member]) -> set[str]:
-    names = set()
+        above = set(_above(member.path, ("include",)))
+        trees |= above
+        loaded |= above if member.path.endswith(_LOADED) else set()
+    trees -= loaded
+    names = {member.name for member in members if member.scheme == "headers"}
     for member in members:
-        if member.scheme == "site" and _TEST_PROGRAM.fullmatch(member.path):
+        for_compilers = member.path.endswith(_FOR_COMPILERS) or _within(member.path, trees)
+        if for_compilers and member.scheme in ("site", "data"):
             names.add(member.name)
     return names
 
 
-def _test_folders(members: Sequence[_Member]) -> frozenset[str]:
+def _test_programs(members: Sequence[_Member]) -> set[str]:
+    return {
+        member.name
+        for member in members
+        if member.scheme == "site" and _TEST_PROGRAM.fullmatch(member.path)
+    }
+
+
+def _test_folders(members: Sequence[_Member]) -> set[str]:
     """Return the directories in packages that are named after tests and hold some."""
     folders: set[str] = set()
     for member in members:
         if member.scheme == "site" and _TEST_FILE.fullmatch(posixpath.basename(member.path)):
             folders.update(_above(member.path, TEST_FOLDERS))
     # A directory at the top is a package of its own.
-    return frozenset(folder for folder in folders if "/" in folder)
+    return {folder for folder in folders if "/" in folder}
 
 
-def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> frozenset[str]:
+def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> set[str]:
     """Return the test directories that nothing which stays installed imports or names.
 
     Directories that a remaining directory imports remain as well, so this is repeated until no
@@ -459,46 +405,24 @@ def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> f
     """
     folders = _test_folders(members)
     modules = [m for m in members if m.scheme == "site" and m.path.endswith(".py")]
-    references = _References(archive, {posixpath.dirname(folder) for folder in folders})
+    parents = {posixpath.dirname(folder) for folder in folders}
+
+    @functools.cache
+    def references(module: _Member) -> set[str]:
+        source = archive.read(module.name)
+        return names_used(source, module.path) if mentions(source, module.path, parents) else set()
+
     entry_points = entry_point_modules(archive)
     while True:
-        needed = _reached(entry_points, folders)
+        names = set(entry_points)
         for module in modules:
             if not _within(module.path, folders):
-                needed |= _reached(references.of(module), folders)
+                names |= references(module)
+        paths = (name.replace(".", "/") + "/" for name in names)
+        needed = folders & {above for path in paths for above in _above(path, TEST_FOLDERS)}
         if not needed:
             return folders
         folders -= needed
-
-
-class _References:
-    """The test directories that modules name; each module is read at most once."""
-
-    def __init__(self, archive: zipfile.ZipFile, parents: set[str]) -> None:
-        self._archive = archive
-        self._parents = parents
-        self._names: dict[str, set[str]] = {}
-
-    def of(self, module: _Member) -> set[str]:
-        names = self._names.get(module.name)
-        if names is None:
-            names = self._read(module)
-            self._names[module.name] = names
-        return names
-
-    def _read(self, module: _Member) -> set[str]:
-        source = self._archive.read(module.name)
-        if not mentions(source, module.path, self._parents):
-            return set()
-        return names_used(source, module.path)
-
-
-def _reached(names: Iterable[str], folders: frozenset[str]) -> set[str]:
-    reached: set[str] = set()
-    for name in names:
-        path = name.replace(".", "/") + "/"
-        reached.update(folder for folder in _above(path, TEST_FOLDERS) if folder in folders)
-    return reached
 
 
 def _above(path: str, names: Sequence[str]) -> Iterator[str]:
@@ -508,6 +432,6 @@ def _above(path: str, names: Sequence[str]) -> Iterator[str]:
             yield "/".join(parts[:count])
 
 
-def _within(path: str, folders: frozenset[str]) -> bool:
+def _within(path: str, folders: Collection[str]) -> bool:
     parts = path.split("/")[:-1]
     return any("/".join(parts[:count]) in folders for count in range(1, len(parts) + 1))

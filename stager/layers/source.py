@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
 import os
 import posixpath
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bundle.format.layer import INDEX_FORMAT, Origin
 from bundle.launch.program_variables import ENV
@@ -26,16 +23,12 @@ from ..core.errors import ConfigError, StagerError
 from ..core.files import text_of
 from ..core.store import SETTLED_NS, Store, sha256_of, stamp
 from ..core.values import Target, Wheel
-from .bytecode import COMPILED, SETTINGS, Compiler, bytecode_path, compile_files
+from .bytecode import COMPILED, SETTINGS, Compiler
 from .ignore import anchored
-from .layer_file import LayerWriter, compression
+from .layer_file import compression
 from .project import asset_excludes, asset_files, asset_place, project_files, repository_of
 from .prune import RULES, concerned, of_package
 from .tree import Tree, TreeFile, content_digests, digest_of, names_digest
-
-if TYPE_CHECKING:
-    from .layer_process import LayerWork
-
 
 # --- The layer of the Python that a bundle brings: made relocatable, and compiled by itself ------
 
@@ -78,35 +71,6 @@ class Interpreter:
                 hint="another program is writing there; run the command again when it is done",
             )
         return data[: run_path.at] + run_path.new.ljust(len(run_path.old), b"\0") + data[end:]
-
-
-def add_interpreter(
-    writer: LayerWriter, source: LayerSource, interpreter: Interpreter, work: LayerWork
-) -> list[str]:
-    """Add the files of a Python, each module with its bytecode; return the files' digests.
-
-    Raises:
-        StagerError: files have changed; or it does not compile its modules.
-    """
-    tree = source.tree or Tree(files=(), links=(), skipped=())
-    digests = []
-    with tempfile.TemporaryDirectory(dir=work.scratch) as scratch:
-        compiled = _compile(tree, interpreter, Path(scratch))
-        for file in tree.files:
-            path = f"{source.prefix}/{file.path}"
-            data = io.BytesIO(interpreter.content(file))
-            digests.append(writer.add(path, data, executable=file.mode == 0o755).sha256.hex())
-            bytecode = compiled.get(file.path)
-            if bytecode is not None and bytecode.is_file():
-                writer.add(bytecode_path(path, work.target), io.BytesIO(bytecode.read_bytes()))
-    return digests
-
-
-def _compile(tree: Tree, interpreter: Interpreter, scratch: Path) -> dict[str, Path]:
-    modules = [file for file in tree.files if file.path.endswith(".py")]
-    files = [(module.source, module.path) for module in modules]
-    compile_files(interpreter.program, files, scratch)
-    return {module.path: scratch / str(number) for number, module in enumerate(modules)}
 
 
 _WHEEL_RULES = 2

@@ -36,7 +36,7 @@ from bundle.format.layer import excess
 
 from ..core.errors import WheelError
 from ..core.values import Target
-from .bytecode import Modules, bytecode_path, compile_module, worth_compiling
+from .bytecode import CompiledModules, bytecode_path, compile_module, worth_compiling
 from .layer_file import LayerWriter, Unread
 from .prune import NOTE, left_out, note
 from .wheel_members import DAMAGED, LARGE, METHODS, ChangedMemberError, LargeMember, refuse_members
@@ -183,7 +183,7 @@ def add_wheel(
     wheel: Path,
     target: Target,
     prune: Sequence[str] = (),
-    modules: Modules | None = None,
+    modules: CompiledModules | None = None,
 ) -> None:
     """Add everything a wheel installs, with compiled bytecode, to a layer.
 
@@ -300,7 +300,7 @@ class _LayerDestination(WheelDestination):
         writer: LayerWriter,
         source: _CheckedWheel,
         target: Target,
-        modules: Modules | None,
+        modules: CompiledModules | None,
     ) -> None:
         self._writer = writer
         self._source = source
