@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import source_hash
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.core.values import Target
 from stager.interpreter import compiler_for
-from stager.layers.bytecode import Compiler, bytecode_path, compile_files, compiled_by
+from stager.layers.bytecode import Compiler, bytecode_path, compile_elsewhere
 from stager.layers.layer_build import make_layers
 from stager.layers.source import LayerSource, layer_id
 from tests.support.building import HOST, contents, source_of, tree_of
@@ -119,15 +120,14 @@ def test_it_has_the_libraries_of_environment_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without them such a Python starts when it is looked for, and not when it compiles."""
-    program, source = tmp_path / "python", tmp_path / "one.py"
+    program, source = tmp_path / "python", b"A = 1\n"
     program.write_text(
         f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/modules ] || exit 127\nexec {sys.executable} "$@"\n'
     )
     program.chmod(0o755)
-    source.write_text("A = 1\n")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/of/modules")
-    compile_files(program, [(source, "one.py")], tmp_path)
-    assert (tmp_path / "0").read_bytes()
+    modules = compile_elsewhere(program, "one", [("one.py", source)], tmp_path)
+    assert modules.take("one.py", source_hash(source))
 
 
 def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path: Path) -> None:
@@ -146,11 +146,12 @@ def test_a_module_that_changes_meanwhile_is_told(program: str, tmp_path: Path) -
     _, compiler = other(program)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with compiled_by(compiler, "one-1.0", [("one.py", b"A = 1\n")], scratch) as modules:
-        assert "one.py" in modules
-        assert "two.py" not in modules
-        with pytest.raises(StagerError, match=r"one-1\.0: one\.py changed while it was being read"):
-            modules.take("one.py", b"another.")
+    source = [("one.py", b"A = 1\n")]
+    modules = compile_elsewhere(compiler.program, "one-1.0", source, scratch)
+    assert "one.py" in modules
+    assert "two.py" not in modules
+    with pytest.raises(StagerError, match=r"one-1\.0: one\.py changed while it was being read"):
+        modules.take("one.py", b"another.")
     assert list(scratch.iterdir()) == []
 
 
