@@ -27,7 +27,7 @@ from .core.store import sha256_of
 from .core.values import Target
 from .layers.bytecode import Compiler
 from .layers.source import Interpreter, LayerSource, RunPath
-from .layers.tree import Collector, Tree, digest_of
+from .layers.tree import Collector, TreeFile, digest_of
 from .lock import uv
 
 _RUN_SECONDS = 120.0
@@ -69,12 +69,10 @@ def faults_elsewhere(env_dir: Path, python: str, denied: Sequence[str] = ()) -> 
         done = feed(argv, "", environment={}, timeout=_RUN_SECONDS)
         said = json.loads(done.stdout)
     except CommandError as exc:
-        lines = exc.completed.stderr.splitlines()
-        imports = [line for line in lines if line.startswith(_IMPORTS)]
-        module = imports[-1].removeprefix(_IMPORTS).strip() if imports else ""
-        if module:
+        imported = re.findall(rf"^{_IMPORTS}(.*)", exc.completed.stderr, re.MULTILINE)
+        if imported and imported[-1].strip():
             ended = f"exit status {exc.completed.returncode}"
-            return [f"its Python ends elsewhere when it imports {module}: {ended}"]
+            return [f"its Python ends elsewhere when it imports {imported[-1].strip()}: {ended}"]
         return [f"its Python does not start elsewhere: {' '.join(exc.context[-1:])}"]
     except (StagerError, ValueError) as exc:
         return [f"its Python does not start elsewhere: {exc}"]
@@ -304,30 +302,88 @@ _OF_GLIBC = re.compile(
 _ORIGIN = re.compile(r"\$ORIGIN\b|\$\{ORIGIN\}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Libraries:
     """The shared libraries that a Python needs, besides those of glibc."""
 
-    own: tuple[str, ...]
-    """Their paths in its folder, for those that lie there."""
-    foreign: Mapping[str, Sequence[str]]
-    """Names of those that are left to the nodes, with the files that need each."""
-    run_paths: Mapping[str, RunPath]
-    """What must be changed so that those in its folder are found elsewhere, by file."""
-    glibc: tuple[int, int]
-    """The oldest glibc with which all of it runs."""
-
-
-@dataclass(kw_only=True)
-class _Walk:
     prefix: Path
+    """Its folder."""
     own: dict[str, str] = field(default_factory=dict)
-    """Paths of the libraries in the folder, by their names."""
+    """Paths of those that lie in its folder, by their names."""
     foreign: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Names of those that are left to the nodes, with the files that need each."""
     run_paths: dict[str, RunPath] = field(default_factory=dict)
+    """What must be changed so that those in its folder are found elsewhere, by file."""
     glibc: tuple[int, int] = (0, 0)
+    """The oldest glibc with which all of it runs."""
     faults: list[str] = field(default_factory=list)
     """Why it cannot be moved."""
+
+    def follow(self, path: str) -> list[str]:
+        """Note what a file needs; return the files in the folder that are needed only by it."""
+        header = elf.read(self.prefix / path)
+        if header is None:
+            return []
+        self.glibc = max(self.glibc, header.glibc)
+        known = set(self.own)
+        folders = [*_run_path_folders(self.prefix, path, header)]
+        by_run_path = []
+        for needed in header.needed:
+            name = needed.rpartition("/")[2]
+            if _OF_GLIBC.fullmatch(name):
+                continue
+            if "/" in needed:
+                place = self._find_by_path(path, needed)
+            else:
+                place = self._find_in([folder for _, folder in folders], name)
+                by_run_path += [place] if place else []
+            if place:
+                self.own.setdefault(name, place)
+            elif name not in self.own:  # else what needs this file has loaded it
+                self.foreign[needed].append(path.rpartition("/")[2])
+                if name.startswith("libpython3"):
+                    why = f"it finds {name} by LD_LIBRARY_PATH, or in the system"
+                    self.faults.append(f"{path}: {why}")
+            if needed.startswith(f"{self.prefix}/"):
+                self.faults.append(f"{path}: it needs {needed}")
+        if by_run_path:
+            self._make_relative(path, header, folders)
+        return [self.own[name] for name in self.own if name not in known]
+
+    def _find_by_path(self, path: str, needed: str) -> str:
+        """Return the path in the folder of a library that is needed by its path; empty for none.
+
+        Until 2025, a program of python-build-standalone needed
+        ``$ORIGIN/../lib/libpython3.12.so.1.0``.
+        """
+        folder, _, name = _replace_origin(self.prefix, path, needed).rpartition("/")
+        place = Path(os.path.realpath(folder), name)
+        inside = place.is_file() and place.is_relative_to(self.prefix)
+        return str(place.relative_to(self.prefix)) if inside else ""
+
+    def _find_in(self, folders: Sequence[Path], name: str) -> str:
+        folder = next((folder for folder in folders if (folder / name).is_file()), None)
+        if folder is None or not folder.is_relative_to(self.prefix):
+            return ""
+        return str(folder.relative_to(self.prefix) / name)
+
+    def _make_relative(
+        self, path: str, header: elf.Elf, folders: Sequence[tuple[str, Path]]
+    ) -> None:
+        """Note a run path made relative to ``$ORIGIN``, or a fault if there is no room for it."""
+        entries = []
+        parent = (self.prefix / path).parent
+        for entry, folder in folders:
+            if folder.is_relative_to(self.prefix) and not _ORIGIN.search(entry):
+                entries.append(f"$ORIGIN/{os.path.relpath(folder, parent)}")
+            else:
+                entries.append(entry)
+        text = ":".join(dict.fromkeys(entries))
+        old, new = os.fsencode(header.run_path), os.fsencode(text)
+        if len(new) > len(old):
+            self.faults.append(f"{path}: its run path {header.run_path} has no room for {text}")
+        elif new != old:
+            self.run_paths[path] = RunPath(at=header.run_path_at, old=old, new=new)
 
 
 def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:
@@ -336,101 +392,28 @@ def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Librarie
     Raises:
         ConfigError: it finds its own libraries only in this place; all such files are named.
     """
-    walk = _Walk(prefix=prefix)
+    libraries = Libraries(prefix=prefix)
     queue = deque([program, *modules])
     while queue:
-        path = queue.popleft()
-        header = elf.read(prefix / path)
-        if header is None:
-            continue
-        walk.glibc = max(walk.glibc, header.glibc)
-        before = set(walk.own)
-        if _needs_own(walk, path, header):
-            _make_relative(walk, path, header)
-        queue.extend(walk.own[name] for name in walk.own if name not in before)
-    if walk.faults:
+        queue += libraries.follow(queue.popleft())
+    if libraries.faults:
         raise ConfigError(
             f"environment.interpreter: the Python in {prefix} is not relocatable: it does not find "
             "its libraries in another place",
             hint="name one that can be moved, such as those of uv: uv python install",
-            context=walk.faults,
+            context=libraries.faults,
         )
-    return Libraries(
-        own=tuple(sorted(walk.own.values())),
-        foreign={name: tuple(sorted(walk.foreign[name])) for name in sorted(walk.foreign)},
-        run_paths=walk.run_paths,
-        glibc=walk.glibc,
-    )
+    return libraries
 
 
-def _needs_own(walk: _Walk, path: str, header: elf.Elf) -> bool:
-    """Note each library that a file needs; return whether its run path must lead to one."""
-    needs_own = False
-    for needed in header.needed:
-        name = needed.rpartition("/")[2]
-        if _OF_GLIBC.fullmatch(name):
-            continue
-        found = _by_path if "/" in needed else _by_run_path
-        place = found(walk.prefix, path, header, needed)
-        if place:
-            walk.own.setdefault(name, place)
-            needs_own = needs_own or name == needed
-        elif name not in walk.own:  # else what needs this file has loaded it
-            walk.foreign[needed].append(path.rpartition("/")[2])
-            if name.startswith("libpython3"):
-                walk.faults.append(f"{path}: it finds {name} by LD_LIBRARY_PATH, or in the system")
-        if needed.startswith(f"{walk.prefix}/"):
-            walk.faults.append(f"{path}: it needs {needed}")
-    return needs_own
-
-
-def _by_path(prefix: Path, path: str, header: elf.Elf, needed: str) -> str:
-    """Return the path in the folder of a library that is needed by its path; empty for elsewhere.
-
-    Until 2025, a program of python-build-standalone needed ``$ORIGIN/../lib/libpython3.12.so.1.0``.
-    """
-    folder, _, name = _meant(prefix, path, needed).rpartition("/")
-    place = Path(os.path.realpath(folder), name)
-    inside = place.is_file() and place.is_relative_to(prefix)
-    return str(place.relative_to(prefix)) if inside else ""
-
-
-def _by_run_path(prefix: Path, path: str, header: elf.Elf, name: str) -> str:
-    for _, folder in _folders(prefix, path, header):
-        if (folder / name).is_file():
-            inside = folder.is_relative_to(prefix)
-            return str(folder.relative_to(prefix) / name) if inside else ""
-    return ""
-
-
-def _folders(prefix: Path, path: str, header: elf.Elf) -> Iterator[tuple[str, Path]]:
+def _run_path_folders(prefix: Path, path: str, header: elf.Elf) -> Iterator[tuple[str, Path]]:
     for entry in filter(None, header.run_path.split(":")):
-        yield entry, Path(os.path.realpath(_meant(prefix, path, entry)))
+        yield entry, Path(os.path.realpath(_replace_origin(prefix, path, entry)))
 
 
-def _meant(prefix: Path, path: str, entry: str) -> str:
-    """Replace ``$ORIGIN`` in an entry of a run path."""
+def _replace_origin(prefix: Path, path: str, entry: str) -> str:
     origin = str((prefix / path).parent)
     return _ORIGIN.sub(lambda _: origin, entry)
-
-
-def _make_relative(walk: _Walk, path: str, header: elf.Elf) -> None:
-    """Note a run path made relative to ``$ORIGIN``, or a fault if there is no room for it."""
-    entries = []
-    parent = (walk.prefix / path).parent
-    for entry, folder in _folders(walk.prefix, path, header):
-        if folder.is_relative_to(walk.prefix) and not _ORIGIN.search(entry):
-            entries.append(f"$ORIGIN/{os.path.relpath(folder, parent)}")
-        else:
-            entries.append(entry)
-    new = ":".join(dict.fromkeys(entries))
-    old = header.run_path
-    if len(os.fsencode(new)) > len(os.fsencode(old)):
-        walk.faults.append(f"{path}: its run path {old} has no room for {new}")
-    elif new != old:
-        walk.run_paths[path] = RunPath(
-            at=header.run_path_at, old=os.fsencode(old), new=os.fsencode(new)
-        )
 
 
 # --- The files of a Python that go into a bundle, as the source of a layer -----------------------
@@ -460,7 +443,7 @@ class BundledInterpreter:
         if not self.foreign:
             return ""
         needs = "; ".join(
-            f"{name} ({', '.join(_module(file) for file in files)})"
+            f"{name} ({', '.join(re.sub(r'[.]cpython.*', '', file) for file in files)})"
             for name, files in self.foreign.items()
         )
         return (
@@ -495,7 +478,7 @@ def bundled(
             hint=_HINT,
         ) from exc
     collector = Collector()
-    for path in [installation.program, *paths, *libraries.own]:
+    for path in [installation.program, *paths, *sorted(libraries.own.values())]:
         collector.add(path, str(prefix / path))
     tree = collector.tree(what=f"the Python in {prefix}", hint=_HINT)
     interpreter = Interpreter(program=prefix / installation.program, run_paths=libraries.run_paths)
@@ -503,7 +486,7 @@ def bundled(
         kind=PYTHON,
         name="cpython",
         version=installation.version,
-        digest=_digest(tree, interpreter),
+        digest=digest_of(tree, [_digest_of(file, interpreter) for file in tree.files]),
         tree=tree,
         prefix=OWN_PYTHON,
         size=tree.size * 2,
@@ -512,7 +495,7 @@ def bundled(
     return BundledInterpreter(
         source=source,
         glibc=libraries.glibc,
-        foreign=libraries.foreign,
+        foreign={name: sorted(files) for name, files in sorted(libraries.foreign.items())},
         program=interpreter.program,
     )
 
@@ -520,30 +503,27 @@ def bundled(
 def _refuse_other_libc(installation: Installation, target: Target) -> None:
     program = installation.prefix / installation.program
     header = elf.read(program)
+    libc = ""
+    if header is not None:
+        libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
     if header is None:
-        raise ConfigError(
-            f"environment.interpreter: {program} is not a program for 64-bit Linux",
-            hint="name the Python itself, not a script that starts it",
-        )
-    if not header.loader:
-        raise ConfigError(
-            f"environment.interpreter: {program} is linked statically, and could load none of the "
-            "extension modules of packages",
-            hint="name a Python that the dynamic loader starts",
-        )
-    libc = "musl" if Path(header.loader).name.startswith("ld-musl") else "glibc"
-    if libc != target.libc[0]:
-        raise ConfigError(
-            f"environment.interpreter: {program} is for {libc}, and the environment is for "
-            f"{target.libc[0]}",
-            hint="name a Python for the C library of environment.platform",
-        )
+        fault = "is not a program for 64-bit Linux"
+        hint = "name the Python itself, not a script that starts it"
+    elif not header.loader:
+        fault = "is linked statically, and could load none of the extension modules of packages"
+        hint = "name a Python that the dynamic loader starts"
+    elif libc != target.libc[0]:
+        fault = f"is for {libc}, and the environment is for {target.libc[0]}"
+        hint = "name a Python for the C library of environment.platform"
+    else:
+        return
+    raise ConfigError(f"environment.interpreter: {program} {fault}", hint=hint)
 
 
 def _files(prefix: Path, top: str) -> Iterator[str]:
     """Yield the paths of the shipped files; raise OSError rather than miss a directory."""
     config = re.compile(r"config-\d.*")
-    for folder, names, files in os.walk(prefix / top, onerror=_raise, followlinks=False):
+    for folder, names, files in os.walk(prefix / top, onerror=_reraise, followlinks=False):
         names[:] = [name for name in names if name not in _LEFT_OUT and not config.fullmatch(name)]
         path = Path(folder).relative_to(prefix)
         dynload = path.name == "lib-dynload"
@@ -552,19 +532,11 @@ def _files(prefix: Path, top: str) -> Iterator[str]:
                 yield str(path / name)
 
 
-def _raise(error: OSError) -> None:
+def _reraise(error: OSError) -> None:
     raise error
 
 
-def _digest(tree: Tree, interpreter: Interpreter) -> Digest:
-    digests = []
-    for file in tree.files:
-        if file.path in interpreter.run_paths:
-            digests.append(Digest.of(interpreter.content(file)))
-        else:
-            digests.append(sha256_of(file.source))
-    return digest_of(tree, digests)
-
-
-def _module(file: str) -> str:
-    return file.partition(".")[0] if ".cpython" in file else file
+def _digest_of(file: TreeFile, interpreter: Interpreter) -> Digest:
+    if file.path in interpreter.run_paths:
+        return Digest.of(interpreter.content(file))
+    return sha256_of(file.source)

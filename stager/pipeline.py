@@ -108,7 +108,7 @@ def lock(config: Config, options: BuildOptions, listener: Listener) -> LockResul
     """
     from .building.project_lock import lock_project
 
-    return lock_project(config, _with_driver(config, options).resolving, listener)
+    return lock_project(config, _with_driver(config, options), listener)
 
 
 def _with_driver(config: Config, options: BuildOptions) -> BuildOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from bundle.format.manifest import Layer, Manifest
 from bundle.protocol.counts import counted, sized
-from bundle.protocol.digest import Digest
 
 from ..config.load import Config
 from ..config.sections import OF_NODE
@@ -31,7 +30,6 @@ from ..layers.source import LayerSource, layer_id
 from ..layers.tree import folders_of
 from ..lock.lock import ResolveOptions
 from ..lock.pylock import Lock, PackageChanges, PackageFile, compare, read_lock
-from ..lock.resolver import FindDriver, ResolverName
 from ..lock.spec import Spec
 from ..pack import bundle_file
 from ..pack.bundle import Contents, Packed, file_needs, pack, stored_index
@@ -75,18 +73,18 @@ _MANY_FILES, _MANY_BYTES = 5_000, 50 << 20
 """A project with fewer files and bytes is small, however few its packages have."""
 
 
-def project_is_large(layers: Sequence[Layer]) -> Iterator[str]:
-    """Yield a note where the project has more files or bytes than the packages it needs."""
+def advise_on_size(layers: Sequence[Layer]) -> list[str]:
+    """Return a note where the project has more files or bytes than the packages it needs."""
     files, size = _extent(layers, "project")
     package_files, package_size = _extent(layers, "wheel")
-    if files < _MANY_FILES and size < _MANY_BYTES:
-        return
-    if files > package_files or size > package_size:
-        yield (
-            f"the project is larger than its packages: {counted(files, 'file')}, {sized(size)}; "
-            f"they have {package_files}, {sized(package_size)}. Name what ranks do not need in "
-            "project.exclude, and data in assets.paths"
-        )
+    is_small = files < _MANY_FILES and size < _MANY_BYTES
+    if is_small or (files <= package_files and size <= package_size):
+        return []
+    return [
+        f"the project is larger than its packages: {counted(files, 'file')}, {sized(size)}; "
+        f"they have {package_files}, {sized(package_size)}. Name what ranks do not need in "
+        "project.exclude, and data in assets.paths"
+    ]
 
 
 def _extent(layers: Sequence[Layer], kind: str) -> tuple[int, int]:
@@ -179,26 +177,36 @@ def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, tar
     Returns:
         The files, in parentheses; empty if no file of the project differs, or it is not known.
     """
-    there = {layer.id for layer in old.layers}
     was = _shipped(old, store)
     now = was
-    for source in trees:
-        if source.kind == "project" and source.tree is not None and was:
+    for source in trees if was else ():
+        if source.kind == "project" and source.tree is not None:
             paths = [file.path for file in source.tree.files]
             now = dict(zip(paths, source.contents, strict=True))
-    added, gone = now.keys() - was.keys(), was.keys() - now.keys()
+    there = {layer.id for layer in old.layers}
     assets = [one for one in trees if one.kind == "asset" and layer_id(one, target) not in there]
-    edited = [asset.name for asset in assets]
-    edited += [path for path in now.keys() & was.keys() if now[path] != was[path]]
-    new = _merge_new_folders(added, folders_of(was))
-    kinds = (("new", new), ("changed", edited), ("removed", gone))
-    named = [f"{kind}: {', '.join(sorted(names)[:_MOST_NAMED])}" for kind, names in kinds if names]
-    more = sum(max(0, len(names) - _MOST_NAMED) for _, names in kinds)
-    if more:
-        named.append(f"and {more} more")
-    if new and not (edited or gone or any(path.endswith(".py") for path in added)):
+    added = now.keys() - was.keys()
+    edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
+    kinds = {
+        "new": _merge_new_folders(added, folders_of(was)),
+        "changed": [*(asset.name for asset in assets), *edited],
+        "removed": list(was.keys() - now.keys()),
+    }
+    named = list(_name_some(kinds))
+    is_code = any(path.endswith(".py") for path in added)
+    if added and not is_code and not kinds["changed"] and not kinds["removed"]:
         named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
     return f" ({'; '.join(named)})" if named else ""
+
+
+def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    more = 0
+    for kind, names in kinds.items():
+        if names:
+            yield f"{kind}: {', '.join(sorted(names)[:_MOST_NAMED])}"
+            more += max(0, len(names) - _MOST_NAMED)
+    if more:
+        yield f"and {more} more"
 
 
 def _shipped(old: Manifest, store: Store) -> dict[str, str]:
@@ -230,26 +238,13 @@ def _packages(layers: Sequence[Layer]) -> list[PackageFile]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildOptions:
+class BuildOptions(ResolveOptions):
     """Options of a build."""
 
-    resolver: ResolverName = "uv"
-    """The program that resolves."""
-    offline: bool = False
-    """True if nothing may be fetched."""
-    upgrade: bool = False
-    """True to keep no pin of the lock before."""
-    upgrade_packages: tuple[str, ...] = ()
-    """Packages whose pins are not kept, and models and data sets whose commits are not."""
-    exclude_newer: str | None = None
-    """A date, or a time with its zone: files uploaded after it do not count. ``none`` lifts that
-    of the lock before, which is kept by default."""
     locked: bool = False
     """True if a lock that is not current is an error."""
     prove: bool = True
     """True to prove that nothing is missing."""
-    driver: FindDriver | None = None
-    """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
     output: Path | None = None
     """File that gets a copy of the bundle; None for none."""
     sign: Path | None = None
@@ -258,18 +253,6 @@ class BuildOptions:
     """The command that runs builds from source on a node; empty to build on this machine."""
     jobs: int | None = None
     """Number of layers made at a time; None for one for each CPU of this process."""
-
-    @property
-    def resolving(self) -> ResolveOptions:
-        """Return the options of the resolution."""
-        return ResolveOptions(
-            resolver=self.resolver,
-            offline=self.offline,
-            upgrade=self.upgrade,
-            upgrade_packages=self.upgrade_packages,
-            exclude_newer=self.exclude_newer,
-            driver=self.driver,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,14 +325,25 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
             spec = buildable_spec(config, options.launcher)
             own = own_interpreter(config, spec, listener.note)
             compiler = compiler_for(spec.target, own.program if own else None)
-            _note_no_requirements(config, listener)
+            unnamed = unnamed_requirements(config.root)
+            if unnamed and not config.environment.requirements:
+                listener.note(
+                    f"environment.requirements is empty: the bundle gets no packages; {unnamed} is "
+                    f"here, but {config.source.name} does not name it"
+                )
             files = hub_files(store, options.offline, listener)
-            resolving, moved = upgraded(config, options.resolving)
+            resolving, moved = upgraded(config, options)
             lock = current_lock(config, spec, store, resolving, listener, locked=options.locked)
             lock = with_assets(config, lock, files, listener, locked=options.locked, moved=moved)
         with phase("wheels"), advising(store):
             bundled = BundledWheels(config, spec, store, compiler, listener.note)
-            source = _wheel_source(spec, store, options, phase, bundled)
+            source = WheelSource(
+                spec=spec,
+                store=store,
+                offline=options.offline,
+                progress=lambda line: listener.step(line, 0, 0),
+                elsewhere=bundled.find,
+            )
             wheels, decompressor = source.of_lock(lock), source.decompressor(own is not None)
             bundled.take_assets(lock.assets)
         with phase("layers"):
@@ -379,8 +373,15 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         proof = None
         if options.prove:
             with phase("proof"):
-                proof = _proved(packed, store, spec, _wanted(spec, requested, compiler), listener)
-        _remember(packed, store, config, inputs(config, spec, trees, lock.path))
+                wanted = Wanted(
+                    requirements=requested,
+                    overridden=spec.overridden,
+                    python=compiler.program if compiler else None,
+                )
+                proof = _prove(packed, store, spec, wanted, listener)
+        made_of = inputs(config, spec, trees, lock.path)
+        newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
+        bundle_file.remember(store, config.source, newest)
     return Built(
         packed=packed,
         lock=lock,
@@ -388,23 +389,6 @@ def build(config: Config, options: BuildOptions, listener: Listener) -> Built:
         changes=changes(earlier, packed.manifest),
         proof=proof,
         seconds=phase.seconds,
-    )
-
-
-def _remember(packed: Packed, store: Store, config: Config, made_of: Digest) -> None:
-    newest = Newest(path=packed.path, id=packed.manifest.id, inputs=made_of)
-    bundle_file.remember(store, config.source, newest)
-
-
-def _wheel_source(
-    spec: Spec, store: Store, options: BuildOptions, phase: _Phases, bundled: BundledWheels
-) -> WheelSource:
-    return WheelSource(
-        spec=spec,
-        store=store,
-        offline=options.offline,
-        progress=phase.fetched,
-        elsewhere=bundled.find,
     )
 
 
@@ -426,7 +410,7 @@ def _made(
     )
     if any(source.hub for source in sources):
         forget_files(store)
-    for line in (*made.notes, *project_is_large(made.layers)):
+    for line in (*made.notes, *advise_on_size(made.layers)):
         listener.note(line)
     return made
 
@@ -435,9 +419,6 @@ class _Phases:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.seconds: dict[str, float] = {}
-
-    def fetched(self, line: str) -> None:
-        self._listener.step(line, 0, 0)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -465,14 +446,14 @@ def make_again(
     listener.note(f"{why}: building it again")
     packed = build(config, BuildOptions(offline=True, locked=True), listener).packed
     if packed.path != before and not bundle_file.is_named(store, before):
-        listener.note(f"{packed.path.name} replaces {before.name}, {_replaced(before)}")
+        if bundle_file.is_marked(before, time.time()):
+            fate = "which stays: a batch script names it"
+        elif bundle_file.clear_away(before):
+            fate = "which is removed"
+        else:
+            fate = "which is in use, and stays"
+        listener.note(f"{packed.path.name} replaces {before.name}, {fate}")
     return ChosenBundle(path=packed.path, id=packed.manifest.id)
-
-
-def _replaced(bundle: Path) -> str:
-    if bundle_file.is_marked(bundle, time.time()):
-        return "which stays: a batch script names it"
-    return "which is removed" if bundle_file.clear_away(bundle) else "which is in use, and stays"
 
 
 def build_result(built: Built, output: Path | None = None) -> BuildResult:
@@ -496,21 +477,7 @@ def build_result(built: Built, output: Path | None = None) -> BuildResult:
     )
 
 
-def _note_no_requirements(config: Config, listener: Listener) -> None:
-    name = unnamed_requirements(config.root)
-    if name and not config.environment.requirements:
-        listener.note(
-            f"environment.requirements is empty: the bundle gets no packages; {name} is here, but "
-            f"{config.source.name} does not name it"
-        )
-
-
-def _wanted(spec: Spec, requested: Sequence[str], compiler: Compiler | None) -> Wanted:
-    python = compiler.program if compiler else None
-    return Wanted(requirements=requested, overridden=spec.overridden, python=python)
-
-
-def _proved(packed: Packed, store: Store, spec: Spec, wanted: Wanted, listener: Listener) -> Proof:
+def _prove(packed: Packed, store: Store, spec: Spec, wanted: Wanted, listener: Listener) -> Proof:
     try:
         proof = prove(
             packed.path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..core.errors import ConfigError, ResolveError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
 from ..hub.client import HubClient, HubFiles, resolve
-from ..hub.repositories import HubRequest, LockedRepository
+from ..hub.repositories import HubRequest
 from ..lock.build_source import built_for_sure, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
 from ..lock.lock import ResolveOptions, make_lock
@@ -106,19 +106,13 @@ def with_assets(
         return lock
     kept = [repository for repository in lock.assets if repository.request not in moved]
     resolved = resolve(requests, kept, files)
-    for change in _new_commits(lock.assets, resolved):
-        listener.note(change)
-    return keep_assets(lock, resolved)
-
-
-def _new_commits(
-    earlier: Iterable[LockedRepository], resolved: Iterable[LockedRepository]
-) -> Iterator[str]:
-    commits = {repository.request: repository.commit for repository in earlier}
+    earlier = {repository.request: repository.commit for repository in lock.assets}
     for repository in resolved:
-        request, old = repository.request, commits.get(repository.request)
-        if old and old != repository.commit:
-            yield f"{request.kind} {request.label}: {old[:12]} -> {repository.commit[:12]}"
+        request, old = repository.request, earlier.get(repository.request, repository.commit)
+        if old != repository.commit:
+            change = f"{old[:12]} -> {repository.commit[:12]}"
+            listener.note(f"{request.kind} {request.label}: {change}")
+    return keep_assets(lock, resolved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,49 +230,40 @@ def _refuse_without_effect(spec: Spec, options: ResolveOptions) -> None:
 def _make_lock(
     config: Config, spec: Spec, store: Store, options: ResolveOptions, listener: Listener
 ) -> Lock:
-    told = replace(options, note=listener.note)
     path = lock_path(config, spec)
     earlier = earlier_lock(path, spec.target)
+    told = replace(options, note=listener.note)
     lock = make_lock(spec, path=path, store=store, options=told)
     lock = keep_assets(lock, earlier.assets if earlier else ())
-    _note_lock(spec, lock, options, listener)
-    return lock
-
-
-def _note_lock(spec: Spec, lock: Lock, options: ResolveOptions, listener: Listener) -> None:
-    for remark in spec.remarks:
+    for remark in (*spec.remarks, *_notes_on_indexes(spec, lock, options)):
         listener.note(remark)
-    index = _unanswering_index(spec, lock, options)
-    if index:
-        listener.note(
-            f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
-            "from the other indexes"
-        )
-    gpu = [file for file in lock.files if file.name.startswith("nvidia-")]
-    if gpu and spec.torch_backend is None:
-        size = sum(file.size or 0 for file in lock.files)
-        listener.note(
-            f"for nodes with NVIDIA GPUs: {counted(len(gpu), 'CUDA package')} in {sized(size)}; "
-            'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
-        )
-    locked = {file.name for file in lock.files}
     for name in options.upgrade_packages:
-        if canonicalize_name(name) not in locked:
+        if canonicalize_name(name) not in {file.name for file in lock.files}:
             listener.note(f"--upgrade-package {name}: the lock has no such package")
     if lock.exclude_newer and options.exclude_newer is None:
         listener.note(
             f"files uploaded after {lock.exclude_newer} did not count, as in the lock before; "
             "--exclude-newer none lifts that"
         )
+    return lock
 
 
-def _unanswering_index(spec: Spec, lock: Lock, options: ResolveOptions) -> str:
-    """Return PyTorch's own index if it was queried and did not answer; else an empty string."""
+def _notes_on_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
     backend = lock.torch_backend or spec.torch_backend
     index = f"{TORCH_INDEX}{backend}"
     resolved = not options.offline and spec.pylock is None and spec.uv_lock is None
-    left_out = backend and resolved and index not in lock.indexes.extra_index_urls
-    return index if left_out else ""
+    if backend and resolved and index not in lock.indexes.extra_index_urls:
+        yield (
+            f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
+            "from the other indexes"
+        )
+    gpu = [file for file in lock.files if file.name.startswith("nvidia-")]
+    if gpu and spec.torch_backend is None:
+        size = sum(file.size or 0 for file in lock.files)
+        yield (
+            f"for nodes with NVIDIA GPUs: {counted(len(gpu), 'CUDA package')} in {sized(size)}; "
+            'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
+        )
 
 
 # --- The wheels that a bundle is made of: those of the project's lock, and the decompressor ------

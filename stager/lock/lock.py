@@ -23,10 +23,9 @@ from ..core.errors import ConfigError, ResolveError
 from ..core.processes import Runner, run
 from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import LockedFile
-from . import resolver
-from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
+from . import pip_tools, resolver, uv
+from .indexes import TORCH_INDEX, Indexes, pip_settings
 from .pip import Pip, condense
-from .pip_tools import PipTools
 from .pylock import (
     Lock,
     digest_of,
@@ -46,19 +45,24 @@ from .resolver import (
     ResolvedFile,
     ResolveRequest,
     ResolverName,
-    Solver,
     UnavailablePackage,
     describe_unavailable,
     name_of,
 )
 from .source_wheels import SourceBuilder, take_built
 from .spec import Spec
-from .uv import Uv, export
 
 # --- Resolving requirements to one exact file for each package, or to every reason against it ----
 
 _BUILD_OF_TORCH = re.compile(r"(?:^|\n)(torch[\w-]*)==[\w.]+\+(cpu|cu\d+|rocm[\d.]+)")
-_SOLVERS: Mapping[str, type[Solver]] = {"auto": Uv, "uv": Uv, "pip-tools": PipTools}
+Check = Callable[[ResolveRequest], object]
+"""Finds out, as cheaply as possible, whether there is a solution; raises as a solver does."""
+_SOLVERS: Mapping[str, tuple[Callable[[ResolveRequest], list[ResolvedFile]], Check]] = {
+    "auto": (uv.solve, uv.solve),
+    "uv": (uv.solve, uv.solve),
+    "pip-tools": (pip_tools.solve, pip_tools.check),
+}
+"""What resolves, and what only checks. A solver raises NoSolution, or ResolveError if it failed."""
 # Each round drops what the last reason involved, so this many independent reasons are found.
 ROUNDS = 20
 
@@ -70,14 +74,14 @@ class ResolveOptions:
     resolver: ResolverName = "uv"
     """The program that resolves; ``auto`` is another word for uv."""
     offline: bool = False
-    """True if only the contents of the offline root count."""
+    """True if nothing may be fetched."""
     upgrade: bool = False
     """True to keep no pin of the lock before."""
     upgrade_packages: tuple[str, ...] = ()
-    """Packages whose pins are not kept, as the user wrote their names."""
+    """Packages whose pins are not kept, and models and data sets whose commits are not."""
     exclude_newer: str | None = None
-    """See :mod:`stager.lock.resolver`; None for that of the lock before."""
-
+    """A date, or a time with its zone: files uploaded after it do not count. ``none`` lifts that
+    of the lock before, which is kept by default."""
     driver: FindDriver | None = None
     """Finds the nodes' NVIDIA driver, for ``torch-backend = "auto"``; None where nobody can."""
     note: Callable[[str], None] | None = None
@@ -99,16 +103,16 @@ def resolve(request: ResolveRequest, resolver: ResolverName) -> list[ResolvedFil
     """
     if resolver not in _SOLVERS:
         raise ResolveError(f"unknown resolver {resolver!r}", hint="choose uv or pip-tools")
-    solver = _SOLVERS[resolver]()
+    solve, check = _SOLVERS[resolver]
     try:
-        return solver.solve(request)
+        return solve(request)
     except NoSolution as failure:
-        raise explain(failure, request, solver) from failure
+        raise _explain(failure, request, check) from failure
 
 
-def explain(first: NoSolution, request: ResolveRequest, solver: Solver) -> ResolveError:
+def _explain(first: NoSolution, request: ResolveRequest, check: Check) -> ResolveError:
     """Return one error with every reason why the requirements have no solution."""
-    failures = _all_failures(first, request, solver)
+    failures = _all_failures(first, request, check)
     reasons = [failure.reason for failure in failures if not failure.absent]
     unavailable = {one.requirement: one for failure in failures for one in failure.absent}
     reasons += unavailable_lines(list(unavailable.values()), request)
@@ -143,7 +147,7 @@ def _remedy(failures: list[NoSolution], request: ResolveRequest) -> str:
     return f"{remedy}; {others}"
 
 
-def _all_failures(first: NoSolution, request: ResolveRequest, solver: Solver) -> list[NoSolution]:
+def _all_failures(first: NoSolution, request: ResolveRequest, check: Check) -> list[NoSolution]:
     """Find further reasons: drop the requirements that one involves and resolve the rest."""
     failures = [first]
     for _ in range(ROUNDS):
@@ -153,7 +157,7 @@ def _all_failures(first: NoSolution, request: ResolveRequest, solver: Solver) ->
             break
         request = replace(request, requirements=rest)
         try:
-            solver.check(request)
+            check(request)
         except NoSolution as failure:
             failures.append(failure)
         except ResolveError:  # the index stopped answering; report what is known
@@ -175,7 +179,7 @@ def unavailable_lines(packages: list[UnavailablePackage], request: ResolveReques
 # --- The parts of a lock that the next one keeps: pins, commits, and its cutoff ------------------
 
 
-def kept(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
+def _kept(options: ResolveOptions, earlier: Lock | None) -> KeptPins:
     """Return what is kept of a lock; of none, where there was none."""
     asked = options.exclude_newer
     cutoff = None if asked == NONE else asked
@@ -217,7 +221,13 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
         if not others:
             raise
     first = resolve(replace(request, requirements=others), resolver)
-    folder = install(_lines(first), request.pip, request.scratch / "environment")
+    lines = []
+    for file in first:
+        place = file.path.as_uri() if file.path else file.url
+        if place is not None and file.filename.endswith(".whl"):
+            digest = f" --hash=sha256:{file.sha256}" if file.sha256 and file.url else ""
+            lines.append(f"{file.identity[0]} @ {place}{digest}")
+    folder = install(lines, request.pip, request.scratch / "environment")
     pins = tuple(f"{name}=={version}" for name, version in (file.identity for file in first))
     together = (*request.constraints, *pins)
     return resolve(replace(request, constraints=together, packages=folder), resolver)
@@ -237,17 +247,6 @@ def install(lines: Iterable[str], pip: Pip, folder: Path) -> Path:
             context=[condense(done.stderr or done.stdout)],
         )
     return folder
-
-
-def _lines(files: Sequence[ResolvedFile]) -> list[str]:
-    """Return requirement lines of exactly these files; what is no wheel yet is left out."""
-    lines = []
-    for file in files:
-        place = file.path.as_uri() if file.path else file.url
-        if place is not None and file.filename.endswith(".whl"):
-            digest = f" --hash=sha256:{file.sha256}" if file.sha256 and file.url else ""
-            lines.append(f"{file.identity[0]} @ {place}{digest}")
-    return lines
 
 
 # --- Digests and sizes of the files that a resolver chose ----------------------------------------
@@ -272,19 +271,15 @@ def measure(
     """
     digest_cache = DigestCache(store)
     files = [_from_disk(file, store, digest_cache) for file in resolved]
-    files = _with_remote_sizes(files, size_of or content_length)
+    urls = [file.url for file in files if file.url and file.size is None]
+    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+        sizes = dict(zip(urls, pool.map(size_of or content_length, urls), strict=True))
+    files = [replace(file, size=sizes.get(file.url or "", file.size)) for file in files]
     for number, file in enumerate(files):
         if file.url and None in (file.size, file.sha256):
             files[number] = _download(file, store, pip)
     digest_cache.save()
     return locked_files(files, source="the resolver's answer")
-
-
-def _with_remote_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
-    urls = [file.url for file in files if file.url and file.size is None]
-    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        sizes: dict[str | None, int | None] = dict(zip(urls, pool.map(size_of, urls), strict=True))
-    return [replace(file, size=sizes.get(file.url, file.size)) for file in files]
 
 
 def content_length(url: str) -> int | None:
@@ -379,13 +374,23 @@ def make_lock(
             with what exists), CUDA packages in a CPU environment (all of them).
         StagerError: the lock cannot be written.
     """
-    _refuse_other_name(path)
+    if not is_valid_pylock_path(path):
+        raise ConfigError(
+            f"{path.name} is not a name for a lock",
+            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
+        )
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settled(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
-    spec = _require_hashes(spec, settings)
-    keep = kept(options, _earlier(path, spec, store, settings))
+    earlier = None
+    if settings is not None:
+        if settings.require_hashes and not spec.require_hashes:
+            spec = replace(spec, require_hashes="pip's configuration")
+        earlier = earlier_lock(path, spec.target)
+    if settings is not None and earlier is not None:
+        take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
+    keep = _kept(options, earlier)
     with store.scratch("lock") as scratch:
         request = replace(_resolve_request(spec, store, scratch, options, run), settings=settings)
         builder = SourceBuilder(store=store, pip=request.pip, root=spec.root)
@@ -413,28 +418,6 @@ def make_lock(
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
         publish(path, render(lock))
     return lock
-
-
-def _earlier(path: Path, spec: Spec, store: Store, settings: PipSettings | None) -> Lock | None:
-    """Return the lock to start from; a mirror's wheels replace builds of its git sources."""
-    earlier = earlier_lock(path, spec.target) if settings is not None else None
-    if earlier is not None and settings is not None:
-        take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
-    return earlier
-
-
-def _require_hashes(spec: Spec, settings: PipSettings | None) -> Spec:
-    if settings is None or not settings.require_hashes or spec.require_hashes:
-        return spec
-    return replace(spec, require_hashes="pip's configuration")
-
-
-def _refuse_other_name(path: Path) -> None:
-    if not is_valid_pylock_path(path):
-        raise ConfigError(
-            f"{path.name} is not a name for a lock",
-            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
-        )
 
 
 def _answer(
@@ -515,14 +498,13 @@ def _resolve(
         if spec.pylock:
             files = _select(parsed(spec.pylock), spec.pylock, request, spec.pylock.parent)
         elif spec.uv_lock:
-            exported = export(spec.uv_lock, request)
+            exported = uv.export(spec.uv_lock, request)
             files = _select(exported, spec.uv_lock.file, request, request.scratch)
         else:
             files = resolve_all(request, options.resolver)
         if spec.torch_backend == "cpu":
-            resolver.refuse_cuda(
-                files, request.names
-            )  # before anything of several GB could be downloaded
+            # Before anything of several GB could be downloaded.
+            resolver.refuse_cuda(files, request.names)
         resolver.refuse_other_build(files, spec.torch_backend, silent)
     except ResolveError as exc:
         raise _with_reason(exc, request, silent) from exc

@@ -27,95 +27,96 @@ _CONFLICT = re.compile(
 )
 
 
-class PipTools:
-    """A solver that asks pip-tools, and pip for the files and the reasons."""
+def solve(request: ResolveRequest) -> list[ResolvedFile]:
+    """Resolve with pip-tools, then let pip choose the file of each version.
 
-    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
-        """Resolve with pip-tools, then let pip choose the file of each version.
+    Raises:
+        NoSolution: the requirements cannot all be met, or have no file for the target.
+        ResolveError: the target is not this machine's Python, or an index cannot be asked.
+    """
+    _require_host(request.spec.target)
+    _refuse_uv_settings(request)
+    pins = _pins(request)
+    chosen, missing = request.pip.choose(list(pins))
+    if missing:
+        unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
+        raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
+    files = [_take_allowed(_resolved_file(file), request) for file in chosen]
+    _require_pinned(files, set().union(*pins.values()))
+    return files
 
-        Raises:
-            NoSolution: the requirements cannot all be met, or have no file for the target.
-            ResolveError: the target is not this machine's Python, or an index cannot be asked.
-        """
-        _require_host(request.spec.target)
-        _refuse_uv_settings(request)
-        pins = self._pins(request)
-        chosen, missing = request.pip.choose(list(pins))
-        if missing:
-            unavailable = [UnavailablePackage(requirement=pin) for pin in missing]
-            raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-        files = [self._take_allowed(_resolved_file(file), request) for file in chosen]
-        _require_pinned(files, set().union(*pins.values()))
-        return files
 
-    def _take_allowed(self, file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
-        """Return the file of the same version that the requirements' hashes allow.
+def _take_allowed(file: ResolvedFile, request: ResolveRequest) -> ResolvedFile:
+    """Return the file of the same version that the requirements' hashes allow.
 
-        pip looks at hashes only where each requirement has some, and downloads every file then.
-        """
-        name, version = file.identity
-        hashes = request.spec.hashes.get(name, ())
-        if not hashes or file.sha256 in hashes:
-            return file
-        line = " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
-        try:
-            chosen, _ = request.pip.choose([line])
-        except ResolveError:  # there is none; the digest of this one is refused
-            return file
-        return _resolved_file(chosen[0]) if chosen else file
+    pip looks at hashes only where each requirement has some, and downloads every file then.
+    """
+    name, version = file.identity
+    hashes = request.spec.hashes.get(name, ())
+    if not hashes or file.sha256 in hashes:
+        return file
+    line = " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
+    try:
+        chosen, _ = request.pip.choose([line])
+    except ResolveError:  # there is none; the digest of this one is refused
+        return file
+    return _resolved_file(chosen[0]) if chosen else file
 
-    def check(self, request: ResolveRequest) -> None:
-        """Resolve with pip alone: no digests are needed to know if there is a solution."""
-        options = ["--dry-run", "--ignore-installed", *_limits(request)]
-        done = request.pip.call("install", options, request.requirements)
-        if done.returncode == 0:
-            return
-        output = done.stdout + "\n" + done.stderr
-        conflict = _CONFLICT.search(output)
-        if conflict:
-            raise _conflict(conflict[1], request)
-        if unreachable(output):
+
+def check(request: ResolveRequest) -> None:
+    """Resolve with pip alone: no digests are needed to know if there is a solution."""
+    options = ["--dry-run", "--ignore-installed", *_limits(request)]
+    done = request.pip.call("install", options, request.requirements)
+    if done.returncode == 0:
+        return
+    output = done.stdout + "\n" + done.stderr
+    conflict = _CONFLICT.search(output)
+    if conflict:
+        raise _conflict(conflict[1], request)
+    if unreachable(output):
+        raise index_unreachable(done.stderr)
+    not_found = _NOT_FOUND.search(output)
+    if not_found:
+        raise _nothing_satisfies(not_found["wanted"].strip(), not_found["parent"], request)
+    raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
+
+
+def _pins(request: ResolveRequest) -> dict[str, set[str]]:
+    try:
+        return _compile(request)
+    except (NoSolution, ResolveError):  # an index may have lost a version, for example
+        if not request.keep.pins:
+            raise
+        return _compile(replace(request, keep=replace(request.keep, pins=())))
+
+
+def _compile(request: ResolveRequest) -> dict[str, set[str]]:
+    """Return the pins, each with the digests that pip-tools allows for it."""
+    lines = [*request.indexes.pip_lines(), *request.requirements]
+    source = write_lines(request.scratch / "requirements.in", lines)
+    output = request.scratch / "requirements.txt"
+    write_lines(output, request.keep.pins)  # pip-tools keeps what stands in its output file
+    argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
+    argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
+    argv += ["--strip-extras", "--no-config", *_limits(request)]
+    done = request.run(
+        [*argv, "--output-file", str(output), source],
+        timeout=HOUR,
+        env=request.pip.environment(),
+        cwd=request.scratch,
+        check=False,
+    )
+    if done.returncode != 0:
+        if unreachable(done.stderr):
             raise index_unreachable(done.stderr)
-        not_found = _NOT_FOUND.search(output)
-        if not_found:
-            raise _nothing_satisfies(not_found["wanted"].strip(), not_found["parent"], request)
-        raise NoSolution(condense(done.stderr), blamed=set(), absent=[])
-
-    def _pins(self, request: ResolveRequest) -> dict[str, set[str]]:
-        try:
-            return self._compile(request)
-        except (NoSolution, ResolveError):  # an index may have lost a version, for example
-            if not request.keep.pins:
-                raise
-            return self._compile(replace(request, keep=replace(request.keep, pins=())))
-
-    def _compile(self, request: ResolveRequest) -> dict[str, set[str]]:
-        """Return the pins, each with the digests that pip-tools allows for it."""
-        lines = [*request.indexes.pip_lines(), *request.requirements]
-        source = write_lines(request.scratch / "requirements.in", lines)
-        output = request.scratch / "requirements.txt"
-        write_lines(output, request.keep.pins)  # pip-tools keeps what stands in its output file
-        argv = [sys.executable, "-m", "piptools", "compile", "--generate-hashes", "--quiet"]
-        argv += ["--no-header", "--no-annotate", "--no-emit-options", "--allow-unsafe"]
-        argv += ["--strip-extras", "--no-config", *_limits(request)]
-        done = request.run(
-            [*argv, "--output-file", str(output), source],
-            timeout=HOUR,
-            env=request.pip.environment(),
-            cwd=request.scratch,
-            check=False,
+        _refuse_old(done.stderr)
+        check(request)  # raises the reason in words that can be shown
+        raise ResolveError(
+            "pip-tools could not resolve the requirements",
+            hint="try --resolver uv",
+            context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
         )
-        if done.returncode != 0:
-            if unreachable(done.stderr):
-                raise index_unreachable(done.stderr)
-            _refuse_old(done.stderr)
-            self.check(request)  # raises the reason in words that can be shown
-            raise ResolveError(
-                "pip-tools could not resolve the requirements",
-                hint="try --resolver uv",
-                context=[condense(done.stderr.rpartition("\nTraceback")[0] or done.stderr)],
-            )
-        return _parse_pins(output.read_text(encoding="utf-8"))
+    return _parse_pins(output.read_text(encoding="utf-8"))
 
 
 def _refuse_old(output: str) -> None:

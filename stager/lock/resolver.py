@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from packaging.pylock import Package, PackageDirectory, PackageVcs
 from packaging.requirements import Requirement
@@ -202,16 +203,6 @@ class NoSolution(Exception):
     """Lines about indexes that did not count, as an earlier one has the name."""
 
 
-class Solver(Protocol):
-    """One program that resolves."""
-
-    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
-        """Resolve, with digests; raises NoSolution, or ResolveError if the program failed."""
-
-    def check(self, request: ResolveRequest) -> None:
-        """Find out, as cheaply as possible, whether there is a solution; raises as ``solve``."""
-
-
 def name_of(requirement: str) -> NormalizedName:
     """Return the package a PEP 508 requirement is for."""
     return canonicalize_name(Requirement(requirement).name)
@@ -244,15 +235,13 @@ def describe_unavailable(package: UnavailablePackage, target: Target) -> str:
 
 
 def _files_by_version(package: UnavailablePackage) -> dict[Version, list[str]]:
-    name = canonicalize_name(Requirement(package.requirement).name)
+    wanted = name_of(package.requirement)
     files: dict[Version, list[str]] = {}
     for filename in package.files:
-        try:
-            owner, version = ResolvedFile(filename=filename).identity
-        except ValueError:  # an old installer's file, which nobody installs from
-            continue
-        if owner == name:
-            files.setdefault(version, []).append(filename)
+        with contextlib.suppress(ValueError):  # an old installer's file, which nobody installs from
+            name, version = ResolvedFile(filename=filename).identity
+            if name == wanted:
+                files.setdefault(version, []).append(filename)
     return files
 
 
@@ -303,8 +292,14 @@ def settled(
     if backend is None:
         driver = KnownDriver(version="", where="this machine") if find is None else find()
         backend = backend_for(driver.version)
+        why = f"the driver of {driver.where} is {driver.version}"
+        if not driver.version:
+            why = f"no NVIDIA driver on {driver.where}"
+        elif backend == CPU:
+            why = f"the driver of {driver.where}, {driver.version}, is too old for any CUDA build"
         if note is not None:
-            note(_reason(backend, driver, lock))
+            again = f"{lock.name} keeps it; set environment.torch-backend to have another"
+            note(f'torch-backend "auto" is {backend}: {why}; {again}')
     return replace(spec, torch_backend=backend)
 
 
@@ -355,17 +350,6 @@ def refuse_newer_cuda(files: Sequence[ResolvedFile], backend: str | None) -> Non
     )
 
 
-def _reason(backend: str, driver: KnownDriver, lock: Path) -> str:
-    if not driver.version:
-        why = f"no NVIDIA driver on {driver.where}"
-    elif backend == CPU:
-        why = f"the driver of {driver.where}, {driver.version}, is too old for any CUDA build"
-    else:
-        why = f"the driver of {driver.where} is {driver.version}"
-    again = f"{lock.name} keeps it; set environment.torch-backend to have another"
-    return f'torch-backend "auto" is {backend}: {why}; {again}'
-
-
 # --- Refusals of a resolver's answer that does not match the project's requirements --------------
 
 _CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
@@ -374,27 +358,28 @@ _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> None:
     """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
-    versions = dict(file.identity for file in files)
-    packages = []
-    for name, version in sorted(versions.items()):
-        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or ""):
-            packages.append(f"{name} {version}")
-    named = [name for name in sorted(versions) if name in requested and _CUDA_NAME.fullmatch(name)]
-    if named and all(package.partition(" ")[0] in named for package in packages):
+    versions = {
+        name: version
+        for name, version in sorted(file.identity for file in files)
+        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
+    }
+    if not versions:
+        return
+    packages = [f"{name} {version}" for name, version in versions.items()]
+    if all(name in requested and _CUDA_NAME.fullmatch(name) for name in versions):
         raise ResolveError(
-            f'torch-backend is "cpu", but the requirements name {", ".join(named)}, which is for '
-            "GPUs only",
+            f'torch-backend is "cpu", but the requirements name {", ".join(versions)}, which is '
+            "for GPUs only",
             hint="leave it out of the requirements, or set environment.torch-backend to what the "
             "nodes have",
             context=packages,
         )
-    if packages:
-        raise ResolveError(
-            f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
-            hint="pin a CPU build that your indexes or --find-links folders have "
-            "(torch==VERSION+cpu), or set environment.torch-backend to what the nodes have",
-            context=packages,
-        )
+    raise ResolveError(
+        f'torch-backend is "cpu", but the lock pulls {len(packages)} CUDA packages',
+        hint="pin a CPU build that your indexes or --find-links folders have "
+        "(torch==VERSION+cpu), or set environment.torch-backend to what the nodes have",
+        context=packages,
+    )
 
 
 def refuse_other_build(

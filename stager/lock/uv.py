@@ -87,99 +87,94 @@ def required_command() -> list[str]:
     return start
 
 
-class Uv:
-    """A solver that asks uv."""
+def solve(request: ResolveRequest) -> list[ResolvedFile]:
+    """Resolve with uv and take, of all files it lists, the one that fits best.
 
-    def solve(self, request: ResolveRequest) -> list[ResolvedFile]:
-        """Resolve with uv and take, of all files it lists, the one that fits best.
+    Raises:
+        NoSolution: the requirements cannot all be met, or have no file for the target.
+        ResolveError: uv is missing, too old, or could not ask an index.
+    """
+    target = _for_target(request.spec.target)
+    done = _compile(request, target)
+    if done.returncode != 0:
+        raise _explain(request, done)
+    moved = _moved(_answer(request), request.keep.git)
+    if moved:
+        commits = write_lines(request.scratch / "commits.txt", [pin.requirement for pin in moved])
+        done = _compile(request, [*target, "--overrides", commits])
+        if done.returncode != 0:  # a commit is gone, for example
+            moved = []
+            _compile(request, target)
+    files, unavailable = _files(request, moved)
+    if unavailable:
+        raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
+    return files
 
-        Raises:
-            NoSolution: the requirements cannot all be met, or have no file for the target.
-            ResolveError: uv is missing, too old, or could not ask an index.
-        """
-        target = _for_target(request.spec.target)
-        done = self._compile(request, target)
-        if done.returncode != 0:
-            raise self._failure(request, done)
-        moved = _moved(_answer(request), request.keep.git)
-        if moved:
-            done = self._compile(request, [*target, *_overrides(request, moved)])
-            if done.returncode != 0:  # a commit is gone, for example
-                moved = []
-                self._compile(request, target)
-        files, unavailable = _files(request, moved)
+
+def _compile(request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
+    _refuse_redirection()
+    settings = request.settings or pip_settings(request.run)
+    indexes = request.indexes
+    if not request.offline:
+        indexes = _list_indexes(settings.indexes, request)
+    lines = [*indexes.lines(), *request.requirements]
+    requirements = write_lines(request.scratch / "requirements.in", lines)
+    _write_pins(request.scratch / ANSWER, request.keep.pins)
+    # uv looks for a project's settings in this folder and upwards, and stops at the first file.
+    write_lines(request.scratch / "uv.toml", [])
+    env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
+    env |= {"UV_PYTHON_DOWNLOADS": "never", **request.spec.builds.variables}
+    if request.packages is not None:
+        env |= beside(request.packages)
+    if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
+        env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
+    return request.run(
+        [
+            *required_command(),
+            *_arguments(request, indexes),
+            *options,
+            *(word for place in settings.constraints for word in ("--constraints", place)),
+            "-o",
+            ANSWER,
+            requirements,
+        ],
+        timeout=HOUR,
+        env=env,
+        cwd=request.scratch,
+        check=False,
+    )
+
+
+def _explain(request: ResolveRequest, done: CompletedCommand) -> Exception:
+    output = without_url_secrets(done.stderr)
+    if "No solution found" not in output or unreachable(output):
+        return _failed(output)
+    for name in _UNKNOWN.findall(output):
+        # uv does not report that an index refused to answer; pip does.
+        request.pip.existing(name)
+    reason = _reason(output)
+    required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
+    blamed = names_in(required, request.names) or names_in(reason, request.names)
+    unavailable = _all_unavailable(request, output)
+    return NoSolution(reason, blamed=blamed, absent=unavailable, not_searched=_not_searched(output))
+
+
+def _all_unavailable(request: ResolveRequest, output: str) -> list[UnavailablePackage]:
+    """Return every package without a file for the target, not only where uv stopped.
+
+    Resolved for every platform at once, nothing is left out for want of a wheel, and the
+    selection shows what is missing.
+    """
+    names = {canonicalize_name(a or b) for a, b in _NO_WHEEL.findall(output)}
+    if not names:
+        return []
+    version = request.spec.target.environment()["python_full_version"]
+    done = _compile(request, ["--universal", "--python-version", version])
+    if done.returncode == 0:
+        _, unavailable = _files(request)
         if unavailable:
-            raise NoSolution("no file fits the target", blamed=request.names, absent=unavailable)
-        return files
-
-    def check(self, request: ResolveRequest) -> None:
-        """Resolve and discard the answer; most of what it needs is in uv's cache."""
-        self.solve(request)
-
-    def _compile(self, request: ResolveRequest, options: Sequence[str]) -> CompletedCommand:
-        _refuse_redirection()
-        settings = request.settings or pip_settings(request.run)
-        indexes = request.indexes
-        if not request.offline:
-            indexes = _list_indexes(settings.indexes, request)
-        lines = [*indexes.lines(), *request.requirements]
-        requirements = write_lines(request.scratch / "requirements.in", lines)
-        _write_pins(request.scratch / ANSWER, request.keep.pins)
-        # uv looks for a project's settings in this folder and upwards, and stops at the first file.
-        write_lines(request.scratch / "uv.toml", [])
-        env = {**settings.environment, **resolve_place_variables(), "UV_CONSTRAINT": ""}
-        env |= {"UV_PYTHON_DOWNLOADS": "never", **request.spec.builds.variables}
-        if request.packages is not None:
-            env |= beside(request.packages)
-        if indexes.index_url:  # a variable would win over the file, the opposite of pip's order
-            env |= {"UV_INDEX_URL": "", "UV_DEFAULT_INDEX": ""}
-        return request.run(
-            [
-                *required_command(),
-                *_arguments(request, indexes),
-                *options,
-                *(word for place in settings.constraints for word in ("--constraints", place)),
-                "-o",
-                ANSWER,
-                requirements,
-            ],
-            timeout=HOUR,
-            env=env,
-            cwd=request.scratch,
-            check=False,
-        )
-
-    def _failure(self, request: ResolveRequest, done: CompletedCommand) -> Exception:
-        output = without_url_secrets(done.stderr)
-        if "No solution found" not in output or unreachable(output):
-            return _failed(output)
-        for name in _UNKNOWN.findall(output):
-            # uv does not report that an index refused to answer; pip does.
-            request.pip.existing(name)
-        reason = _reason(output)
-        required = " ".join(re.findall(r"you require(.*?)(?:, we can|$)", reason))
-        blamed = names_in(required, request.names) or names_in(reason, request.names)
-        unavailable = self._all_unavailable(request, output)
-        return NoSolution(
-            reason, blamed=blamed, absent=unavailable, not_searched=_not_searched(output)
-        )
-
-    def _all_unavailable(self, request: ResolveRequest, output: str) -> list[UnavailablePackage]:
-        """Return every package without a file for the target, not only where uv stopped.
-
-        Resolved for every platform at once, nothing is left out for want of a wheel, and the
-        selection shows what is missing.
-        """
-        names = {canonicalize_name(a or b) for a, b in _NO_WHEEL.findall(output)}
-        if not names:
-            return []
-        version = request.spec.target.environment()["python_full_version"]
-        done = self._compile(request, ["--universal", "--python-version", version])
-        if done.returncode == 0:
-            _, unavailable = _files(request)
-            if unavailable:
-                return unavailable
-        return [UnavailablePackage(requirement=name) for name in sorted(names)]
+            return unavailable
+    return [UnavailablePackage(requirement=name) for name in sorted(names)]
 
 
 def _arguments(request: ResolveRequest, indexes: Indexes) -> list[str]:
@@ -252,16 +247,11 @@ def _answer(request: ResolveRequest) -> dict[str, Any]:
 def _moved(answer: Mapping[str, Any], pins: Sequence[GitPin]) -> list[GitPin]:
     """Return the earlier pins of branches that have another commit now."""
     taken = [git_pin(package) for package in answer.get("packages", []) if "vcs" in package]
-    moved = []
-    for pin in pins:
-        if any(pin.is_of(other) and pin.commit != other.commit for other in taken):
-            moved.append(pin)
-    return moved
-
-
-def _overrides(request: ResolveRequest, pins: Sequence[GitPin]) -> list[str]:
-    commits = [pin.requirement for pin in pins]
-    return ["--overrides", write_lines(request.scratch / "commits.txt", commits)]
+    return [
+        pin
+        for pin in pins
+        if any(pin.is_of(other) and pin.commit != other.commit for other in taken)
+    ]
 
 
 def _files(
@@ -284,10 +274,8 @@ def _files(
 
 def _write_pins(path: Path, pins: Sequence[str]) -> None:
     """Write earlier pins to uv's output file: it prefers the versions that it finds there."""
-    packages = []
-    for pin in pins:
-        name, _, version = pin.partition("==")
-        packages.append({"name": name, "version": version})
+    pairs = (pin.partition("==") for pin in pins)
+    packages = [{"name": name, "version": version} for name, _, version in pairs]
     document = {"lock-version": "1.0", "created-by": "stager", "packages": packages}
     path.write_text(toml.dumps(document), encoding="utf-8")
 
@@ -334,9 +322,6 @@ def _failed(output: str) -> ResolveError:
 
 # --- Reading a ``uv.lock`` with ``uv export``, which writes it in the standard's form (PEP 751)
 
-_ANSWER = "pylock.uv.toml"
-"""The file that uv writes its answer to, in the scratch folder."""
-
 
 def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
     """Return a lock of uv in the standard's form; relative paths in it start at the scratch folder.
@@ -344,24 +329,21 @@ def export(lock: UvLock, request: ResolveRequest) -> Mapping[str, Any]:
     Raises:
         ResolveError: uv is missing, or cannot read the lock, or the lock is out of date.
     """
-    done = _export(lock, request, "--locked")
-    if done.returncode != 0 and not _is_stale(done.stderr, request) and _may_be_unchecked(request):
-        done = _export(lock, request, "--frozen")
+    answer = request.scratch / "pylock.uv.toml"
+    start = [*required_command(), *_list_export_arguments(lock, request), "-o", str(answer)]
+
+    def ask(check: str) -> CompletedCommand:
+        env = {"UV_PYTHON_DOWNLOADS": "never"}
+        return request.run([*start, check], timeout=HOUR, env=env, cwd=request.scratch, check=False)
+
+    done = ask("--locked")  # refuses a stale lock
+    # uv may lack a Python or build requirements, without which it cannot check.
+    may_be_unchecked = request.offline or not request.spec.target.is_host_python
+    if done.returncode != 0 and may_be_unchecked and not _is_stale(done.stderr, request):
+        done = ask("--frozen")
     if done.returncode != 0:
-        raise _failure(lock, request, without_url_secrets(done.stderr))
-    return toml.read(request.scratch / _ANSWER)
-
-
-def _export(lock: UvLock, request: ResolveRequest, check: str) -> CompletedCommand:
-    """Run uv; ``check`` is ``--locked``, which refuses a stale lock, or ``--frozen``."""
-    answer = str(request.scratch / _ANSWER)
-    return request.run(
-        [*required_command(), *_list_export_arguments(lock, request), check, "-o", answer],
-        timeout=HOUR,
-        env={"UV_PYTHON_DOWNLOADS": "never"},
-        cwd=request.scratch,
-        check=False,
-    )
+        raise _export_failure(lock, request, without_url_secrets(done.stderr))
+    return toml.read(answer)
 
 
 def _is_stale(output: str, request: ResolveRequest) -> bool:
@@ -369,25 +351,17 @@ def _is_stale(output: str, request: ResolveRequest) -> bool:
     return "needs to be updated" in output or (request.offline and "No solution found" in output)
 
 
-def _may_be_unchecked(request: ResolveRequest) -> bool:
-    """Return whether uv may lack a Python or build requirements, without which it cannot check."""
-    return request.offline or not request.spec.target.is_host_python
-
-
 def _list_export_arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     argv = ["export", "--format", "pylock.toml", "--no-editable"]
     # A .python-version may name one that is not here, and the lock is for all.
     argv += ["--python", sys.executable]
-    project = lock.project
-    if project.is_script:
-        argv += ["--script", str(project.file)]
-    else:
-        argv += ["--project", str(project.file.parent)]
     argv += ["--quiet", "--no-header", "--color", "never", "--no-progress"]
     if request.offline:
         argv.append("--offline")
+    project = lock.project
     if project.is_script:
-        return argv
+        return [*argv, "--script", str(project.file)]
+    argv += ["--project", str(project.file.parent)]
     if not lock.itself:
         argv.append("--no-emit-project")
     argv += [word for extra in project.extras for word in ("--extra", extra)]
@@ -398,7 +372,7 @@ def _list_export_arguments(lock: UvLock, request: ResolveRequest) -> list[str]:
     return argv
 
 
-def _failure(lock: UvLock, request: ResolveRequest, output: str) -> ResolveError:
+def _export_failure(lock: UvLock, request: ResolveRequest, output: str) -> ResolveError:
     if _is_stale(output, request):
         file = lock.project.file
         source = f"the block of {file.name}" if lock.project.is_script else "its pyproject.toml"

@@ -43,7 +43,7 @@ from ..core.values import Target, Wheel, libc_version
 from ..layers.layer_file import StoredTar, decompress_index
 from ..layers.tree import folders_of
 from .bundle_file import checked_files, is_sealed, seal
-from .members import write_member
+from .members import label_of, write_member
 from .node_program import make_node_program
 
 # --- The layers in the store: their heads and frames, each compared with its digest --------------
@@ -89,11 +89,6 @@ def index_of(store: Store, layer: Layer, head: bytes) -> Index:
         raise damaged(store, layer, str(exc)) from exc
 
 
-def named(layer: Layer) -> str:
-    """Return a layer's name for a message."""
-    return f"{layer.name} {layer.version}".strip()
-
-
 def check_frames(store: Store, layer: Layer, index: Index) -> None:
     """Read all frames of a layer, and compare their digests.
 
@@ -122,7 +117,7 @@ def damaged(store: Store, layer: Layer, why: str) -> BundleError:
     path = store.layer(layer.id)
     path.unlink(missing_ok=True)
     return BundleError(
-        f"the stored layer of {named(layer)} is damaged ({why}); it has been removed",
+        f"the stored layer of {label_of(layer)} is damaged ({why}); it has been removed",
         hint="run `stager build` again: only this layer is made again",
         context=[str(path)],
     )
@@ -181,7 +176,7 @@ def tag_need(wheel: Wheel, newest: tuple[int, int]) -> LibcNeed:
         if version is not None:
             versions.append((version, tag.platform))
     version, platform = min(versions, default=(_NONE, ""))
-    return LibcNeed(version=version, package=_named(wheel), because=platform)
+    return LibcNeed(version=version, package=f"{wheel.name} {wheel.version}", because=platform)
 
 
 def file_needs(
@@ -202,13 +197,15 @@ def file_needs(
     """
     libc, newest = target.libc
     tags = {str(wheel.name): tag_need(wheel, newest) for wheel in wheels}
-    promised = max((need.version for need in tags.values()), default=_NONE)
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _remembered(native, store, target)
+    other = "musl" if libc == "glibc" else "glibc"
     for layer in native:
-        stranger = _built_for_another(libraries[layer.id], libc)
+        found = libraries[layer.id]
+        stranger = found.musl if libc == "glibc" else found.file
         if stranger:
-            note(f"{tags[layer.name].package}: {stranger}, and the nodes have {libc}")
+            package = tags[layer.name].package
+            note(f"{package}: {stranger} was built for {other}, and the nodes have {libc}")
     if libc != "glibc":
         return ()
     needs = [
@@ -216,6 +213,19 @@ def file_needs(
         for layer in native
         if (own := libraries[layer.id]).version > _NONE
     ]
+    _note_understated(needs, tags, newest, note)
+    _refuse_newer([need for need in needs if need.version > newest], target)
+    return tuple(needs)
+
+
+def _note_understated(
+    needs: Sequence[LibcNeed],
+    tags: Mapping[str, LibcNeed],
+    newest: tuple[int, int],
+    note: Callable[[str], None],
+) -> None:
+    """Note what needs more than the tags of all wheels promise, as far as the target has it."""
+    promised = max((need.version for need in tags.values()), default=_NONE)
     for need in needs:
         if promised < need.version <= newest:
             tag = tags[need.package.split()[0]]
@@ -223,14 +233,6 @@ def file_needs(
                 f"{need} needs {_glibc(need.version)}, though its tag is {tag.because}: nodes with "
                 "an older one are refused"
             )
-    _refuse_newer([need for need in needs if need.version > newest], target)
-    return tuple(needs)
-
-
-def _built_for_another(libraries: _Libraries, libc: str) -> str:
-    if libc == "glibc":
-        return f"{libraries.musl} was built for musl" if libraries.musl else ""
-    return f"{libraries.file} was built for glibc" if libraries.file else ""
 
 
 def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:
@@ -251,10 +253,6 @@ def _refuse_newer(needs: Sequence[LibcNeed], target: Target) -> None:
 
 def _glibc(version: tuple[int, int]) -> str:
     return f"glibc {version[0]}.{version[1]}"
-
-
-def _named(wheel: Wheel) -> str:
-    return f"{wheel.name} {wheel.version}"
 
 
 def _remembered(
@@ -413,17 +411,17 @@ def requires(
     libc, newest = target.libc
     needs = [*files, *(tag_need(wheel, newest) for wheel in wheels)]
     if bundled_glibc is not None:
-        because = "which the bundle brings"
-        own = LibcNeed(version=bundled_glibc, package=f"Python {target.python}", because=because)
-        needs.append(own)
-    greatest = max(needs, key=lambda need: need.version, default=None)
-    version = greatest.version if greatest else (0, 0)
+        own, because = f"Python {target.python}", "which the bundle brings"
+        needs.append(LibcNeed(version=bundled_glibc, package=own, because=because))
+    nothing = LibcNeed(version=_NONE, package="", because="")
+    greatest = max(needs, key=lambda need: need.version, default=nothing)
+    version = greatest.version
     return Requires(
         python=target.python,
         machine=target.machine,
         libc=libc,
         libc_version=f"{version[0]}.{version[1]}",
-        libc_needed_by=str(greatest) if greatest and any(version) else "",
+        libc_needed_by=str(greatest) if any(version) else "",
         bundled_python=bundled_glibc is not None,
     )
 
@@ -459,11 +457,11 @@ def _refuse_conflicts(layers: Sequence[Layer], indexes: Sequence[Index]) -> None
         for entry in index.files:
             owner, digest = owners.setdefault(entry.path, (layer, entry.sha256))
             if digest != entry.sha256 and not is_document(entry.path):
-                faults.append(f"{entry.path}: in {named(owner)} and {named(layer)}")
+                faults.append(f"{entry.path}: in {label_of(owner)} and {label_of(layer)}")
     for layer, index in zip(layers, indexes, strict=True):
         for path in sorted(folders_of(entry.path for entry in index.files) & owners.keys()):
             owner = owners[path][0]
-            faults.append(f"{path}: a file in {named(owner)}, a directory in {named(layer)}")
+            faults.append(f"{path}: a file in {label_of(owner)}, a directory in {label_of(layer)}")
     if faults:
         raise WheelError(
             f"packages conflict: {counted(len(faults), 'file')} of one would replace another's",

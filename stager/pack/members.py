@@ -61,14 +61,17 @@ class CheckedMembers:
             MemberError: it is damaged, or another build's.
         """
         if name == MANIFEST_NAME:
-            yield self._whole(name, read, self.manifest.to_bytes())
+            content = self.manifest.to_bytes()
+            if read(len(content)) != content:
+                raise MemberError(f"{name} is another one")
+            yield content
         elif name in self._parts:
             part = self._parts[name]
             yield self._digested(name, read(part.size), part.sha256)
         elif name == self._layers[name].head_member:
             yield self._head(self._layers[name], read)
         else:
-            yield from self._of_frames(_called(self._layers[name]), self._indexes[name], read)
+            yield from self._of_frames(label_of(self._layers[name]), self._indexes[name], read)
 
     def _of_frames(self, name: str, index: Index, read: Read) -> Iterator[bytes]:
         files = _Files(index)
@@ -81,19 +84,13 @@ class CheckedMembers:
         except LayerError as exc:
             raise MemberError(f"{name}: {exc}") from exc
 
-    def _whole(self, name: str, read: Read, expected: bytes) -> bytes:
-        data = read(len(expected))
-        if data != expected:
-            raise MemberError(f"{name} is another one")
-        return data
-
     def _digested(self, name: str, data: bytes, expected: str) -> bytes:
         if hashlib.sha256(data).hexdigest() != expected:
             raise MemberError(f"{name} does not have the digest that it must have")
         return data
 
     def _head(self, layer: Layer, read: Read) -> bytes:
-        name = _called(layer)
+        name = label_of(layer)
         head = self._digested(name, read(layer.head_size), layer.head)
         try:
             index = decode_head(head, decompress_index)
@@ -187,7 +184,8 @@ def reader(bundle: BundleFile, name: str) -> Read:
     return read
 
 
-def _called(layer: Layer) -> str:
+def label_of(layer: Layer) -> str:
+    """Return a layer's name for a message."""
     return f"{layer.name} {layer.version}".strip()
 
 
@@ -372,17 +370,32 @@ def _listing(bundle: BundleFile) -> Iterator[InspectedFile]:
 
 def _inspection(path: Path, bundle: BundleFile) -> Inspection:
     manifest = bundle.manifest
+    needs = manifest.requires
+    libc = f"{needs.libc} {needs.libc_version} or newer"
+    if needs.libc_version == "0.0":
+        libc = f"any {needs.libc}"
     return Inspection(
         bundle=path,
         id=manifest.id,
         name=manifest.name,
         python=manifest.requires.python,
-        platform=_platform(manifest),
+        platform=f"{needs.machine}, {libc}",
         bundle_bytes=manifest.size,
         unpacked_bytes=manifest.unpacked_size,
         files=manifest.files,
         imports=manifest.imports,
-        layers=tuple(_layer(layer) for layer in manifest.layers),
+        layers=tuple(
+            InspectedLayer(
+                kind=layer.kind,
+                name=layer.name,
+                version=layer.version,
+                bytes=layer.size,
+                unpacked_bytes=layer.unpacked_size,
+                files=layer.files,
+                id=layer.id,
+            )
+            for layer in manifest.layers
+        ),
         pruned=noted(bundle),
         hub=tuple(_repositories(bundle)),
     )
@@ -401,25 +414,6 @@ def _repositories(bundle: BundleFile) -> Iterator[InspectedRepository]:
                 bytes=layer.size,
                 unpacked_bytes=layer.unpacked_size,
             )
-
-
-def _platform(manifest: Manifest) -> str:
-    needs = manifest.requires
-    pure = needs.libc_version == "0.0"
-    libc = f"any {needs.libc}" if pure else f"{needs.libc} {needs.libc_version} or newer"
-    return f"{needs.machine}, {libc}"
-
-
-def _layer(layer: Layer) -> InspectedLayer:
-    return InspectedLayer(
-        kind=layer.kind,
-        name=layer.name,
-        version=layer.version,
-        bytes=layer.size,
-        unpacked_bytes=layer.unpacked_size,
-        files=layer.files,
-        id=layer.id,
-    )
 
 
 # --- A bundle that is unpacked on this machine, by the program that does so on nodes -------------

@@ -108,13 +108,9 @@ def _faults(
     name = canonicalize_name(requirement.name)
     if distribution is None:
         yield f"{name} is missing; {parent} needs it"
-    elif not _has_version(distribution, requirement):
+    elif not requirement.specifier.contains(distribution.version, prereleases=True):
         needed = f"{requirement.name}{requirement.specifier}"
         yield f"{name} is {distribution.version}; {parent} needs {needed}"
-
-
-def _has_version(distribution: importlib.metadata.Distribution, requirement: Requirement) -> bool:
-    return requirement.specifier.contains(distribution.version, prereleases=True)
 
 
 def _installed(
@@ -179,16 +175,6 @@ _NOWHERE = "http://127.0.0.1:9"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeResult:
-    """Result of the far side's probe of the scratch environment."""
-
-    path: Path
-    """The environment."""
-    problems: list[Problem]
-    """Every problem in it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Proof:
     """Outcome of a proof."""
 
@@ -230,7 +216,9 @@ def prove(
         return Proof(done=True, how="nothing is missing: proved before, with the same packages")
     obstacle = _obstacle(manifest, target, wanted)
     if obstacle:
-        _refuse(_unmet_by_metadata(manifest, store, target, wanted))
+        with store.scratch("prove") as site:  # by metadata alone
+            write_metadata(manifest, store, site)
+            _refuse(unmet(site, wanted.requirements, target, wanted.overridden))
         there = "each package that another one asks for is there"
         return Proof(done=False, how=f"{there}, but not proved by importing any: {obstacle}")
     needed, inodes = room_for(manifest.layers, manifest)
@@ -243,13 +231,13 @@ def prove(
         chosen = ChosenBundle(path=bundle, id=manifest.id)
         program = node_program(bundle, store, manifest.id)
         step(f"unpacking {sized(manifest.unpacked_size)}", 0, 0)
-        result = _probe(
+        env_dir, problems = _probe(
             [*denied, sys.executable, "-I", "-S", str(program)], chosen, scratch, python, step
         )
         if manifest.requires.bundled_python:
-            _require_relocatable(faults_elsewhere(result.path, target.python, denied))
-        faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in result.problems]
-        site = result.path / "lib" / f"python{target.python}" / "site-packages"
+            _require_relocatable(faults_elsewhere(env_dir, target.python, denied))
+        faults = [f"{fault.where}: {fault.what}: {fault.why}" for fault in problems]
+        site = env_dir / "lib" / f"python{target.python}" / "site-packages"
         faults += unmet(site, wanted.requirements, target, wanted.overridden)
     _refuse(faults)
     with store.publishing(record) as partial:
@@ -262,15 +250,6 @@ def _refuse(faults: Sequence[str]) -> None:
         raise BundleError(
             "the environment is not complete: it would fail on a node", hint=_HINT, context=faults
         )
-
-
-def _unmet_by_metadata(
-    manifest: Manifest, store: Store, target: Target, wanted: Wanted
-) -> list[str]:
-    """Check the requirements by metadata alone, where this machine cannot run the environment."""
-    with store.scratch("prove") as site:
-        write_metadata(manifest, store, site)
-        return unmet(site, wanted.requirements, target, wanted.overridden)
 
 
 def _require_relocatable(faults: Sequence[str]) -> None:
@@ -325,7 +304,8 @@ def _probe(
     scratch: Path,
     python: Path,
     step: Callable[[str, int, int], None],
-) -> ProbeResult:
+) -> tuple[Path, list[Problem]]:
+    """Probe the bundle in a scratch directory; return the environment, and what is wrong in it."""
     names = ("http_proxy", "https_proxy", "all_proxy")
     proxies = dict.fromkeys([*names, *map(str.upper, names)], _NOWHERE)
     env = {**os.environ, **proxies, "no_proxy": "", "NO_PROXY": "", "PIP_NO_INDEX": "1"}
@@ -353,7 +333,7 @@ def _probe(
     if "problem" in report:
         raise _probe_failed(Problem.from_json(report["problem"]))
     problems = [Problem.from_json(problem) for problem in report["problems"]]
-    return ProbeResult(path=Path(report["path"]), problems=problems)
+    return Path(report["path"]), problems
 
 
 def _probe_failed(problem: Problem) -> StagerError:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,6 @@ from tests.support.building import (
     source_of,
     tree_of,
 )
-from tests.support.processes import until
 from tests.support.wheelhouse import DAMAGED, make_wheel, standard_set
 
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
@@ -265,18 +265,20 @@ def layer_processes() -> list[int]:
     return found
 
 
-def kill_layer_process() -> None:
-    """Wait for the one process that makes a layer, and kill it."""
-    if until(lambda: bool(layer_processes())):
-        time.sleep(0.1)
-        os.kill(layer_processes()[0], signal.SIGKILL)
-
-
 def test_a_killed_process_is_an_error_with_its_status(tmp_path: Path, store: Store) -> None:
-    killer = threading.Thread(target=kill_layer_process)
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.1):
+            for process in layer_processes():
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
     killer.start()
     with store.lock(), pytest.raises(StagerError, match="stuck ended with status -9") as caught:
         make_layers([blocked_source(tmp_path)], store=store, target=HOST, jobs=1)
+    over.set()
     killer.join()
     assert "--jobs 1" in caught.value.hint
     assert left_in_tmp(store) == []
