@@ -29,7 +29,7 @@ from ..layers.prune import Pruned, notes_on_patterns
 from ..layers.source import LayerSource, layer_id
 from ..layers.tree import folders_of
 from ..lock.lock import ResolveOptions
-from ..lock.pylock import Lock, PackageChanges, PackageFile, compare, read_lock
+from ..lock.pylock import Lock, PackageChanges, compare, read_lock
 from ..lock.spec import Spec
 from ..pack import bundle_file
 from ..pack.bundle import Contents, Packed, file_needs, pack, stored_index
@@ -229,12 +229,9 @@ def _merge_new_folders(paths: Iterable[str], known: Collection[str]) -> list[str
     return list(merged)
 
 
-def _packages(layers: Sequence[Layer]) -> list[PackageFile]:
-    return [
-        PackageFile(name=layer.name, version=layer.version, content=layer.version, bytes=layer.size)
-        for layer in layers
-        if layer.kind == "wheel"
-    ]
+def _packages(layers: Sequence[Layer]) -> dict[str, tuple[str, str, int]]:
+    wheels = (layer for layer in layers if layer.kind == "wheel")
+    return {layer.name: (layer.version, layer.version, layer.size) for layer in wheels}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
@@ -38,11 +38,6 @@ from . import resolver
 from .indexes import GitPin, Indexes, strip_credentials
 from .resolver import BuildSource, ResolvedFile, UnavailablePackage, describe_unavailable, timestamp
 from .spec import Spec
-
-if TYPE_CHECKING:
-    from packaging.markers import Environment
-    from packaging.tags import Tag
-
 
 SelectedFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
 _FILE_KEYS = {"wheels", "sdist", "archive", "vcs", "directory"}
@@ -113,17 +108,24 @@ def select(
     files: list[ResolvedFile] = []
     unavailable: list[UnavailablePackage] = []
     for entry in entries or []:
-        if _has_no_file(entry):
+        # As uv writes it when no file fits the platform.
+        if isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys():
             unavailable.append(_unavailable(entry))
             continue
         # One package at a time, so that each is reported by itself if nothing of it fits.
         single = _parse({**data, "packages": [_order_wheels(entry)]}, source)
         try:
-            for package, selected in _chosen(single, environment, tags, source):
+            for package, selected in single.select(environment=environment, tags=tags):
                 if build and isinstance(selected, PackageVcs | PackageDirectory):
                     files.append(build(package, selected, base))
                 else:
                     files.append(_resolved_file(package, selected, base, source))
+        except (UndefinedComparison, UndefinedEnvironmentName) as exc:
+            names = ", ".join(package.name for package in single.packages)
+            raise ResolveError(
+                f"{source}: the marker of {names or 'its environments'} has no meaning: {exc}",
+                hint="correct it, or lock again",
+            ) from exc
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
@@ -140,19 +142,17 @@ def drop_other_files(entry: dict[str, Any], hashes: Collection[str]) -> None:
 
     What is left then is refused by its digest, which the message names.
     """
-    wheels = [one for one in entry.get("wheels", []) if _is_among(one, hashes)]
-    sdist = entry.get("sdist")
-    has_sdist = sdist is not None and _is_among(sdist, hashes)
-    if wheels or has_sdist:
-        entry["wheels"] = wheels
-        if not wheels:
-            del entry["wheels"]
-        if not has_sdist:
-            entry.pop("sdist", None)
 
+    def is_allowed(file: Mapping[str, Any]) -> bool:
+        return toml.table(file, "hashes").get("sha256") in hashes
 
-def _is_among(file: Mapping[str, Any], hashes: Collection[str]) -> bool:
-    return file.get("hashes", {}).get("sha256") in hashes
+    wheels = list(filter(is_allowed, entry.get("wheels", [])))
+    sdists = list(filter(is_allowed, [entry["sdist"]] if "sdist" in entry else []))
+    if wheels or sdists:
+        entry.pop("wheels", None)
+        entry.pop("sdist", None)
+        entry |= {"wheels": wheels} if wheels else {}
+        entry |= {"sdist": sdists[0]} if sdists else {}
 
 
 def _order_wheels(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,24 +173,6 @@ def _build_tag(wheel: Mapping[str, Any]) -> BuildTag:
 
 def _wheel_name(wheel: Mapping[str, Any]) -> str:
     return _file_name(str(wheel.get("name") or wheel.get("url") or wheel.get("path") or ""))
-
-
-def _chosen(
-    single: Pylock, environment: Environment, tags: Sequence[Tag], source: str
-) -> list[tuple[Package, SelectedFile]]:
-    try:
-        return list(single.select(environment=environment, tags=tags))
-    except (UndefinedComparison, UndefinedEnvironmentName) as exc:
-        names = ", ".join(package.name for package in single.packages)
-        raise ResolveError(
-            f"{source}: the marker of {names or 'its environments'} has no meaning: {exc}",
-            hint="correct it, or lock again",
-        ) from exc
-
-
-def _has_no_file(entry: object) -> bool:
-    """Return whether a package lists no file, as uv writes it when none fits the platform."""
-    return isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys()
 
 
 def _parse(data: Mapping[str, Any], source: str) -> Pylock:
@@ -215,7 +197,10 @@ def _resolved_file(
             "a wheel is built and locked",
         )
     try:
-        url, path = _place(selected.url, selected.path, base)
+        url = selected.url
+        path = Path(os.path.normpath(base / selected.path)) if selected.path else None
+        if url and url.startswith("file://"):
+            url, path = None, Path(unquote(urlsplit(url).path))
         filename = path.name if path else _file_name(url or "")
     except ValueError as exc:
         raise ResolveError(
@@ -231,12 +216,6 @@ def _resolved_file(
         sha256=selected.hashes.get("sha256"),
         size=selected.size,
     )
-
-
-def _place(url: str | None, path: str | None, base: Path) -> tuple[str | None, Path | None]:
-    if url and url.startswith("file://"):
-        return None, Path(unquote(urlsplit(url).path))
-    return url, Path(os.path.normpath(base / path)) if path else None
 
 
 def _file_name(url: str) -> str:
@@ -257,27 +236,26 @@ def locked_files(resolved: Sequence[ResolvedFile], *, source: str) -> tuple[Lock
             "run `stager lock`",
             context=without,
         )
-    files = [_locked_file(file, source) for file in resolved]
+    files = []
+    for file in resolved:
+        name, version = file.identity
+        try:
+            digest = Digest(str(file.sha256))
+        except ValueError as exc:
+            raise ResolveError(
+                f"{source}: {file.filename}: {exc}", hint="lock again: somebody edited the digest"
+            ) from exc
+        locked = LockedFile(
+            name=name,
+            version=version,
+            filename=file.filename,
+            sha256=digest,
+            size=file.size,
+            url=file.url,
+            path=file.path,
+        )
+        files.append(locked)
     return tuple(sorted(files, key=lambda file: file.name))
-
-
-def _locked_file(file: ResolvedFile, source: str) -> LockedFile:
-    name, version = file.identity
-    try:
-        digest = Digest(str(file.sha256))
-    except ValueError as exc:
-        raise ResolveError(
-            f"{source}: {file.filename}: {exc}", hint="lock again: somebody edited the digest"
-        ) from exc
-    return LockedFile(
-        name=name,
-        version=version,
-        filename=file.filename,
-        sha256=digest,
-        size=file.size,
-        url=file.url,
-        path=file.path,
-    )
 
 
 def _require_one_each(files: list[ResolvedFile], source: str) -> None:
@@ -303,18 +281,8 @@ def _unavailable(entry: Mapping[str, Any]) -> UnavailablePackage:
 # --- Differences between two sets of packages, and what they mean in bytes to send ---------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageFile:
-    """A package as one of the two sets has it."""
-
-    name: str
-    """The package."""
-    version: str
-    """Its version."""
-    content: str
-    """What tells two files of one version apart."""
-    bytes: int
-    """Its size in bytes; 0 where it is unknown."""
+PackageFiles = Mapping[str, tuple[str, str, int]]
+"""Packages by name: version, what tells two files of one version apart, bytes (0 if unknown)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,48 +320,36 @@ class PackageChanges:
 
 def changes(earlier: Lock | None, later: Lock) -> PackageChanges:
     """Return what a lock changes; everything is added where there was none before."""
-    return compare(_files(earlier) if earlier else (), _files(later))
+    old, new = (
+        {str(one.name): (str(one.version), str(one.sha256), one.size or 0) for one in lock.files}
+        if lock
+        else {}
+        for lock in (earlier, later)
+    )
+    return compare(old, new)
 
 
-def compare(earlier: Iterable[PackageFile], later: Iterable[PackageFile]) -> PackageChanges:
+def compare(old: PackageFiles, new: PackageFiles) -> PackageChanges:
     """Return the difference between two sets of packages."""
-    old = {file.name: file for file in earlier}
-    new = {file.name: file for file in later}
-    other = {name for name in new.keys() & old.keys() if new[name].content != old[name].content}
-    added = _listed(new.keys() - old.keys(), old, new)
-    changed = _listed(other, old, new)
+
+    def list_changes(names: Iterable[str]) -> tuple[PackageChange, ...]:
+        return tuple(
+            PackageChange(
+                name=name,
+                old=old[name][0] if name in old else None,
+                new=new[name][0] if name in new else None,
+                bytes=new[name][2] if name in new else 0,
+            )
+            for name in sorted(names)
+        )
+
+    added = list_changes(new.keys() - old.keys())
+    changed = list_changes(name for name in new.keys() & old.keys() if new[name][1] != old[name][1])
     return PackageChanges(
         added=added,
-        removed=_listed(old.keys() - new.keys(), old, new),
+        removed=list_changes(old.keys() - new.keys()),
         changed=changed,
         bytes=sum(change.bytes for change in (*added, *changed)),
-    )
-
-
-def _files(lock: Lock) -> list[PackageFile]:
-    return [
-        PackageFile(
-            name=file.name,
-            version=str(file.version),
-            content=str(file.sha256),
-            bytes=file.size or 0,
-        )
-        for file in lock.files
-    ]
-
-
-def _listed(
-    names: Iterable[str], old: Mapping[str, PackageFile], new: Mapping[str, PackageFile]
-) -> tuple[PackageChange, ...]:
-    pairs = [(name, old.get(name), new.get(name)) for name in sorted(names)]
-    return tuple(
-        PackageChange(
-            name=name,
-            old=before.version if before else None,
-            new=after.version if after else None,
-            bytes=after.bytes if after else 0,
-        )
-        for name, before, after in pairs
     )
 
 
@@ -508,24 +464,20 @@ def render(lock: Lock) -> str:
         f"python_version == '{target.python}' and sys_platform == 'linux' "
         f"and platform_machine == '{target.machine}'"
     )
-    metadata: dict[str, Any] = {
+    optional = {
+        "git": [asdict(pin) for pin in lock.git],
+        "exclude-newer": lock.exclude_newer,
+        "indexes": lock.indexes.as_dict(),
+        "torch-backend": lock.torch_backend,
+        "sources": dict(lock.sources),
+        "assets": [repository.to_dict() for repository in lock.assets],
+    }
+    metadata = {
         "spec-digest": str(lock.spec_digest),
         "python": target.python,
         "platform": target.platform,
+        **{key: value for key, value in optional.items() if value},
     }
-    if lock.git:
-        metadata["git"] = [asdict(pin) for pin in lock.git]
-    if lock.exclude_newer:
-        metadata["exclude-newer"] = lock.exclude_newer
-    indexes = lock.indexes.as_dict()
-    if indexes:
-        metadata["indexes"] = indexes
-    if lock.torch_backend:
-        metadata["torch-backend"] = lock.torch_backend
-    if lock.sources:
-        metadata["sources"] = dict(lock.sources)
-    if lock.assets:
-        metadata["assets"] = [repository.to_dict() for repository in lock.assets]
     base = lock.path.parent.absolute()
     pylock = Pylock(
         lock_version=Version("1.0"),
