@@ -31,8 +31,6 @@ from .wheel_members import UNREADABLE
 _UNCHECKED_HASH = 0b01
 """The pyc flag word of PEP 552 for "has a source hash, never check it"."""
 
-_DIGEST = slice(8, 16)
-"""Place of the source's :func:`importlib.util.source_hash` in a pyc (PEP 552)."""
 COMPILED = "all but test modules"
 """The modules of a wheel that are compiled (:func:`worth_compiling`); part of every layer's id."""
 
@@ -90,8 +88,8 @@ def _intern_characters() -> None:
 # It compiles the modules of one layer in one process, which keeps one layer's state out of the next
 # one's bytes, as :mod:`.layer_process` does.
 
-Made = tuple[dict[str, "bytes | None"], list[str]]
-"""Bytecode by module, None for one that does not compile; and why others were not read."""
+Made = dict[str, tuple[bytes, "bytes | None"]]
+"""Modules by path: the :func:`importlib.util.source_hash`, and bytecode; None for no Python."""
 SETTINGS = "by another process"
 """Part of the id of each layer that was compiled here: its bytes may differ from others'."""
 _SECONDS = 900.0
@@ -130,7 +128,9 @@ class Compiler:
 class CompiledModules:
     """The bytecode of a layer's modules, which other processes make or have made."""
 
-    def __init__(self, what: str, paths: Collection[str], collect: Callable[[], Made]) -> None:
+    def __init__(
+        self, what: str, paths: Collection[str], collect: Callable[[], tuple[Made, list[str]]]
+    ) -> None:
         self._what = what
         self._paths = frozenset(paths)
         self._collect = functools.cache(collect)
@@ -156,8 +156,8 @@ class CompiledModules:
                 hint="run the command again; if it fails again, remove the wheel and build again",
                 context=faults,
             )
-        bytecode = made[path]
-        if bytecode is not None and bytecode[_DIGEST] != digest:
+        made_from, bytecode = made[path]
+        if made_from != digest:
             raise StagerError(
                 f"{self._what}: {path} changed while it was being read",
                 hint="another program is writing there; run the command again when it is done",
@@ -177,19 +177,21 @@ def compile_elsewhere(
     variables = {"PYTHONHASHSEED": "0"}
     if _LIBRARIES in os.environ:
         variables[_LIBRARIES] = os.environ[_LIBRARIES]
-    made: dict[str, bytes | None] = {}
+    made: Made = {}
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         request = []
         for number, (path, source) in enumerate(sources):
             file = Path(folder, f"{number}.py")
             file.write_bytes(source)
             request.append((str(file), path))
+            made[path] = importlib.util.source_hash(source), None
         if request:
             argv = [str(program), "-s", "-S", "-c", _COMPILE, folder]
             feed(argv, json.dumps(request), environment=variables, timeout=_SECONDS)
         for number, (_, path) in enumerate(request):
             bytecode = Path(folder, str(number))
-            made[path] = bytecode.read_bytes() if bytecode.is_file() else None
+            if bytecode.is_file():
+                made[path] = made[path][0], bytecode.read_bytes()
     return CompiledModules(what, made, lambda: (made, []))
 
 
@@ -252,8 +254,8 @@ def compiling(
     with futures.ProcessPoolExecutor(len(slices), fork, initializer=end_with_parent) as pool:
         parts = [pool.submit(_compile, wheel, names) for names in slices]
 
-        def collect() -> Made:
-            made: dict[str, bytes | None] = {}
+        def collect() -> tuple[Made, list[str]]:
+            made: Made = {}
             faults = []
             try:
                 for part in parts:
@@ -269,7 +271,7 @@ def compiling(
 
         try:
             if jobs == 1:
-                futures.wait(parts)
+                pool.shutdown()
             yield CompiledModules(wheel.name, modules, collect)
         except BaseException:
             for child in multiprocessing.active_children():
@@ -308,11 +310,11 @@ def _slices(modules: dict[str, int], count: int) -> list[list[str]]:
     return slices
 
 
-def _compile(wheel: Path, names: Sequence[str]) -> tuple[dict[str, bytes | None], str]:
-    made: dict[str, bytes | None] = {}
+def _compile(wheel: Path, names: Sequence[str]) -> tuple[Made, str]:
+    made: Made = {}
     try:
         for name, source in sources_of(wheel, names):
-            made[name] = compile_module(source, name)
+            made[name] = importlib.util.source_hash(source), compile_module(source, name)
     except UnreadError as exc:
         return made, str(exc)
     return made, ""

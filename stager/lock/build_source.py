@@ -286,16 +286,17 @@ def built_for_sure(
     """
     places = indexes.find_links
     wheels, sources = _files_in(places)
-    pages = [place for place in places if not is_folder(place)]
-    remote = bool(pages or indexes.index_url or indexes.extra_index_urls)
-
-    def needs_nvcc_for_sure(name: NormalizedName) -> bool:
-        if name in NEED_NVCC and (not remote or name in builds.in_environment):
-            return True
-        return any(map(_names_cuda, sources.get(name, ())))
-
+    is_remote = bool(indexes.index_url or indexes.extra_index_urls) or not all(
+        map(is_folder, places)
+    )
     unbuilt = [name for name in dict.fromkeys(requested) if name not in wheels]
-    return [name for name in unbuilt if needs_nvcc_for_sure(name)]
+    only_as_source = builds.in_environment if is_remote else NEED_NVCC
+    return [
+        name
+        for name in unbuilt
+        if (name in NEED_NVCC and name in only_as_source)
+        or any(map(_names_cuda, sources.get(name, ())))
+    ]
 
 
 def is_folder(place: str) -> bool:
@@ -469,21 +470,17 @@ class SourceReader:
             self.wheels.append(sha256_of(path))
             return self._wheel(requirement, line, path.as_uri(), path.name)
         else:
-            self._add_local_source(requirement, path)
+            if (path / "pyproject.toml").is_file():
+                self._read_settings(requirement, path / "pyproject.toml")
+            digest = self.content_digest(path)
+            label = shorten_path(path, self.root)
+            source = SourceRequirement(requirement=str(path), label=label, digest=digest)
+            self._add_source(requirement, source)
         return None
 
-    def _add_local_source(self, requirement: Requirement, path: Path) -> None:
-        file = path / "pyproject.toml"
-        if file.is_file():
-            self._read_settings(requirement, file)
-        source = SourceRequirement(
-            requirement=str(path),
-            label=shorten_path(path, self.root),
-            suffix=format_extras(requirement.extras),
-            marker=str(requirement.marker or ""),
-            digest=self.content_digest(path),
-        )
-        self.sources.append(source)
+    def _add_source(self, requirement: Requirement, source: SourceRequirement) -> None:
+        suffix, marker = format_extras(requirement.extras), str(requirement.marker or "")
+        self.sources.append(replace(source, suffix=suffix, marker=marker))
 
     def _read_settings(self, requirement: Requirement, file: Path) -> None:
         """Report settings that a build ignores; leave a project with uv-only settings to uv."""
@@ -525,12 +522,10 @@ class SourceReader:
         source = SourceRequirement(
             requirement=" ".join([text, *(f"--hash=sha256:{digest}" for digest in hashes)]),
             label=clean + _keep_fragment(parts.fragment, hashes),
-            suffix=format_extras(requirement.extras),
-            marker=str(requirement.marker or ""),
             digest=Digest.of(canonical_json([clean, parts.fragment, *options])),
             moving=not (_COMMIT.search(url) if from_vcs else hashes),
         )
-        self.sources.append(source)
+        self._add_source(requirement, source)
         return None
 
     def allow_hashes(self, name: str, hashes: tuple[str, ...]) -> None:
@@ -563,9 +558,7 @@ def parse(line: RequirementLine) -> Requirement:
         try:
             return Requirement(text)
         except InvalidRequirement:
-            place = text.partition(";")[0].strip()
-            names_place = "/" in place or place.startswith((".", "~")) or place.endswith(ARCHIVES)
-            if line.constraint or not names_place:
+            if line.constraint or not _names_place(text):
                 raise
     match = _LINE.fullmatch(text)
     if match is None:
@@ -574,6 +567,11 @@ def parse(line: RequirementLine) -> Requirement:
     parsed = Requirement(f"unnamed[{match['extras'] or ''}]{' ; ' if marker else ''}{marker}")
     parsed.name, parsed.url = "", match["place"].strip()
     return parsed
+
+
+def _names_place(text: str) -> bool:
+    place = text.partition(";")[0].strip()
+    return "/" in place or place.startswith((".", "~")) or place.endswith(ARCHIVES)
 
 
 def is_archive(text: str) -> bool:

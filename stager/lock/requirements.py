@@ -22,7 +22,7 @@ from packaging.errors import ExceptionGroup
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from ..config import foreign_files
 from ..config.foreign_files import PDM_EXPORT, POETRY_EXPORT
@@ -48,22 +48,19 @@ def list_faults(project: UvProject, python: str, root: Path) -> Iterator[str]:
     yield from uv_project.refuse(project.tables, root)
     if toml.table(data, "tool", "poetry").get("source"):
         yield _message(shown, ["tool.poetry.source"], "Poetry", POETRY_EXPORT)
-    keys = _pdm_keys(toml.table(data, "tool", "pdm"))
+    pdm = toml.table(data, "tool", "pdm")
+    resolution = toml.table(pdm, "resolution")
+    keys = ["tool.pdm.source"] if pdm.get("source") else []
+    keys += [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
     if keys:
         yield _message(shown, keys, "PDM", PDM_EXPORT)
     for fault in (
         _wrong_python(data, python),
         _other_environments(data, python),
-        _conflicting(data, project.extras, project.groups),
+        _conflicting(data, {*project.extras, *project.groups}),
     ):
         if fault:
             yield f"{shown}: {fault}"
-
-
-def _pdm_keys(pdm: Mapping[str, Any]) -> list[str]:
-    resolution = toml.table(pdm, "resolution")
-    keys = [f"tool.pdm.resolution.{key}" for key in ("excludes", "overrides") if key in resolution]
-    return ["tool.pdm.source", *keys] if pdm.get("source") else keys
 
 
 def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
@@ -83,10 +80,9 @@ def no_dependencies(data: Mapping[str, Any], path: Path, *, shown: str) -> str:
     if "project" in data:
         return ""
     message = f"{shown}: it has no [project] table, so it declares no dependencies"
-    for name in ("setup.py", "setup.cfg"):
-        if path.with_name(name).is_file():
-            message += f"; name the folder instead, which has {name}"
-            break
+    built = [name for name in ("setup.py", "setup.cfg") if path.with_name(name).is_file()]
+    if built:
+        message += f"; name the folder instead, which has {built[0]}"
     return f"{message}; or name what to install in environment.requirements"
 
 
@@ -129,16 +125,13 @@ def list_node_markers(python: str) -> dict[str, str]:
     return nodes | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 
 
-def _conflicting(data: Mapping[str, Any], extras: Collection[str], groups: Collection[str]) -> str:
+def _conflicting(data: Mapping[str, Any], chosen: Collection[str]) -> str:
     for members in toml.listed(toml.table(data, "tool", "uv"), "conflicts"):
-        chosen = [
-            str(member.get("extra") or member.get("group"))
-            for member in (members if isinstance(members, list) else ())
-            if isinstance(member, Mapping)
-            and (member.get("extra") in extras or member.get("group") in groups)
-        ]
-        if len(chosen) > 1:
-            return f"tool.uv.conflicts does not allow {' and '.join(chosen)} together"
+        tables = [one for one in members if isinstance(one, Mapping)] if members else []
+        names = [str(one.get("extra") or one.get("group")) for one in tables]
+        both = [name for name in names if name in chosen]
+        if len(both) > 1:
+            return f"tool.uv.conflicts does not allow {' and '.join(both)} together"
     return ""
 
 
@@ -309,24 +302,23 @@ class RequirementReader:
                 self._apply_option(name, value, line)
 
     def _apply_option(self, name: str, value: str, line: RequirementLine) -> None:
-        if name in ("--requirement", "--constraint"):
-            if "://" in value:
-                self.problems.append(
-                    f"{line.origin}: {value} is on a server; save a copy beside this file"
-                )
-                return
+        if name in ("--requirement", "--constraint") and "://" in value:
+            self.problems.append(
+                f"{line.origin}: {value} is on a server; save a copy beside this file"
+            )
+        elif name in ("--requirement", "--constraint"):
             path = line.base / _with_variables(value)
             constraint = line.constraint or name == "--constraint"
             self.read_file(path, origin=line.origin, constraint=constraint)
         elif name == "--editable":
             self.problems.append(f"{line.origin}: {refuse_editable(f'-e {value}')}")
+        elif name == "--require-hashes":
+            self.require_hashes = self.require_hashes or line.origin
         elif name in _INDEX_OPTIONS:
             if name == "--find-links" and "://" not in value and "${" not in value:
                 # As in pip, at the file's folder, else at the working directory.
                 value = str(find_path(value, (line.base, self.root)))
             self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
-        elif name == "--require-hashes":
-            self.require_hashes = self.require_hashes or line.origin
 
 
 def _decode(data: bytes) -> str:
@@ -401,6 +393,9 @@ class PyprojectReader:
         self.shown = shorten_path(project.file, taken.root)
         self.taken = taken
         self.problems = taken.problems
+        self._name = NormalizedName("")
+        self._referenced: list[tuple[str, str]] = []
+        """The extras, "" for the project itself, that it refers to, each with its marker."""
 
     def read(self, *, origin: str) -> None:
         """Read the dependencies and extras, or only the groups (PEP 735) where any are named."""
@@ -419,7 +414,17 @@ class PyprojectReader:
             ]
         else:
             lines = self._read_project(data)
-        lines, itself = self._replace_self_references(data, lines)
+        # ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index
+        # may have a stranger's package of that name.
+        self._name = canonicalize_name(str(toml.table(data, "project").get("name", "")))
+        itself: set[str] = set()
+        # Else uv takes it from the folder that its source names.
+        if self._name not in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
+            lines = list(self._expand(toml.table(data, "project"), lines, frozenset()))
+            nodes = list_node_markers(self.taken.python)
+            for extra, marker in self._referenced:
+                if not marker or Marker(marker).evaluate(nodes):
+                    itself.add(extra)
         self.project = replace(
             self.project,
             document=data,
@@ -490,40 +495,25 @@ class PyprojectReader:
             for text in requirements
         ]
 
-    def _replace_self_references(
-        self, data: Mapping[str, Any], lines: list[RequirementLine]
-    ) -> tuple[list[RequirementLine], set[str]]:
-        """Return lines with what a project's reference to itself stands for in its place.
+    def _expand(
+        self, project: Mapping[str, Any], lines: Iterable[RequirementLine], above: frozenset[str]
+    ) -> Iterator[RequirementLine]:
+        """Yield lines with what a project's reference to itself stands for in its place.
 
-        ``all = ["this-project[train,plot]"]`` means these extras of the project here. An index may
-        have a stranger's package of that name.
-
-        Returns:
-            The lines, and the extras that are named and hold on the nodes; an empty name for the
-            project itself.
+        What lies above is in already, where no less holds: so a circle ends.
         """
-        project = toml.table(data, "project")
-        name = canonicalize_name(str(project.get("name", "")))
-        if name in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
-            return lines, set()  # uv takes it from the folder that its source names
-        pending, kept = [(line, frozenset[str]()) for line in lines], []
-        seen: set[tuple[str, str]] = set()
-        while pending:
-            line, above = pending.pop(0)
-            if name not in list_names([line.text]):
-                kept.append(line)
+        for line in lines:
+            if self._name not in list_names([line.text]):
+                yield line
                 continue
             reference = Requirement(line.text)
             marker = str(reference.marker or "")
-            # What lies above is in already, where no less holds: so a circle ends.
             named = [extra for extra in ("", *sorted(reference.extras)) if extra not in above]
-            new = [extra for extra in named if (extra, marker) not in seen]
-            seen |= {(extra, marker) for extra in new}
-            found = [one for extra in new for one in self._read_part(project, extra)]
-            pending[:0] = [(_limit(one, marker), above.union(named)) for one in found]
-        nodes = list_node_markers(self.taken.python)
-        here = {extra for extra, marker in seen if not marker or Marker(marker).evaluate(nodes)}
-        return kept, here
+            for extra in named:
+                if (extra, marker) not in self._referenced:
+                    self._referenced.append((extra, marker))
+                    found = [_limit(one, marker) for one in self._read_part(project, extra)]
+                    yield from self._expand(project, found, above.union(named))
 
 
 def _limit(line: RequirementLine, marker: str) -> RequirementLine:

@@ -36,7 +36,6 @@ from bundle.redaction.secrets import without_url_secrets
 
 from ..config import foreign_files, inline_script
 from ..config.load import Config
-from ..config.sections import EnvironmentConfig
 from ..core.errors import ConfigError
 from ..core.processes import Runner, run
 from ..core.store import sha256_of
@@ -119,7 +118,7 @@ class SpecReader:
         for line in sorted(self.lines.lines, key=lambda line: line.constraint):
             self._add_line(line)
         self._refuse_empty(entries)
-        projects = [*self.lines.uv_projects.values()]
+        projects = list(self.lines.uv_projects.values())
         self.uv_project = projects[0] if projects else None
         if len(projects) > 1:
             keys = "; ".join(key for project in projects for key in project.keys)
@@ -372,7 +371,11 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
             context line for each, with file and line.
     """
     environment = config.environment
-    target = _target(environment.python, environment.platform)
+    python, platform = environment.python, environment.platform
+    if not (python and platform):
+        host = Target.of_host()
+        python, platform = python or host.python, platform or host.platform
+    target = Target(python=python, platform=platform)
     reader = SpecReader(config, target.python, run)
     pylock = reader.read()
     if reader.problems:
@@ -397,25 +400,14 @@ def read_spec(config: Config, *, run: Runner = run) -> Spec:
         uv_lock=reader.uv_lock,
         uv_project=reader.uv_project,
         index_strategy=environment.index_strategy,
-        builds=_builds(environment),
+        builds=BuildSettings(
+            in_environment=frozenset(map(canonicalize_name, environment.no_build_isolation)),
+            variables=dict(environment.build_env),
+        ),
         prune=environment.prune,
         remarks=tuple(reader.remarks),
         digest=_spec_digest(reader, target, pylock),
     )
-
-
-def _builds(environment: EnvironmentConfig) -> BuildSettings:
-    return BuildSettings(
-        in_environment=frozenset(map(canonicalize_name, environment.no_build_isolation)),
-        variables=dict(environment.build_env),
-    )
-
-
-def _target(python: str | None, platform: str | None) -> Target:
-    if python and platform:
-        return Target(python=python, platform=platform)
-    host = Target.of_host()
-    return Target(python=python or host.python, platform=platform or host.platform)
 
 
 def _spec_digest(reader: SpecReader, target: Target, pylock: Path | None) -> Digest:

@@ -462,8 +462,11 @@ class UvLock:
 
 def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
     """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems."""
-    named = {entry: parse_entry(entry, root) for entry in entries}
-    parts = {entry: part for entry, part in named.items() if part and part.file.name == NAME}
+    parts: dict[str, UvProject] = {}
+    for entry in entries:
+        part = parse_entry(entry, root)
+        if part and part.file.name == NAME:
+            parts[entry] = part
     if not parts:
         return None, []
     first, *more = parts.values()
@@ -484,17 +487,14 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
         "that project (`uv add`)"
         for entry in strangers
     ]
-    return lock, [*problems, *_list_faults(lock)]
-
-
-def _list_faults(lock: UvLock) -> Iterator[str]:
-    if not lock.file.is_file():
-        yield f"environment.requirements: no such file: {lock.file}"
+    if not file.is_file():
+        problems.append(f"environment.requirements: no such file: {file}")
     elif lock.itself and lock.is_virtual():
-        yield (
-            f"environment.requirements: {lock.project.file.parent} is no package for uv, so it "
-            "cannot be installed: give it a [build-system], or leave out the folder"
+        problems.append(
+            f"environment.requirements: {folder} is no package for uv, so it cannot be installed: "
+            "give it a [build-system], or leave out the folder"
         )
+    return lock, problems
 
 
 def read_script_lock(script: Path, block: Mapping[str, Any]) -> UvLock | None:
