@@ -104,11 +104,9 @@ class _Fetcher:
 
     def fetch(self) -> tuple[Wheel, ...]:
         builds = self.pip.builds
-        sdists = [file for file in self.lock.files if not file.is_wheel]
-        unbuilt = [file for file in sdists if self.find(file) is None]
-        refuse_without_nvcc(
-            [file.name for file in unbuilt if needs_nvcc(file.name, file.path)], builds
-        )
+        unbuilt = [file for file in self.lock.files if not file.is_wheel and not self.find(file)]
+        need_nvcc = [file.name for file in unbuilt if needs_nvcc(file.name, file.path)]
+        refuse_without_nvcc(need_nvcc, builds)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # each is read once
             list(pool.map(self._digest_in_place, self.lock.files))
         later = [file for file in unbuilt if file.name in builds.in_environment]
@@ -116,12 +114,7 @@ class _Fetcher:
         if self.pip.offline:
             self.problems += map(self._offline_problem, missing)
         elif missing:
-            self.store.require_space(sum(file.size or 0 for file in missing), "the wheels")
-            self._download([self._locate(file) for file in missing if file.is_wheel])
-            for file in missing:
-                if not file.is_wheel:
-                    self.progress(f"building a wheel for {file.name} {file.version}")
-                    self._build(file)
+            self._obtain(missing)
         if later and not self.problems:
             self._build_in_environment(later)
         if self.problems:
@@ -133,6 +126,14 @@ class _Fetcher:
                 hint="let only one build use an offline root at a time",
             )
         return wheels
+
+    def _obtain(self, files: Sequence[LockedFile]) -> None:
+        self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
+        self._download([self._locate(file) for file in files if file.is_wheel])
+        for file in files:
+            if not file.is_wheel:
+                self.progress(f"building a wheel for {file.name} {file.version}")
+                self._build(file)
 
     def _error(self) -> WheelError:
         hint = "the lock is authoritative; if the files were meant to change, run `stager lock`"

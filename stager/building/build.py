@@ -178,11 +178,8 @@ def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, tar
         The files, in parentheses; empty if no file of the project differs, or it is not known.
     """
     was = _shipped(old, store)
-    now = was
-    for source in trees if was else ():
-        if source.kind == "project" and source.tree is not None:
-            paths = [file.path for file in source.tree.files]
-            now = dict(zip(paths, source.contents, strict=True))
+    projects = [one for one in trees if one.kind == "project" and one.tree is not None]
+    now = _contents(projects[0]) if was and projects else was
     there = {layer.id for layer in old.layers}
     assets = [one for one in trees if one.kind == "asset" and layer_id(one, target) not in there]
     added = now.keys() - was.keys()
@@ -193,10 +190,15 @@ def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, tar
         "removed": list(was.keys() - now.keys()),
     }
     named = list(_name_some(kinds))
-    is_code = any(path.endswith(".py") for path in added)
-    if added and not is_code and not kinds["changed"] and not kinds["removed"]:
+    only_new = bool(added) and not kinds["changed"] and not kinds["removed"]
+    if only_new and not any(path.endswith(".py") for path in added):
         named.append("if a run wrote that, name it in project.outputs, or it is sent to the nodes")
     return f" ({'; '.join(named)})" if named else ""
+
+
+def _contents(project: LayerSource) -> dict[str, str]:
+    files = project.tree.files if project.tree else ()
+    return {file.path: digest for file, digest in zip(files, project.contents, strict=True)}
 
 
 def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -221,13 +221,8 @@ def resolve_all(request: ResolveRequest, resolver: ResolverName) -> list[Resolve
         if not others:
             raise
     first = resolve(replace(request, requirements=others), resolver)
-    lines = []
-    for file in first:
-        place = file.path.as_uri() if file.path else file.url
-        if place is not None and file.filename.endswith(".whl"):
-            digest = f" --hash=sha256:{file.sha256}" if file.sha256 and file.url else ""
-            lines.append(f"{file.identity[0]} @ {place}{digest}")
-    folder = install(lines, request.pip, request.scratch / "environment")
+    wheels = [file for file in first if file.filename.endswith(".whl")]
+    folder = install(map(_exact_line, wheels), request.pip, request.scratch / "environment")
     pins = tuple(f"{name}=={version}" for name, version in (file.identity for file in first))
     together = (*request.constraints, *pins)
     return resolve(replace(request, constraints=together, packages=folder), resolver)
@@ -247,6 +242,12 @@ def install(lines: Iterable[str], pip: Pip, folder: Path) -> Path:
             context=[condense(done.stderr or done.stdout)],
         )
     return folder
+
+
+def _exact_line(file: ResolvedFile) -> str:
+    place = file.path.as_uri() if file.path else file.url
+    digest = f" --hash=sha256:{file.sha256}" if file.sha256 and file.url else ""
+    return f"{file.identity[0]} @ {place}{digest}"
 
 
 # --- Digests and sizes of the files that a resolver chose ----------------------------------------
@@ -383,12 +384,10 @@ def make_lock(
     spec = resolver.settled(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
-    earlier = None
-    if settings is not None:
-        if settings.require_hashes and not spec.require_hashes:
-            spec = replace(spec, require_hashes="pip's configuration")
-        earlier = earlier_lock(path, spec.target)
-    if settings is not None and earlier is not None:
+    if settings is not None and settings.require_hashes and not spec.require_hashes:
+        spec = replace(spec, require_hashes="pip's configuration")
+    earlier = earlier_lock(path, spec.target) if settings is not None else None
+    if settings is not None and earlier is not None:  # a mirror's wheels replace builds of commits
         take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
     keep = _kept(options, earlier)
     with store.scratch("lock") as scratch:

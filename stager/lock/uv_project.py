@@ -7,6 +7,7 @@ block (PEP 723) is written as a project first: of a script, uv reads no sources 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -462,17 +463,12 @@ class UvLock:
 
 def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, list[str]]:
     """Return what entries of ``environment.requirements`` take of a ``uv.lock``, and problems."""
-    parts: dict[str, UvProject] = {}
-    for entry in entries:
-        part = parse_entry(entry, root)
-        if part and part.file.name == NAME:
-            parts[entry] = part
+    parsed = ((entry, parse_entry(entry, root)) for entry in entries)
+    parts = {entry: part for entry, part in parsed if part and part.file.name == NAME}
     if not parts:
         return None, []
-    first, *more = parts.values()
+    first = functools.reduce(UvProject.plus, parts.values())
     file, folder = first.file, _find_project(first.file, root)
-    for part in more:
-        first = first.plus(part)
     others = [entry for entry in entries if entry not in parts or parts[entry].file != file]
     strangers = [one for one in others if os.path.normpath(root / expand_user(one)) != str(folder)]
     project = folder / "pyproject.toml"
@@ -487,14 +483,17 @@ def read_entries(entries: Sequence[str], root: Path) -> tuple[UvLock | None, lis
         "that project (`uv add`)"
         for entry in strangers
     ]
-    if not file.is_file():
-        problems.append(f"environment.requirements: no such file: {file}")
+    return lock, [*problems, *_list_faults(lock)]
+
+
+def _list_faults(lock: UvLock) -> Iterator[str]:
+    if not lock.file.is_file():
+        yield f"environment.requirements: no such file: {lock.file}"
     elif lock.itself and lock.is_virtual():
-        problems.append(
-            f"environment.requirements: {folder} is no package for uv, so it cannot be installed: "
-            "give it a [build-system], or leave out the folder"
+        yield (
+            f"environment.requirements: {lock.project.file.parent} is no package for uv, so it "
+            "cannot be installed: give it a [build-system], or leave out the folder"
         )
-    return lock, problems
 
 
 def read_script_lock(script: Path, block: Mapping[str, Any]) -> UvLock | None:
