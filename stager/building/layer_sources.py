@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -141,9 +141,10 @@ class BundledWheels:
             made_from = origin_of(bundle.head(layer))
         if made_from is None or not _is_of(made_from, path, file, self._spec):
             return None
-        pruned = made_from.options.get("prune")
-        words = _words(pruned) if isinstance(pruned, dict) else ()
-        if words is None or not set(words) <= set(of_package(self._spec.prune, file.name)):
+        pruned = made_from.options.get("prune", {"words": []})
+        words = pruned.get("words") if isinstance(pruned, dict) else None
+        allowed = of_package(self._spec.prune, file.name)
+        if not isinstance(words, list) or any(word not in allowed for word in words):
             return None
         source = LayerSource(
             kind="wheel",
@@ -151,7 +152,7 @@ class BundledWheels:
             version=layer.version,
             digest=made_from.content,
             size=layer.size,
-            prune=words,
+            prune=tuple(words),
             compiler=self._compiler,
         )
         return source if layer_id(source, self._spec.target) == layer.id else None
@@ -197,14 +198,6 @@ def _is_of(made_from: Origin, bundle: Path, file: LockedFile, spec: Spec) -> boo
     lock = bundle_file.imported_lock(bundle)
     theirs = earlier_lock(lock, spec.target)
     return theirs is not None and file.sha256 in {other.sha256 for other in theirs.files}
-
-
-def _words(pruned: Mapping[str, object]) -> tuple[str, ...] | None:
-    """Return the patterns by which a layer was pruned; None if they are malformed."""
-    words = pruned.get("words")
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return None
-    return tuple(words)
 
 
 def _filename(file: LockedFile, manifest: Manifest) -> str:
@@ -367,6 +360,11 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
     for path in paths:
         file = content.files[path][0]
         digests.append(Digest.of(file) if isinstance(file, bytes) else file.sha256)
+    said: dict[str, object] = {"type": request.kind, "name": request.name}
+    said |= {"commit": repository.commit, "licence": repository.licence}
+    if repository.left_out:
+        said["left-out"] = len(repository.left_out)
+        said["left-out-files"] = list(repository.left_out[:_LISTED])
     return LayerSource(
         kind="asset",
         name=request.name,
@@ -375,21 +373,8 @@ def _source(repository: LockedRepository, content: _Content) -> LayerSource:
         tree=tree,
         prefix=f"{STATE}/{HUB}",
         size=tree.size,
-        hub={
-            "type": request.kind,
-            "name": request.name,
-            "commit": repository.commit,
-            "licence": repository.licence,
-            **_left_out(repository),
-        },
+        hub=said,
     )
-
-
-def _left_out(repository: LockedRepository) -> dict[str, object]:
-    if not repository.left_out:
-        return {}
-    some = list(repository.left_out[:_LISTED])
-    return {"left-out": len(repository.left_out), "left-out-files": some}
 
 
 def _with_files(
@@ -400,14 +385,9 @@ def _with_files(
     for file in tree.files:
         origin = content.files[file.path][0]
         if isinstance(origin, bytes):
-            place = _written(files.store, origin)
+            place = files.store.hub / f"own-{Digest.of(origin)[:16]}"
+            place.write_bytes(origin)
         else:
             place = files.locked(repository, origin)
         placed.append(replace(file, source=place))
     return replace(source, tree=replace(tree, files=tuple(placed)))
-
-
-def _written(store: Store, data: bytes) -> Path:
-    path = store.hub / f"own-{Digest.of(data)[:16]}"
-    path.write_bytes(data)
-    return path

@@ -50,8 +50,11 @@ class HubEntry:
     """Git's own digest of a small file; empty where the hub does not say it."""
     problem: str = ""
     """Why it cannot be taken; empty if it can."""
-    is_named_badly: bool = False
-    """True if its name is the problem, and not what the hub says about it."""
+
+    @property
+    def is_named_badly(self) -> bool:
+        """True if its name is the problem, and not what the hub says about it."""
+        return not is_safe(self.path) or bool(excess(self.path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,31 +187,37 @@ def _explained(request: HubRequest) -> Iterator[None]:
         raise _fault(request, exc) from exc
 
 
+_FAULTS = {
+    "GatedRepoError": (
+        " is gated: the hub gives it only to users who accepted its terms",
+        "accept them on the page of {name}, then log in with `hf auth login` or set HF_TOKEN, and "
+        "run this again; the token stays on this machine",
+    ),
+    "RevisionNotFoundError": (
+        ": there is no such revision",
+        "correct what follows the @ (a branch, a tag or a commit)",
+    ),
+    "RepositoryNotFoundError": (
+        ": the hub has no such repository, or shows it to some users only",
+        "check its name; for a private one log in with `hf auth login` or set HF_TOKEN",
+    ),
+    "OfflineModeIsEnabled": (
+        " must be asked for at the hub, and HF_HUB_OFFLINE forbids that",
+        "unset HF_HUB_OFFLINE for this command",
+    ),
+}
+"""Errors of the library: what they mean, and what to do."""
+
+
 def _fault(request: HubRequest, exc: Exception) -> StagerError:
     kinds = {kind.__name__ for kind in type(exc).__mro__}
     what = f"{request.kind} {request.label}"
     status = _status(exc)
-    if "GatedRepoError" in kinds:
-        return StagerError(
-            f"{what} is gated: the hub gives it only to users who accepted its terms",
-            hint=f"accept them on the page of {request.name}, then log in with `hf auth login` or "
-            "set HF_TOKEN, and run this again; the token stays on this machine",
-        )
-    if "RevisionNotFoundError" in kinds:
-        return StagerError(
-            f"{what}: there is no such revision",
-            hint="correct what follows the @ (a branch, a tag or a commit)",
-        )
-    if "RepositoryNotFoundError" in kinds or status in (401, 403):
-        return StagerError(
-            f"{what}: the hub has no such repository, or shows it to some users only",
-            hint="check its name; for a private one log in with `hf auth login` or set HF_TOKEN",
-        )
-    if "OfflineModeIsEnabled" in kinds:
-        return StagerError(
-            f"{what} must be asked for at the hub, and HF_HUB_OFFLINE forbids that",
-            hint="unset HF_HUB_OFFLINE for this command",
-        )
+    if status in (401, 403):
+        kinds.add("RepositoryNotFoundError")
+    for kind, (meaning, remedy) in _FAULTS.items():
+        if kind in kinds:
+            return StagerError(what + meaning, hint=remedy.format(name=request.name))
     hint = "check the network and HF_ENDPOINT, and run this again: files that are whole are kept"
     if status == _TOO_MANY:
         hint = "it has had too many requests: wait some minutes; `hf auth login` raises the limit"
@@ -274,7 +283,6 @@ def _entry(sibling: Any) -> HubEntry:  # noqa: ANN401 - the library's
         sha256=digest,
         blob="" if lfs else str(sibling.blob_id or ""),
         problem=problem,
-        is_named_badly=not is_safe(path) or bool(excess(path)),
     )
 
 
@@ -329,11 +337,11 @@ class HubFiles:
         if file is None or not _is_listed(file, entry):
             file = self._fetch(request, commit, entry.path, entry.size)
             if not _is_listed(file, entry):
-                file.resolve().unlink(missing_ok=True)  # fetched once more, the next time
-                raise StagerError(
+                raise _other_file(
+                    file,
                     f"{request.kind} {request.label}: {entry.path} is not the file that the hub "
                     "lists: its size or its digest is another",
-                    hint="run this again; if it stays so, check HF_ENDPOINT and the proxy",
+                    "check HF_ENDPOINT and the proxy",
                 )
         return sha256_of(file)
 
@@ -349,11 +357,11 @@ class HubFiles:
             return found
         fetched = self._fetch(request, commit, file.path, file.size)
         if not _has_content(fetched, file):
-            fetched.resolve().unlink(missing_ok=True)  # fetched once more, the next time
-            raise StagerError(
+            raise _other_file(
+                fetched,
                 f"{request.kind} {request.label}: {file.path} is not the file that was locked: "
                 "its digest is another",
-                hint="run this again; if it stays so, run `stager lock` and review the difference",
+                "run `stager lock` and review the difference",
             )
         return fetched
 
@@ -370,17 +378,21 @@ class HubFiles:
         return self.hub.fetch(request, commit, path, self.store.hub)
 
 
+def _other_file(file: Path, message: str, remedy: str) -> StagerError:
+    file.resolve().unlink(missing_ok=True)  # fetched once more, the next time
+    return StagerError(message, hint=f"run this again; if it stays so, {remedy}")
+
+
 def _is_listed(path: Path, entry: HubEntry) -> bool:
     """Compare a file with the hub's size and, if known, git SHA-1: it finds damage, not attacks."""
     try:
-        data = path.read_bytes() if path.stat().st_size == entry.size else None
+        if path.stat().st_size != entry.size:
+            return False
+        data = path.read_bytes()
     except OSError:
         return False
-    if data is None:
-        return False
-    state = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
-    state.update(data)
-    return entry.blob in ("", state.hexdigest())
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    return entry.blob in ("", blob.hexdigest())
 
 
 def _has_content(path: Path, file: HubFile) -> bool:
@@ -549,19 +561,15 @@ def _resolved(request: HubRequest, files: HubFiles) -> LockedRepository:
         commit=answer.commit,
         licence=answer.licence,
         files=tuple(_locked_files(request, answer, set(paths), files)),
-        left_out=_left_out(answer, set(paths)),
+        left_out=tuple(sorted(filter(is_safe, {one.path for one in answer.entries} - {*paths}))),
     )
-
-
-def _left_out(answer: HubAnswer, paths: set[str]) -> tuple[str, ...]:
-    others = {entry.path for entry in answer.entries} - paths
-    return tuple(sorted(filter(is_safe, others)))
 
 
 def _locked_files(
     request: HubRequest, answer: HubAnswer, paths: set[str], files: HubFiles
 ) -> list[HubFile]:
-    unusable = [entry for entry in answer.entries if entry.path in paths and entry.problem]
+    taken = sorted((one for one in answer.entries if one.path in paths), key=lambda one: one.path)
+    unusable = [entry for entry in taken if entry.problem]
     if unusable:
         raise StagerError(
             f"{request.kind} {request.label}: the hub lists files that cannot be used",
@@ -571,12 +579,11 @@ def _locked_files(
             "does; lock where the hub itself can be reached",
             context=[f"{abridged(entry.path)!r}: {entry.problem}" for entry in unusable],
         )
-    locked = []
-    for entry in sorted(answer.entries, key=lambda entry: entry.path):
-        if entry.path not in paths:
-            continue
-        digest = entry.sha256
-        if digest is None:
-            digest = files.digest(request, answer.commit, entry)
-        locked.append(HubFile(path=entry.path, size=entry.size, sha256=digest))
-    return locked
+    return [
+        HubFile(
+            path=entry.path,
+            size=entry.size,
+            sha256=entry.sha256 or files.digest(request, answer.commit, entry),
+        )
+        for entry in taken
+    ]

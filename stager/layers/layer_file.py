@@ -160,16 +160,6 @@ class Unread:
     """True if compressing it well does not pay."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Added:
-    """Size and digest of a file that was added."""
-
-    size: int
-    """Length in bytes."""
-    sha256: bytes
-    """Raw digest of its bytes."""
-
-
 _Chunk = tuple["bytes | bytearray", int]
 """Some bytes of the tar, and the level that suits them."""
 
@@ -211,8 +201,8 @@ class LayerWriter:
     def __exit__(self, *exc: object) -> None:
         self._spool.close()
 
-    def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> Added:
-        """Add one file, reading ``stream`` to its end.
+    def add(self, path: str, stream: BinaryIO, *, executable: bool = False) -> tuple[int, bytes]:
+        """Add one file, reading ``stream`` to its end; return its length and its raw sha256.
 
         Raises:
             WheelError: the path is unsafe, or was added before with other content.
@@ -224,9 +214,8 @@ class LayerWriter:
             self._spool.write(chunk)
             state.update(chunk)
             size += len(chunk)
-        added = Added(size=size, sha256=state.digest())
-        self._note(path, added, offset, executable=executable)
-        return added
+        self._note(path, size, state.digest(), offset, executable=executable)
+        return size, state.digest()
 
     def add_unread(self, path: str, content: Unread, *, executable: bool = False) -> None:
         """Add one file that is read only when the layer is written.
@@ -235,14 +224,15 @@ class LayerWriter:
             WheelError: as for ``add``.
         """
         _require_safe(path)
-        added = Added(size=content.size, sha256=content.sha256)
-        self._note(path, added, content, executable=executable)
+        self._note(path, content.size, content.sha256, content, executable=executable)
 
-    def _note(self, path: str, added: Added, content: int | Unread, *, executable: bool) -> None:
-        known, digest = self._files.get(path), added.sha256.hex()
-        if known is not None and known.sha256 != digest:
+    def _note(
+        self, path: str, size: int, sha256: bytes, content: int | Unread, *, executable: bool
+    ) -> None:
+        known = self._files.get(path)
+        if known is not None and known.sha256 != sha256.hex():
             raise WheelError(f"{path} occurs twice, with different content")
-        self._files[path] = _File(added.size, 0o755 if executable else 0o644, digest, content)
+        self._files[path] = _File(size, 0o755 if executable else 0o644, sha256.hex(), content)
 
     def link(self, path: str, target: str) -> None:
         """Add a symbolic link; it may not lead out of the layer's own top directory.
@@ -450,12 +440,8 @@ def top_modules(name: str, index: Index) -> tuple[str, ...]:
     The module named like the distribution, if there is one (``torch``, not ``functorch`` and
     ``torchgen``); else every public top-level module (``yaml`` of ``pyyaml``).
     """
-    modules = set()
-    for entry in index.files:
-        match = _MODULE.fullmatch(entry.path)
-        module = _top_module(match["path"]) if match else ""
-        if module:
-            modules.add(module)
+    matches = filter(None, (_MODULE.fullmatch(entry.path) for entry in index.files))
+    modules = {_top_module(match["path"]) for match in matches} - {""}
     namesakes = {module for module in modules if module.lower().replace("_", "-") == name}
     return tuple(sorted(namesakes or filter(_is_public, modules)))
 
@@ -465,9 +451,7 @@ def _top_module(path: str) -> str:
     first, _, rest = path.partition("/")
     if rest == "__init__.py":
         return first
-    if not rest and _EXTENSION.search(first):
-        return _EXTENSION.sub("", first)
-    return ""
+    return _EXTENSION.sub("", first) if not rest and _EXTENSION.search(first) else ""
 
 
 def _is_public(module: str) -> bool:

@@ -227,7 +227,8 @@ def _add_tree(writer: LayerWriter, source: LayerSource, work: LayerWork) -> list
         path = f"{source.prefix}/{file.path}"
         is_module = compile_file is not None and path.endswith(".py")
         with _content(source, file, whole=is_module) as stream:
-            digests.append(writer.add(path, stream, executable=file.mode == 0o755).sha256.hex())
+            _, digest = writer.add(path, stream, executable=file.mode == 0o755)
+            digests.append(digest.hex())
             if compile_file is None or not is_module:
                 continue
             stream.seek(0)

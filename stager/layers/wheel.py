@@ -46,13 +46,6 @@ from .wheel_members import DAMAGED, LARGE, METHODS, ChangedMemberError, LargeMem
 _MISMATCH = "does not have the size and hash that RECORD gives"
 
 
-def get_hash_name(record: RecordEntry | None) -> str:
-    """Return the name of the hash in a line of RECORD; empty for none."""
-    if record is None or record.hash_ is None:
-        return ""
-    return record.hash_.name
-
-
 def decode_sha256(record: RecordEntry) -> bytes | None:
     """Return the raw sha256 in a line of RECORD; None if it is none."""
     value = record.hash_.value if record.hash_ is not None else ""
@@ -109,12 +102,6 @@ _NOT_BELOW = re.compile(
 """Parts of a script that mean something else, or nothing, below the lines for a shell."""
 _NO_FUNCTION = re.compile(r"[^\[#;=]+=\s*[\w.]+\s*(\[.*\])?\s*")
 """A line of ``entry_points.txt`` whose value is a module alone."""
-
-
-def write_entry_point(python: str, module: str, attr: str) -> bytes:
-    """Return the program of an entry point."""
-    code = _ENTRY_POINT.format(module=module, attr=attr, first=attr.split(".", maxsplit=1)[0])
-    return (_LAUNCHER.format(python=python) + code).encode()
 
 
 def relocate_script(python: str, data: bytes, elsewhere: str) -> tuple[bytes, bool]:
@@ -279,7 +266,7 @@ class _CheckedWheel(WheelFile):
         self.record = self.large = None
 
     def _large(self, record: RecordEntry | None) -> LargeMember | None:
-        if record is None or get_hash_name(record) != "sha256":
+        if record is None or record.hash_ is None or record.hash_.name != "sha256":
             return None
         info, digest = self._zipfile.getinfo(record.path), decode_sha256(record)
         if info.file_size < LARGE or info.compress_type not in METHODS or digest is None:
@@ -333,7 +320,9 @@ class _LayerDestination(WheelDestination):
         if "/" in name:
             self._faults.append(f"the entry point {name!r} has a slash in its name")
             return RecordEntry(name, None, None)
-        data = write_entry_point(self._python, module, attr)
+        first = attr.partition(".")[0]
+        code = _ENTRY_POINT.format(module=module, attr=attr, first=first)
+        data = (_LAUNCHER.format(python=self._python) + code).encode()
         return self._add(Scheme("scripts"), name, io.BytesIO(data), executable=True)
 
     def write_file(
@@ -341,7 +330,7 @@ class _LayerDestination(WheelDestination):
     ) -> RecordEntry:
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
-        algorithm = get_hash_name(record)
+        algorithm = record.hash_.name if record is not None and record.hash_ is not None else ""
         if algorithm and algorithm not in _HASHES:
             self._faults.append(
                 f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
@@ -358,14 +347,8 @@ class _LayerDestination(WheelDestination):
             self._faults.append(mismatch(record))
         if scheme == "scripts":
             return self._add_script(path, data)
-        return self._write_whole(scheme, path, data, executable=is_executable)
-
-    def _write_whole(
-        self, scheme: Scheme, path: str, data: bytes, *, executable: bool
-    ) -> RecordEntry:
-        entry = self._add(scheme, path, io.BytesIO(data), executable=executable)
-        is_module = path.endswith(".py") and scheme in ("purelib", "platlib")
-        if is_module and entry.hash_ is not None:
+        entry = self._add(scheme, path, io.BytesIO(data), executable=is_executable)
+        if scheme in ("purelib", "platlib") and entry.hash_ is not None:
             self._add_bytecode(scheme, path, data)
         return entry
 
@@ -378,8 +361,9 @@ class _LayerDestination(WheelDestination):
         """Write the installed RECORD, bytecode included, so that other tools can read it."""
         if not isinstance(records, list):
             raise WheelError("installer returned no list of records")
-        for module in self._pending:
-            self._take_bytecode(*module)
+        for module_scheme, path, digest in self._pending:
+            if self._modules is not None:
+                self._keep_bytecode(module_scheme, path, self._modules.take(path, digest))
         site = self._places["purelib"]
         prefixes: dict[str, str | None] = {}
         for name, place in self._places.items():
@@ -400,11 +384,11 @@ class _LayerDestination(WheelDestination):
     ) -> RecordEntry:
         """Add a file; compare it with its line of RECORD, which has its sha256, if one is given."""
         try:
-            added = self._writer.add(self._path(scheme, path), stream, executable=executable)
+            size, digest = self._writer.add(self._path(scheme, path), stream, executable=executable)
         except WheelError as exc:
             self._faults.append(exc.message)
             return RecordEntry(path, None, None)
-        entry = RecordEntry(path, record_hash(added.sha256), added.size)
+        entry = RecordEntry(path, record_hash(digest), size)
         if record is not None and (record.hash_, record.size) != (entry.hash_, entry.size):
             self._faults.append(mismatch(record))
         return entry
@@ -456,16 +440,12 @@ class _LayerDestination(WheelDestination):
         return self._add(Scheme("scripts"), path, io.BytesIO(program), executable=True)
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
-        if not worth_compiling(path):
+        if not path.endswith(".py") or not worth_compiling(path):
             return
         if self._modules is not None and path in self._modules:
             self._pending.append((scheme, path, importlib.util.source_hash(source)))
         elif self._target.is_host_python:
             self._keep_bytecode(scheme, path, compile_module(source, path))
-
-    def _take_bytecode(self, scheme: Scheme, path: str, digest: bytes) -> None:
-        if self._modules is not None:
-            self._keep_bytecode(scheme, path, self._modules.take(path, digest))
 
     def _keep_bytecode(self, scheme: Scheme, path: str, bytecode: bytes | None) -> None:
         if bytecode is None:
