@@ -80,8 +80,8 @@ def test_what_is_cut_short_is_no_library(prefix: Path, length: int) -> None:
 
 def test_its_own_library_goes_with_it_and_another_is_left_to_the_nodes(prefix: Path) -> None:
     found = followed(prefix)
-    assert found.own == ("lib/libown.so.1",)
-    assert found.foreign == {"libforeign.so.1": ("m.so",)}
+    assert list(found.own.values()) == ["lib/libown.so.1"]
+    assert found.foreign == {"libforeign.so.1": ["m.so"]}
     assert list(found.run_paths) == [PROGRAM], "what the program has loaded needs no run path"
     assert found.glibc > (0, 0)
 
@@ -90,7 +90,7 @@ def test_with_the_new_run_path_it_runs_in_another_place(prefix: Path, tmp_path: 
     found = followed(prefix)
     interpreter = Interpreter(program=prefix / PROGRAM, run_paths=found.run_paths)
     other = tmp_path / "other"
-    for path in (PROGRAM, *found.own):
+    for path in (PROGRAM, *found.own.values()):
         (other / path).parent.mkdir(parents=True, exist_ok=True)
         (other / path).write_bytes(interpreter.content(file_of(prefix, path)))
         (other / path).chmod(0o755)
@@ -112,7 +112,7 @@ def test_a_relative_run_path_is_left_alone(prefix: Path) -> None:
     source = "int o(void); int main(void) {return o();}"
     compiled(prefix / PROGRAM, source, str(prefix / "lib" / "libown.so.1"), run_path)
     found = followed(prefix)
-    assert (found.own, found.run_paths) == (("lib/libown.so.1",), {})
+    assert (found.own, found.run_paths) == ({"libown.so.1": "lib/libown.so.1"}, {})
 
 
 @pytest.mark.parametrize("entry", ["$ORIGIN/../lib/libown.so.1", "{prefix}/lib/libown.so.1"])
@@ -134,8 +134,8 @@ def test_a_library_that_is_needed_by_its_path(prefix: Path, tmp_path: Path, entr
     own.rename(own.with_name("libown.so.1.2"))
     own.symlink_to("libown.so.1.2")
     found = followed(prefix)
-    assert (found.own, found.run_paths) == (("lib/libown.so.1",), {})
-    assert found.foreign == {"libforeign.so.1": ("m.so",)}, "the module finds it loaded"
+    assert (found.own, found.run_paths) == ({"libown.so.1": "lib/libown.so.1"}, {})
+    assert found.foreign == {"libforeign.so.1": ["m.so"]}, "the module finds it loaded"
     moved = prefix.rename(tmp_path / "moved")
     assert subprocess.run([moved / PROGRAM], env={}, check=False).returncode == 42
 

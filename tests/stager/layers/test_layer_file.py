@@ -99,7 +99,7 @@ def test_a_layer_of_nothing(tmp_path: Path) -> None:
 def test_the_same_file_twice(tmp_path: Path) -> None:
     with LayerWriter(tmp_path) as writer:
         writer.add("a", io.BytesIO(b"x"))
-        assert writer.add("a", io.BytesIO(b"x")).size == 1
+        assert writer.add("a", io.BytesIO(b"x"))[0] == 1
         assert "a" in writer
         with pytest.raises(WheelError, match="a occurs twice, with different content"):
             writer.add("a", io.BytesIO(b"y"))
