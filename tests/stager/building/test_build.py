@@ -13,7 +13,7 @@ import zstandard
 from bundle.format.manifest import Part
 from bundle.protocol.codec import encode
 from stager.building import build
-from stager.building.build import Built, build_result
+from stager.building.build import build_result
 from stager.building.current_bundle import current_bundle, offline_root
 from stager.config.load import load
 from stager.core import store
@@ -25,13 +25,13 @@ from stager.pack.members import copy_to
 from tests.support.building import Project, Recorder, contents, digests, index_of
 from tests.support.golden import check_golden
 from tests.support.processes import until
-from tests.support.signing import ALICE, Key, allow
+from tests.support.signing import ALICE, allow
 from tests.support.wheelhouse import conflicting_pair, make_wheel, without_compression
 
 EVERYTHING = ("alpha", "cli-tool", "My.Odd_Name", "ns-one", "ns-two", "pth-pkg", "schemes")
 
 
-def shipped(project: Project, built: Built, kind: str) -> set[str]:
+def shipped(project, built, kind):
     """The files of the layers of one kind, without bytecode."""
     layers = [layer for layer in built.made.layers if layer.kind == kind]
     paths = {
@@ -43,7 +43,7 @@ def shipped(project: Project, built: Built, kind: str) -> set[str]:
 # --- the environment -----------------------------------------------------------------------------
 
 
-def test_every_kind_of_package_works_where_it_is_unpacked(project: Project) -> None:
+def test_every_kind_of_package_works_where_it_is_unpacked(project):
     project.settings(*EVERYTHING).build()
     code = (
         "import os, importlib.metadata as m\n"
@@ -63,7 +63,7 @@ def test_every_kind_of_package_works_where_it_is_unpacked(project: Project) -> N
         assert (done.returncode, done.stdout) == (0, said)
 
 
-def test_the_report_has_the_keys_that_scripts_rely_on(project: Project) -> None:
+def test_the_report_has_the_keys_that_scripts_rely_on(project):
     built = project.build()
     report = encode(build_result(built))
     assert report["bundle"] == str(built.packed.path)
@@ -79,7 +79,7 @@ def test_the_report_has_the_keys_that_scripts_rely_on(project: Project) -> None:
     assert not report["proved"]
 
 
-def test_the_ids_of_two_bundles_and_of_their_layers(project: Project, wheelhouse: Path) -> None:
+def test_the_ids_of_two_bundles_and_of_their_layers(project, wheelhouse):
     """A golden file, of bundles without our own code in them: the node program and the trainer.
 
     They are for a Python that nobody has, so they hold no bytecode and no decompressor.
@@ -107,14 +107,14 @@ def test_the_ids_of_two_bundles_and_of_their_layers(project: Project, wheelhouse
 # --- again ---------------------------------------------------------------------------------------
 
 
-def test_a_second_build_makes_nothing(project: Project) -> None:
+def test_a_second_build_makes_nothing(project):
     first, again = project.build(), project.build()
     assert (again.made.built, again.made.reused) == (0, first.made.built)
     assert again.packed.reused
     assert again.packed.path == first.packed.path
 
 
-def test_a_changed_project_is_one_layer(project: Project) -> None:
+def test_a_changed_project_is_one_layer(project):
     first = project.build()
     (project.root / "train.py").write_text("print('changed')\n")
     second = project.build()
@@ -125,7 +125,7 @@ def test_a_changed_project_is_one_layer(project: Project) -> None:
     assert found.path == second.packed.path
 
 
-def test_a_changed_wheel_is_one_layer(project: Project) -> None:
+def test_a_changed_wheel_is_one_layer(project):
     more = "[project]\npath = false"  # the settings are a part of the project, and change too
     project.settings("alpha", "beta==1.1", more=more).build()
     changed = project.settings("alpha", "beta==2.0", more=more).build()
@@ -135,7 +135,7 @@ def test_a_changed_wheel_is_one_layer(project: Project) -> None:
     assert back.packed.reused
 
 
-def test_a_damaged_layer_is_mended(project: Project) -> None:
+def test_a_damaged_layer_is_mended(project):
     built = project.build()
     good = digests(project.store.layers)
     cut, flipped = (project.store.layer(layer.id) for layer in built.made.layers[:2])
@@ -150,7 +150,7 @@ def test_a_damaged_layer_is_mended(project: Project) -> None:
     assert digests(project.store.layers) == good
 
 
-def test_a_damaged_bundle_is_written_again(project: Project) -> None:
+def test_a_damaged_bundle_is_written_again(project):
     path = project.build().packed.path
     good = path.read_bytes()
     path.write_bytes(good[:1000] + b"x" + good[1001:])
@@ -162,7 +162,7 @@ def test_a_damaged_bundle_is_written_again(project: Project) -> None:
 # --- the project, the trainer, the assets --------------------------------------------------------
 
 
-def test_the_project_layer_honours_gitignore_exclude_and_outputs(project: Project) -> None:
+def test_the_project_layer_honours_gitignore_exclude_and_outputs(project):
     for path in ("lib/a.py", "lib/.gitignore", "runs/1.log", "big.pt", "out/model", "keep.pt"):
         (project.root / path).parent.mkdir(exist_ok=True)
         (project.root / path).write_text("")
@@ -176,7 +176,7 @@ def test_the_project_layer_honours_gitignore_exclude_and_outputs(project: Projec
     }  # fmt: skip
 
 
-def test_another_signer_makes_no_other_bundle(project: Project, alice: Key) -> None:
+def test_another_signer_makes_no_other_bundle(project, alice):
     signers = "[trust]\nallowed-signers = 'allowed_signers'\n"
     project.settings("alpha", more=signers)
     allow(project.root, f"{ALICE} {alice.public}")
@@ -192,7 +192,7 @@ def test_another_signer_makes_no_other_bundle(project: Project, alice: Key) -> N
 @pytest.mark.parametrize(
     "more", ['imports = ["beta"]', 'build-env = { MAX_JOBS = "2" }', '[project]\nname = "other"']
 )
-def test_settings_that_decide_a_bundle_make_it_again(project: Project, more: str) -> None:
+def test_settings_that_decide_a_bundle_make_it_again(project, more):
     project.build()
     project.settings("alpha", more=more)
     recorder = Recorder()
@@ -200,7 +200,7 @@ def test_settings_that_decide_a_bundle_make_it_again(project: Project, more: str
     assert any("building it again" in note for note in recorder.notes)
 
 
-def test_what_a_run_writes_does_not_make_the_bundle_stale(project: Project) -> None:
+def test_what_a_run_writes_does_not_make_the_bundle_stale(project):
     project.settings("alpha", more='[project]\noutputs = ["out"]')
     path = project.build().packed.path
     (project.root / "out").mkdir()
@@ -208,9 +208,7 @@ def test_what_a_run_writes_does_not_make_the_bundle_stale(project: Project) -> N
     assert current_bundle(load(project.root), Recorder()).path == path
 
 
-def test_the_offline_root_is_not_shipped_even_in_the_project(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_offline_root_is_not_shipped_even_in_the_project(project, monkeypatch):
     inside = project.root / "store [1]"
     project.store.root.rename(inside)
     monkeypatch.setenv("OFFLINE_ROOT", str(inside))
@@ -221,14 +219,14 @@ def test_the_offline_root_is_not_shipped_even_in_the_project(
     assert (again.made.built, again.packed.path) == (0, built.packed.path)
 
 
-def test_the_trainer_rides_along(project: Project) -> None:
+def test_the_trainer_rides_along(project):
     built = project.build()
     found = shipped(project, built, "trainer")
     assert ".stager/site/trainer/__main__.py" in found
     assert all(path.startswith(".stager/site/trainer/") for path in found)
 
 
-def test_assets_are_layers_of_their_own(project: Project, tmp_path: Path) -> None:
+def test_assets_are_layers_of_their_own(project, tmp_path):
     (project.root / "data").mkdir()
     (project.root / "data" / "a.csv").write_text("a\n")
     (project.root / "data" / "b.csv").write_text("b\n")
@@ -247,13 +245,13 @@ def test_assets_are_layers_of_their_own(project: Project, tmp_path: Path) -> Non
     assert project.build().made.built == 1
 
 
-def test_two_names_for_one_asset_are_one_layer(project: Project) -> None:
+def test_two_names_for_one_asset_are_one_layer(project):
     (project.root / "a.csv").write_text("a\n")
     built = project.settings("alpha", more='[assets]\npaths = ["a.csv", "*.csv"]').build()
     assert sum(layer.kind == "asset" for layer in built.made.layers) == 1
 
 
-def test_models_by_name_are_looked_for_where_that_is_allowed(project: Project) -> None:
+def test_models_by_name_are_looked_for_where_that_is_allowed(project):
     project.settings("alpha").build()
     project.settings("alpha", more='[assets]\nmodels = ["a/b"]\ndatasets = ["c"]')
     with pytest.raises(StagerError) as caught:
@@ -265,9 +263,7 @@ def test_models_by_name_are_looked_for_where_that_is_allowed(project: Project) -
 # --- packages that do not fit, or lie ------------------------------------------------------------
 
 
-def test_two_packages_that_fight_over_a_file_get_no_bundle(
-    project: Project, wheelhouse: Path
-) -> None:
+def test_two_packages_that_fight_over_a_file_get_no_bundle(project, wheelhouse):
     conflicting_pair(wheelhouse)
     project.settings("clash-one", "clash-two")
     with pytest.raises(WheelError) as caught:
@@ -277,7 +273,7 @@ def test_two_packages_that_fight_over_a_file_get_no_bundle(
     assert newest(project.store, project.root / "stager.toml") is None
 
 
-def test_a_wheel_that_is_not_the_locked_one(project: Project, wheelhouse: Path) -> None:
+def test_a_wheel_that_is_not_the_locked_one(project, wheelhouse):
     project.build().packed.path.unlink()  # which has the layer of the right one
     files = {"beta/__init__.py": "VERSION = 'forged'\n"}
     make_wheel(wheelhouse, "beta", "2.0", files=files)
@@ -288,7 +284,7 @@ def test_a_wheel_that_is_not_the_locked_one(project: Project, wheelhouse: Path) 
     assert "beta-2.0-py3-none-any.whl: differs from the lock: expected sha256" in line
 
 
-def test_a_wheel_damaged_after_download(project: Project, wheelhouse: Path, tmp_path: Path) -> None:
+def test_a_wheel_damaged_after_download(project, wheelhouse, tmp_path):
     first = project.build()
     wheel = project.store.wheels / "beta-2.0-py3-none-any.whl"
     wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
@@ -303,9 +299,7 @@ def test_a_wheel_damaged_after_download(project: Project, wheelhouse: Path, tmp_
     assert again.packed.path == first.packed.path
 
 
-def test_without_the_decompressor_the_message_says_what_to_put_where(
-    project: Project,
-) -> None:
+def test_without_the_decompressor_the_message_says_what_to_put_where(project):
     project.build().packed.path.unlink()  # which has the decompressor, too
     (wheel,) = project.store.wheels.glob("zstandard-*")
     name = wheel.name
@@ -321,8 +315,8 @@ def test_without_the_decompressor_the_message_says_what_to_put_where(
 
 
 def test_the_offline_root_is_the_variables_then_the_settings_then_the_default(
-    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    project, monkeypatch, tmp_path
+):
     project.settings("alpha", more='offline-root = "here"')
     assert offline_root(load(project.root)) == project.store.root
     monkeypatch.delenv("OFFLINE_ROOT")
@@ -336,7 +330,7 @@ def test_the_offline_root_is_the_variables_then_the_settings_then_the_default(
     assert offline_root(load(project.root)) == Path.home() / "x"
 
 
-def test_whoever_has_to_wait_is_told(project: Project) -> None:
+def test_whoever_has_to_wait_is_told(project):
     recorder = Recorder()
     with project.store.lock():
         other = threading.Thread(target=project.build, args=(recorder,))
@@ -349,7 +343,7 @@ def test_whoever_has_to_wait_is_told(project: Project) -> None:
     assert recorder.phases == ["lock", "wheels", "layers", "bundle"]
 
 
-def test_a_target_without_bytecode_is_noted(project: Project) -> None:
+def test_a_target_without_bytecode_is_noted(project):
     recorder = Recorder()
     built = project.settings("alpha", more='python = "3.14"').build(recorder, prove=True)
     assert any("no bytecode is included" in note for note in recorder.notes)
@@ -359,13 +353,13 @@ def test_a_target_without_bytecode_is_noted(project: Project) -> None:
     assert built.packed.manifest.decompressor is None
 
 
-def test_without_a_build_there_is_no_newest_bundle(project: Project) -> None:
+def test_without_a_build_there_is_no_newest_bundle(project):
     with pytest.raises(BundleError, match="there is no bundle of project") as caught:
         current_bundle(load(project.root), Recorder())
     assert "stager build" in caught.value.hint
 
 
-def test_changed_requirements_are_left_to_a_build(project: Project) -> None:
+def test_changed_requirements_are_left_to_a_build(project):
     project.build()
     project.settings("alpha", "cli-tool")
     with pytest.raises(BundleError, match="requirements of project have changed") as caught:
@@ -373,7 +367,7 @@ def test_changed_requirements_are_left_to_a_build(project: Project) -> None:
     assert "stager build" in caught.value.hint
 
 
-def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
+def test_a_changed_project_is_built_again_on_the_way(project):
     first = project.build().packed.path
     (project.root / "train.py").write_text("print('changed')\n")
     (project.root / "out").mkdir()
@@ -393,7 +387,7 @@ def test_a_changed_project_is_built_again_on_the_way(project: Project) -> None:
     assert current_bundle(load(project.root), Recorder()).path == second
 
 
-def test_a_file_that_a_run_wrote_is_named_with_a_remedy(project: Project) -> None:
+def test_a_file_that_a_run_wrote_is_named_with_a_remedy(project):
     project.build()
     (project.root / "out").mkdir()
     (project.root / "out/model.pt").touch()
@@ -405,9 +399,7 @@ def test_a_file_that_a_run_wrote_is_named_with_a_remedy(project: Project) -> Non
     )
 
 
-def test_an_edit_neither_reads_nor_writes_an_asset(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_neither_reads_nor_writes_an_asset(project, monkeypatch):
     """What a store grows by in ten edits is less than one asset, which is whole in each bundle."""
     asset = project.root / "data.bin"
     asset.write_bytes(os.urandom(6 << 20))
@@ -417,7 +409,7 @@ def test_an_edit_neither_reads_nor_writes_an_asset(
     before = sum(path.stat().st_size for path in files_below(project.store.root))
     read: list[Path] = []
 
-    def noting(path: Path) -> Digest:
+    def noting(path):
         read.append(path)
         return sha256_of(path)
 
@@ -433,11 +425,11 @@ def test_an_edit_neither_reads_nor_writes_an_asset(
     assert not first.path.exists()
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project: Project) -> None:
+def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project):
     first = project.build().packed.path
     assert mark(project.store, first, "4711")
     (project.root / "train.py").write_text("print('changed')\n")
@@ -448,7 +440,7 @@ def test_a_bundle_that_a_submitted_job_names_is_not_replaced(project: Project) -
     assert recorder.notes[-1] == stays
 
 
-def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project) -> None:
+def test_nothing_is_built_with_a_requirement_that_is_not_there(project):
     project.settings("alpha", "no-such-thing")
     with pytest.raises(ResolveError) as caught:
         project.build()
@@ -456,9 +448,7 @@ def test_nothing_is_built_with_a_requirement_that_is_not_there(project: Project)
     assert not (project.root / "pylock.toml").exists()
 
 
-def test_a_project_larger_than_its_packages_is_said(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_project_larger_than_its_packages_is_said(project, monkeypatch):
     monkeypatch.setattr(build, "_MANY_FILES", 100)
     for number in range(120):
         (project.root / f"part{number}.txt").write_text("x")

@@ -12,7 +12,7 @@ from stager.pack.members import refuse_in_project
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch):
     """A project, which is the current directory, and a link that leads to it."""
     folder = tmp_path / "project"
     (folder / "sub").mkdir(parents=True)
@@ -23,7 +23,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("output", ["x.tar", "sub/x.tar", "sub/../x.tar", "../link/x.tar"])
-def test_a_place_in_the_project(project: Path, output: str) -> None:
+def test_a_place_in_the_project(project, output):
     for known_as in (project, project.parent / "link"):
         with pytest.raises(ConfigError, match="is in the project"):
             refuse_in_project(Path(output), known_as)
@@ -32,6 +32,6 @@ def test_a_place_in_the_project(project: Path, output: str) -> None:
 @pytest.mark.parametrize(
     "output", ["../x.tar", "sub/../../x.tar", "away/x.tar", f"x{BUNDLE_SUFFIX}"]
 )
-def test_a_place_outside_or_a_name_that_no_project_ships(project: Path, output: str) -> None:
+def test_a_place_outside_or_a_name_that_no_project_ships(project, output):
     for known_as in (project, project.parent / "link"):
         refuse_in_project(Path(output), known_as)

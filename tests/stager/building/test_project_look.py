@@ -13,13 +13,12 @@ from stager.building.current_bundle import sources_of_project
 from stager.config.load import load
 from stager.core.store import Store
 from stager.layers import source
-from stager.layers.source import LayerSource
 
 SETTINGS = "[environment]\nrequirements = []\n"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """A project whose look is remembered, though it is small and new."""
     monkeypatch.setattr(source, "_FEWEST", 1)
     monkeypatch.setattr(source, "SETTLED_NS", -(1 << 62))
@@ -32,20 +31,20 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def look(root: Path, *, remembered: bool = True) -> LayerSource:
+def look(root, *, remembered=True):
     store = Store(root.parent / "store")
     store.make_folder(store.projects)
     return sources_of_project(load(root), store, root / "pylock.toml", remembered=remembered)[0]
 
 
-def in_place(root: Path) -> None:
+def in_place(root):
     file = root / "a" / "b" / "one.py"
     status = file.stat()
     file.write_text("x = 2\n")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def other_link(root: Path) -> None:
+def other_link(root):
     (root / "link").unlink()
     (root / "link").symlink_to("a/b/one.py")
 
@@ -65,7 +64,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_any_change_is_seen(root: Path, change: Callable[[Path], object]) -> None:
+def test_any_change_is_seen(root, change):
     first = look(root)
     again = look(root)
     assert first.tree is not None
@@ -77,7 +76,7 @@ def test_any_change_is_seen(root: Path, change: Callable[[Path], object]) -> Non
     assert seen.digest == look(root, remembered=False).digest != first.digest
 
 
-def test_a_file_that_came_and_went_costs_no_look(root: Path) -> None:
+def test_a_file_that_came_and_went_costs_no_look(root):
     first = look(root)
     (root / ".mark").write_text("")
     (root / ".mark").unlink()
@@ -85,9 +84,7 @@ def test_a_file_that_came_and_went_costs_no_look(root: Path) -> None:
     assert (again.tree, again.digest) == (None, first.digest)
 
 
-def test_what_has_just_changed_is_looked_at_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_just_changed_is_looked_at_again(root, monkeypatch):
     """A second change in the same tick of the file system's clock would leave the same times."""
     monkeypatch.setattr(source, "SETTLED_NS", 3600 * 10**9)
     look(root)

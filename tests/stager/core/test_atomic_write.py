@@ -14,7 +14,7 @@ from stager.core.errors import StagerError
 from stager.core.files import output_file, replacing
 
 
-def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:
+def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path):
     place = tmp_path / "a"
     place.write_bytes(b"old")
     with replacing(place) as file:
@@ -24,7 +24,7 @@ def test_a_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:
     assert place.read_bytes() == b"new"
 
 
-def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     place = tmp_path / "folder" / "a"
     place.parent.mkdir()
     place.write_bytes(b"old")
@@ -34,7 +34,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert [path.read_bytes() for path in place.parent.iterdir()] == [b"old"]
 
 
-def test_the_message_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_message_names_the_file_that_was_asked_for(tmp_path):
     """Not the temporary one beside it, which is what could not be opened or renamed."""
     missing = tmp_path / "no" / "a"
     with pytest.raises(StagerError) as caught, output_file(missing):
@@ -47,7 +47,7 @@ def test_the_message_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     assert caught.value.hint == "take a file"
 
 
-def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path: Path) -> None:
+def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path):
     place, other = tmp_path / "folder" / "a", tmp_path / "no" / "b"
     place.parent.mkdir()
     names_other = pytest.raises(StagerError, match=f"^{other} cannot be written: No such")
@@ -56,7 +56,7 @@ def test_the_message_names_another_file_that_the_block_could_not_write(tmp_path:
     assert list(place.parent.iterdir()) == []
 
 
-def test_a_file_and_a_link_are_replaced(tmp_path: Path) -> None:
+def test_a_file_and_a_link_are_replaced(tmp_path):
     target, link, gone = tmp_path / "target", tmp_path / "link", tmp_path / "gone"
     target.write_text("old")
     link.symlink_to(target)
@@ -69,12 +69,12 @@ def test_a_file_and_a_link_are_replaced(tmp_path: Path) -> None:
     assert target.read_text() == "old"
 
 
-def _socket(place: Path) -> None:
+def _socket(place):
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(place))
 
 
-def _kinds(folder: Path) -> list[Path]:
+def _kinds(folder):
     """Return places that are no files; a device is reached by a link, so that nothing is harmed."""
     os.mkfifo(folder / "pipe")
     _socket(folder / "socket")
@@ -83,7 +83,7 @@ def _kinds(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_what_is_no_file_stays(tmp_path: Path) -> None:
+def test_what_is_no_file_stays(tmp_path):
     """As root, `-o /dev/null` would take the machine's /dev/null away."""
     folder = tmp_path / "kinds"
     folder.mkdir()

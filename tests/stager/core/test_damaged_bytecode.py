@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory):
     """A copy of the program, compiled."""
     folder = tmp_path_factory.mktemp("copy")
     for name in ("stager", "bundle"):
@@ -29,7 +29,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(copy, *arguments):
     return subprocess.run(
         [sys.executable, "-m", "stager", *arguments],
         cwd=copy,
@@ -50,9 +50,7 @@ CUT = [
 
 
 @pytest.mark.parametrize(("module", "arguments"), CUT)
-def test_a_compiled_file_that_was_cut_short_is_named(
-    copy: Path, module: str, arguments: tuple[str, ...]
-) -> None:
+def test_a_compiled_file_that_was_cut_short_is_named(copy, module, arguments):
     source = copy / f"{module}.py"
     (file,) = source.parent.glob(f"__pycache__/{source.stem}.cpython-*.pyc")
     whole = file.read_bytes()
@@ -70,7 +68,7 @@ def test_a_compiled_file_that_was_cut_short_is_named(
     assert second.startswith("hint: remove that file")
 
 
-def test_a_command_for_scripts_says_so_in_json(copy: Path) -> None:
+def test_a_command_for_scripts_says_so_in_json(copy):
     (file,) = (copy / "stager/jobs").glob("__pycache__/preparation.cpython-*.pyc")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
@@ -83,7 +81,7 @@ def test_a_command_for_scripts_says_so_in_json(copy: Path) -> None:
     assert str(file) in done.stderr
 
 
-def test_the_end_of_standard_input_is_something_else() -> None:
+def test_the_end_of_standard_input_is_something_else():
     with pytest.raises(EOFError) as caught:
         raise EOFError
     assert damaged_file(caught.value) == ""

@@ -11,7 +11,6 @@ import pytest
 
 from stager.core.store import Store, remove, size_of
 from tests.support.building import left_behind
-from tests.support.nesting import Nested
 from tests.support.users import as_user
 
 DEPTH = 2100
@@ -20,21 +19,21 @@ REPO = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside(tmp_path):
     made = tmp_path / "outside"
     made.mkdir()
     (made / "precious").write_text("mine")
     return made
 
 
-def test_no_depth_is_too_great(tmp_path: Path, nested: Nested) -> None:
+def test_no_depth_is_too_great(tmp_path, nested):
     tree = nested(tmp_path / "tree", DEPTH)
     assert size_of(tree) == 0
     assert remove(tree)
     assert not tree.exists()
 
 
-def test_few_open_files_are_enough(tmp_path: Path, nested: Nested) -> None:
+def test_few_open_files_are_enough(tmp_path, nested):
     tree = nested(tmp_path / "tree", 30)
     (tree / "wide" / "inner").mkdir(parents=True)
     code = (
@@ -48,7 +47,7 @@ def test_few_open_files_are_enough(tmp_path: Path, nested: Nested) -> None:
     assert not tree.exists()
 
 
-def test_links_are_removed_and_not_followed(tmp_path: Path, outside: Path) -> None:
+def test_links_are_removed_and_not_followed(tmp_path, outside):
     tree = tmp_path / "tree"
     (tree / "inner" / "deeper").mkdir(parents=True)
     for place in (tree, tree / "inner", tree / "inner" / "deeper"):
@@ -71,7 +70,7 @@ def test_links_are_removed_and_not_followed(tmp_path: Path, outside: Path) -> No
 
 
 @pytest.mark.needs("root")
-def test_directories_closed_to_their_owner_go_too(tmp_path: Path) -> None:
+def test_directories_closed_to_their_owner_go_too(tmp_path):
     code = (
         "import sys\nfrom pathlib import Path\nfrom stager.core.store import remove\n"
         "tree = Path(sys.argv[1])\n(tree / 'a' / 'b' / 'c').mkdir(parents=True)\n"
@@ -89,7 +88,7 @@ def test_directories_closed_to_their_owner_go_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> None:
+def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path):
     tree = tmp_path / "tree"
     (tree / "theirs" / "inner").mkdir(parents=True)
     (tree / "theirs" / "file").write_text("x")
@@ -108,7 +107,7 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(tmp_path: Path) -> Non
     assert [path.name for path in tree.iterdir()] == ["theirs"]
 
 
-def test_a_deep_tree_does_not_jam_a_store(tmp_path: Path, nested: Nested) -> None:
+def test_a_deep_tree_does_not_jam_a_store(tmp_path, nested):
     store = Store(tmp_path / "store")
     nested(left_behind(store, "prove") / "tree", DEPTH)
     with store.lock():

@@ -18,11 +18,11 @@ from tests.support.shared_objects import AARCH64, HOST, SharedObject, glibc
 MACHINE = HOST.get(os.uname().machine, 0)
 
 
-def parsed(data: bytes) -> elf.Elf | None:
+def parsed(data):
     return elf.parsed(lambda at, size: data[at : at + size])
 
 
-def loader_says(path: Path) -> str:
+def loader_says(path):
     """What the dynamic loader of this machine says against a library; empty if it loads it."""
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
     argv = [sys.executable, "-I", "-S", "-c", program, str(path)]
@@ -41,9 +41,7 @@ def loader_says(path: Path) -> str:
         (glibc("2.99", weak=True, machine=MACHINE), (0, 0), False),
     ],
 )
-def test_what_is_read_is_what_the_loader_asks_for(
-    tmp_path: Path, library: bytes, needed: tuple[int, int], refused: bool
-) -> None:
+def test_what_is_read_is_what_the_loader_asks_for(tmp_path, library, needed, refused):
     """A version that is weak may be missing: the loader goes on without it."""
     path = tmp_path / "any.so"
     path.write_bytes(library)
@@ -54,7 +52,7 @@ def test_what_is_read_is_what_the_loader_asks_for(
     assert ("version `GLIBC_2.99' not found" in said) == refused, said
 
 
-def test_versions_of_several_libraries_count() -> None:
+def test_versions_of_several_libraries_count():
     versions = {"libm.so.6": ["GLIBC_2.29"], "libstdc++.so.6": ["GLIBCXX_3.4.30"]}
     header = parsed(SharedObject(versions=versions, needed=["libz.so.1"]).data())
     assert header is not None
@@ -62,7 +60,7 @@ def test_versions_of_several_libraries_count() -> None:
     assert header.needed == ("libm.so.6", "libstdc++.so.6", "libz.so.1")
 
 
-def test_packed_relocations_are_a_need_of_their_own() -> None:
+def test_packed_relocations_are_a_need_of_their_own():
     """``-z pack-relative-relocs`` asks for no symbol, and yet older loaders cannot apply them."""
     versions = {"libc.so.6": ["GLIBC_2.2.5", "GLIBC_ABI_DT_RELR", "GLIBC_PRIVATE"]}
     header = parsed(SharedObject(versions=versions).data())
@@ -70,7 +68,7 @@ def test_packed_relocations_are_a_need_of_their_own() -> None:
     assert header.glibc == (2, 36)
 
 
-def test_musl_and_other_processors_are_told_apart() -> None:
+def test_musl_and_other_processors_are_told_apart():
     for name in ("libc.musl-x86_64.so.1", "libc.so"):  # on Alpine, by musl-gcc on Debian
         of_musl = parsed(SharedObject(versions={}, needed=[name]).data())
         assert of_musl is not None
@@ -80,7 +78,7 @@ def test_musl_and_other_processors_are_told_apart() -> None:
     assert (of_arm.for_musl, of_arm.machine) == (False, "aarch64")
 
 
-def test_a_library_that_is_cut_or_altered_anywhere_is_read_or_refused_but_stops_nothing() -> None:
+def test_a_library_that_is_cut_or_altered_anywhere_is_read_or_refused_but_stops_nothing():
     whole = glibc("2.17", "2.34")
     for end in range(len(whole)):
         parsed(whole[:end])
@@ -89,7 +87,7 @@ def test_a_library_that_is_cut_or_altered_anywhere_is_read_or_refused_but_stops_
             parsed(whole[:place] + bytes([value]) + whole[place + 1 :])
 
 
-def test_a_real_library_needs_what_readelf_says() -> None:
+def test_a_real_library_needs_what_readelf_says():
     """That of numpy, from its wheel; one page of it is read, and not its megabytes."""
     needs("compiler")  # which brings readelf
     try:
@@ -99,7 +97,7 @@ def test_a_real_library_needs_what_readelf_says() -> None:
     path = Path(str(module.__file__))
     data, asked = path.read_bytes(), 0
 
-    def read(at: int, size: int) -> bytes:
+    def read(at, size):
         nonlocal asked
         asked += size
         return data[at : at + size]

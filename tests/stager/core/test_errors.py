@@ -16,13 +16,13 @@ FAMILY = [
 ]
 
 
-def test_exit_codes_are_the_documented_ones() -> None:
+def test_exit_codes_are_the_documented_ones():
     codes = (errors.EXIT_OK, errors.EXIT_FAILURE, errors.EXIT_JOB)
     assert codes == (0, 1, 3)
 
 
 @pytest.mark.parametrize("kind", FAMILY)
-def test_every_error_has_the_root_and_says_why(kind: type[StagerError]) -> None:
+def test_every_error_has_the_root_and_says_why(kind):
     error = kind("it broke", hint="mend it", context=["line 1", "line 2"])
     assert isinstance(error, StagerError)
     assert (str(error), error.message, error.hint) == ("it broke", "it broke", "mend it")
@@ -30,19 +30,19 @@ def test_every_error_has_the_root_and_says_why(kind: type[StagerError]) -> None:
     assert error.exit_code == (3 if kind is JobError else 1)
 
 
-def test_an_error_needs_no_hint() -> None:
+def test_an_error_needs_no_hint():
     error = StagerError("it broke")
     assert (error.hint, error.context) == ("", ())
 
 
-def test_context_cannot_change_behind_an_errors_back() -> None:
+def test_context_cannot_change_behind_an_errors_back():
     lines = ["line 1"]
     error = StagerError("it broke", context=lines)
     lines.append("line 2")
     assert error.context == ("line 1",)
 
 
-def test_a_failed_command_belongs_to_the_family() -> None:
+def test_a_failed_command_belongs_to_the_family():
     done = CompletedCommand(argv=("pip", "two words"), returncode=1, stdout="", stderr="")
     error = CommandError(done, reason="exit status 1")
     assert isinstance(error, StagerError)

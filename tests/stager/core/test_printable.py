@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import subprocess
-from pathlib import Path
 
 import pytest
 from rich.console import Console as RichConsole
@@ -39,22 +38,22 @@ SHOWN = r"ValueError: \x1b]52;c;ZWNobw==\x07\x1b[2J\x9b5i\x07\u202egpj.exe\u2066
         ("", ""),
     ],
 )
-def test_what_cannot_be_seen_is_written_out(text: str, shown: str) -> None:
+def test_what_cannot_be_seen_is_written_out(text, shown):
     assert visible(text) == shown
     assert visible(shown) == shown
 
 
-def test_a_progress_bar_is_its_last_state() -> None:
+def test_a_progress_bar_is_its_last_state():
     assert overwritten("\r 10%|#  \r 60%|## \r100%|###| 10/10") == "100%|###| 10/10"
     assert overwritten("\r 10%|#  \r100%|###\r") == "100%|###"
     assert overwritten("no bar") == "no bar"
 
 
-def test_a_name_stays_in_one_line() -> None:
+def test_a_name_stays_in_one_line():
     assert in_one_line("d/x\n00:00:01 n1 0 | FORGED.out") == r"d/x\n00:00:01 n1 0 | FORGED.out"
 
 
-def test_the_name_of_a_log_forges_no_line(tmp_path: Path) -> None:
+def test_the_name_of_a_log_forges_no_line(tmp_path):
     (tmp_path / "x\n00:00:01 local1 0 | FORGED.out").write_text("ValueError: z\n")
     argv = [*STAGER, "logs", str(tmp_path)]
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
@@ -62,12 +61,12 @@ def test_the_name_of_a_log_forges_no_line(tmp_path: Path) -> None:
     assert len(said.splitlines()) == 1, said
 
 
-def test_no_control_character_is_left() -> None:
+def test_no_control_character_is_left():
     every = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), *TURNING]))
     assert {char for char in visible(every) if not char.isprintable()} == {"\t", "\n"}
 
 
-def logs_of(folder: Path) -> Path:
+def logs_of(folder):
     """A failed job whose log, node and events hold what a terminal must not get."""
     folder.mkdir()
     error = {"what": f"it {OSC}", "where": TURNED, "why": HOSTILE, "fix": f"see {OSC}"}
@@ -82,12 +81,12 @@ def logs_of(folder: Path) -> Path:
     return folder
 
 
-def harmless(shown: str) -> bool:
+def harmless(shown):
     return all(char.isprintable() or char in "\t\n" for char in shown)
 
 
 @pytest.mark.parametrize("command", [["logs"], ["logs", "--errors"], ["diagnose"], ["logs", "-v"]])
-def test_logs_in_a_pipe(tmp_path: Path, command: list[str]) -> None:
+def test_logs_in_a_pipe(tmp_path, command):
     logs = logs_of(tmp_path / "logs")
     argv = [*STAGER, *command, "--log-dir", str(logs)]
     done = subprocess.run(argv, capture_output=True, check=False)
@@ -99,7 +98,7 @@ def test_logs_in_a_pipe(tmp_path: Path, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["logs", "diagnose"])
-def test_logs_on_a_terminal(tmp_path: Path, command: str) -> None:
+def test_logs_on_a_terminal(tmp_path, command):
     argv = [*STAGER, command, "--log-dir", str(logs_of(tmp_path / "logs"))]
     main, side = pty.openpty()
     try:
@@ -116,7 +115,7 @@ def test_logs_on_a_terminal(tmp_path: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["logs", "diagnose"])
-def test_json_is_ascii_and_says_all(tmp_path: Path, command: str) -> None:
+def test_json_is_ascii_and_says_all(tmp_path, command):
     argv = [*STAGER, command, "--json", "--log-dir", str(logs_of(tmp_path / "logs"))]
     done = subprocess.run(argv, capture_output=True, check=False)
     assert done.stdout.isascii()
@@ -124,7 +123,7 @@ def test_json_is_ascii_and_says_all(tmp_path: Path, command: str) -> None:
     assert TURNED in json.dumps(json.loads(done.stdout), ensure_ascii=False)
 
 
-def test_an_error_that_names_a_hostile_file(tmp_path: Path) -> None:
+def test_an_error_that_names_a_hostile_file(tmp_path):
     (tmp_path / "stager.toml").write_text(f'[environment]\n"{TURNED}" = 1\n')
     argv = [*STAGER, "build", "-v"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -133,7 +132,7 @@ def test_an_error_that_names_a_hostile_file(tmp_path: Path) -> None:
     assert harmless(done.stdout + done.stderr)
 
 
-def test_a_table_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_nodes(capsys):
     texts = dict.fromkeys(("node", "python", "interface", "address"), f"{OSC}{TURNED}")
     check = NodeCheck(
         **texts,
@@ -149,12 +148,12 @@ def test_a_table_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert harmless(said), repr(said)
 
 
-def test_the_page_shows_what_turns_text_around() -> None:
+def test_the_page_shows_what_turns_text_around():
     assert shown(TURNED) == r"\u202egpj.exe\u2066"
     assert all(shown(chr(code)) == f"\\u{code:04x}" for code in TURNING)
 
 
-def test_what_ranks_print_while_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ranks_print_while_a_job_runs(capsys):
     console = Console()
     console.event(record("output", node="n1", head=True, lines=[HOSTILE]))
     said = capsys.readouterr()

@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,44 +15,44 @@ from stager.core.processes import TAIL_LINES, CommandError, feed, inform, run, s
 from tests.support.processes import living, until
 
 
-def python(code: str) -> list[str]:
+def python(code):
     return [sys.executable, "-c", code]
 
 
-def test_returns_what_the_command_wrote() -> None:
+def test_returns_what_the_command_wrote():
     done = run(python("import sys; print('out'); print('talk', file=sys.stderr)"), timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "talk\n")
     assert done.argv[0] == sys.executable
 
 
-def test_arguments_are_never_a_shell_line(tmp_path: Path) -> None:
+def test_arguments_are_never_a_shell_line(tmp_path):
     hostile = f"$(touch {tmp_path}/made); touch {tmp_path}/made & *"
     done = run([*python("import sys; print(sys.argv[1])"), hostile], timeout=300)
     assert done.stdout == hostile + "\n"
     assert list(tmp_path.glob("made")) == []
 
 
-def test_variables_are_added_to_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_added_to_this_process_own(monkeypatch):
     monkeypatch.setenv("FROM_HERE", "kept")
     code = "import os; print(os.environ['FROM_HERE'], os.environ['ADDED'])"
     assert run(python(code), timeout=300, env={"ADDED": "more"}).stdout == "kept more\n"
 
 
-def test_runs_in_the_directory_given(tmp_path: Path) -> None:
+def test_runs_in_the_directory_given(tmp_path):
     done = run(python("import os; print(os.getcwd())"), timeout=300, cwd=tmp_path)
     assert done.stdout.strip() == str(tmp_path.resolve())
 
 
-def test_standard_input_is_empty() -> None:
+def test_standard_input_is_empty():
     assert run(python("import sys; print(repr(sys.stdin.read()))"), timeout=300).stdout == "''\n"
 
 
-def test_output_that_is_not_text_does_not_break_it() -> None:
+def test_output_that_is_not_text_does_not_break_it():
     done = run(python(r"import os; os.write(1, b'a\xff\n')"), timeout=300)
     assert done.stdout == "a\N{REPLACEMENT CHARACTER}\n"
 
 
-def test_a_failure_carries_command_status_and_the_end_of_stderr() -> None:
+def test_a_failure_carries_command_status_and_the_end_of_stderr():
     code = "import sys; [print('line', i, file=sys.stderr) for i in range(40)]; sys.exit(7)"
     with pytest.raises(CommandError) as caught:
         run(python(code), timeout=300)
@@ -65,17 +63,17 @@ def test_a_failure_carries_command_status_and_the_end_of_stderr() -> None:
     assert error.context == tuple(f"line {i}" for i in range(40 - TAIL_LINES, 40))
 
 
-def test_a_failure_without_stderr_shows_stdout() -> None:
+def test_a_failure_without_stderr_shows_stdout():
     with pytest.raises(CommandError) as caught:
         run(python("print('the reason'); raise SystemExit(1)"), timeout=300)
     assert caught.value.context == ("the reason",)
 
 
-def test_unchecked_returns_the_status() -> None:
+def test_unchecked_returns_the_status():
     assert run(python("raise SystemExit(3)"), timeout=300, check=False).returncode == 3
 
 
-def test_a_killed_command_has_its_signal() -> None:
+def test_a_killed_command_has_its_signal():
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run(python(code), timeout=300, check=False).returncode == -9
 
@@ -85,7 +83,7 @@ LIMITS = (2, 20, 200)
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_the_time_limit_ends_the_command(check: bool) -> None:
+def test_the_time_limit_ends_the_command(check):
     code = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(3600)"
     for limit in LIMITS:
         with pytest.raises(CommandError) as caught:
@@ -97,7 +95,7 @@ def test_the_time_limit_ends_the_command(check: bool) -> None:
     assert caught.value.context == ("begun",)
 
 
-def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open(tmp_path: Path) -> None:
+def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open(tmp_path):
     """It is ended, too: else its output would be waited for."""
     begun = tmp_path / "begun"
     inner = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()));"
@@ -111,14 +109,14 @@ def test_the_time_limit_holds_when_a_grandchild_keeps_the_output_open(tmp_path: 
     assert until(lambda: not living(begun))
 
 
-def test_a_missing_program_is_named() -> None:
+def test_a_missing_program_is_named():
     with pytest.raises(StagerError, match="cannot start no-such-program-here") as caught:
         run(["no-such-program-here"], timeout=60)
     assert not isinstance(caught.value, CommandError)
     assert "PATH" in caught.value.hint
 
 
-def test_a_program_that_may_not_run_is_named(tmp_path: Path) -> None:
+def test_a_program_that_may_not_run_is_named(tmp_path):
     script = tmp_path / "plain"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o644)
@@ -126,7 +124,7 @@ def test_a_program_that_may_not_run_is_named(tmp_path: Path) -> None:
         run([str(script)], timeout=60)
 
 
-def test_the_command_is_logged_before_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_command_is_logged_before_it_runs(caplog):
     with caplog.at_level(logging.DEBUG), pytest.raises(StagerError):
         run(["no-such-program-here", "two words"], timeout=60)
     assert "no-such-program-here 'two words'" in caplog.text
@@ -135,13 +133,13 @@ def test_the_command_is_logged_before_it_runs(caplog: pytest.LogCaptureFixture) 
 # --- commands that read, and commands that are followed -------------------------------------------
 
 
-def test_a_command_is_fed_and_gets_these_variables_only() -> None:
+def test_a_command_is_fed_and_gets_these_variables_only():
     code = "import os, sys; print(sys.stdin.read().upper(), sorted(os.environ))"
     done = feed(python(code), "a script\n", environment={"A": "1", "LC_CTYPE": "C"}, timeout=300)
     assert done.stdout == f"A SCRIPT\n {sorted(['A', 'LC_CTYPE', MARK])}\n"
 
 
-def test_a_command_that_does_not_read_what_it_is_fed() -> None:
+def test_a_command_that_does_not_read_what_it_is_fed():
     with pytest.raises(CommandError, match="exit status 3"):
         feed(python("raise SystemExit(3)"), "x" * 10**6, environment={}, timeout=300)
 
@@ -156,7 +154,7 @@ raise SystemExit(5)
 """
 
 
-def test_lines_and_talk_are_passed_on() -> None:
+def test_lines_and_talk_are_passed_on():
     lines: list[str] = []
     talk: list[str] = []
     ended = stream(python(SPEAKS), lines.append, on_talk=talk.append)
@@ -178,7 +176,7 @@ signal.pause()
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def interrupt(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+def interrupt(request):
     """Yield a signal that ends the commands of this program as Ctrl-C does."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
@@ -188,16 +186,16 @@ def interrupt(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_interrupts_are_passed_on_and_no_line_is_lost(own: bool, interrupt: signal.Signals) -> None:
+def test_interrupts_are_passed_on_and_no_line_is_lost(own, interrupt):
     lines: list[str] = []
     told: list[int] = []
 
-    def on_line(line: str) -> None:
+    def on_line(line):
         for _ in range(2):  # it comes before the line is where it belongs
             signal.raise_signal(interrupt)
         lines.append(line)
 
-    def end_it(pid: int) -> None:
+    def end_it(pid):
         told.append(pid)
         os.kill(pid, signal.SIGUSR1)
 
@@ -214,8 +212,8 @@ def test_interrupts_are_passed_on_and_no_line_is_lost(own: bool, interrupt: sign
     assert len(told) == count
 
 
-def test_an_error_of_the_listener_ends_the_command() -> None:
-    def on_line(line: str) -> None:
+def test_an_error_of_the_listener_ends_the_command():
+    def on_line(line):
         raise ValueError(line)
 
     code = "import time\nwhile True: print('line', flush=True); time.sleep(0.01)"
@@ -223,15 +221,13 @@ def test_an_error_of_the_listener_ends_the_command() -> None:
         stream(python(code), on_line)
 
 
-def test_a_secret_after_its_option_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_after_its_option_is_not_shown(caplog):
     with caplog.at_level(logging.DEBUG), pytest.raises(CommandError) as caught:
         run([*python("raise SystemExit(1)"), "--token", "hunter2", "API_KEY=hunter2"], timeout=300)
     assert "hunter2" not in caplog.text + caught.value.message
 
 
-def test_an_informed_command_reads_the_text_and_writes_to_standard_error(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_an_informed_command_reads_the_text_and_writes_to_standard_error(capfd):
     code = "import sys; print(sys.stdin.read()); print('talk', file=sys.stderr)"
     inform(python(code), "told", timeout=300)
     captured = capfd.readouterr()
@@ -239,11 +235,11 @@ def test_an_informed_command_reads_the_text_and_writes_to_standard_error(
     assert sorted(captured.err.split()) == ["talk", "told"]
 
 
-def test_an_informed_command_need_not_read() -> None:
+def test_an_informed_command_need_not_read():
     inform(["true"], "x" * (1 << 22), timeout=300)
 
 
-def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path):
     made, go = tmp_path / "made", tmp_path / "go"
     waiting = f"(until [ -e {go} ]; do sleep 0.1; done; touch {made}) </dev/null & true"
     inform(["sh", "-c", waiting], "", timeout=600)
@@ -252,7 +248,7 @@ def test_what_an_informed_command_leaves_behind_keeps_nobody_waiting(tmp_path: P
     assert until(made.exists)
 
 
-def test_an_informed_command_that_fails_or_takes_too_long() -> None:
+def test_an_informed_command_that_fails_or_takes_too_long():
     with pytest.raises(CommandError, match="exit status 7: sh -c 'exit 7'"):
         inform(["sh", "-c", "exit 7"], "", timeout=300)
     with pytest.raises(CommandError, match=r"more than 0\.2 s: sleep 600"):

@@ -23,7 +23,7 @@ store = Store(Path(sys.argv[1]))
 """
 
 
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+def start(code, *arguments):
     """A second process that uses a store; it says what it reached, a line at a time."""
     argv = [sys.executable, "-c", HOLD + code, *map(str, arguments)]
     repo = Path(__file__).resolve().parents[3]
@@ -33,32 +33,32 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "deep" / "root")
 
 
-def publish_half(store: Store, final: Path) -> None:
+def publish_half(store, final):
     with store.publishing(final) as partial:
         partial.write_bytes(b"half")
         raise ValueError("mine")
 
 
-def leftovers(store: Store) -> list[Path]:
+def leftovers(store):
     files = (path for path in store.root.rglob("*") if path.is_file())
     return [path for path in files if not path.name.endswith(".lock")]
 
 
-def test_making_the_object_touches_nothing(store: Store) -> None:
+def test_making_the_object_touches_nothing(store):
     assert not store.root.parent.exists()
 
 
-def test_folders_are_made_when_asked_for(store: Store) -> None:
+def test_folders_are_made_when_asked_for(store):
     folders = [store.wheels, store.built, store.layers, store.bundles, store.proofs]
     assert len(set(folders)) == 5
     assert all(folder.is_dir() and folder.parent == store.root for folder in folders)
 
 
-def test_a_file_where_a_folder_belongs(store: Store) -> None:
+def test_a_file_where_a_folder_belongs(store):
     store.make_folder(store.root)
     (store.root / "programs").write_text("x")
     with pytest.raises(StagerError, match="programs is not a directory") as caught:
@@ -66,7 +66,7 @@ def test_a_file_where_a_folder_belongs(store: Store) -> None:
     assert "move it away" in caught.value.hint
 
 
-def test_a_folder_where_a_file_belongs(store: Store) -> None:
+def test_a_folder_where_a_file_belongs(store):
     (store.programs / "a.pyz").mkdir()
     with (
         pytest.raises(StagerError, match="is a directory, but a file is expected") as caught,
@@ -76,7 +76,7 @@ def test_a_folder_where_a_file_belongs(store: Store) -> None:
     assert "move it away" in caught.value.hint
 
 
-def test_a_published_file_appears_whole(store: Store) -> None:
+def test_a_published_file_appears_whole(store):
     final = store.layers / "a.tar.zst"
     with store.publishing(final) as partial:
         partial.write_bytes(b"content")
@@ -86,7 +86,7 @@ def test_a_published_file_appears_whole(store: Store) -> None:
     assert leftovers(store) == [final]
 
 
-def test_publishing_again_replaces(store: Store) -> None:
+def test_publishing_again_replaces(store):
     final = store.layers / "a"
     for content in (b"one", b"two"):
         with store.publishing(final) as partial:
@@ -94,14 +94,14 @@ def test_publishing_again_replaces(store: Store) -> None:
     assert final.read_bytes() == b"two"
 
 
-def test_a_failed_block_publishes_nothing(store: Store) -> None:
+def test_a_failed_block_publishes_nothing(store):
     final = store.layers / "a"
     with pytest.raises(ValueError, match="mine"):
         publish_half(store, final)
     assert leftovers(store) == []
 
 
-def test_a_failed_block_keeps_what_was_there(store: Store) -> None:
+def test_a_failed_block_keeps_what_was_there(store):
     final = store.layers / "a"
     final.write_bytes(b"good")
     with pytest.raises(ValueError, match="mine"):
@@ -109,14 +109,14 @@ def test_a_failed_block_keeps_what_was_there(store: Store) -> None:
     assert final.read_bytes() == b"good"
 
 
-def test_a_block_that_writes_nothing_is_an_error(store: Store) -> None:
+def test_a_block_that_writes_nothing_is_an_error(store):
     final = store.layers / "a"
     with pytest.raises(StagerError, match=str(final)), store.publishing(final):
         pass
     assert leftovers(store) == []
 
 
-def test_kill_9_while_publishing_leaves_no_final_file(store: Store) -> None:
+def test_kill_9_while_publishing_leaves_no_final_file(store):
     code = """
 with store.lock(), store.publishing(store.layers / 'a') as partial:
     partial.write_bytes(b'half')
@@ -137,7 +137,7 @@ with store.lock(), store.publishing(store.layers / 'a') as partial:
     assert (store.layers / "a").read_bytes() == b"whole"
 
 
-def test_what_a_user_had_in_tmp_stays(store: Store) -> None:
+def test_what_a_user_had_in_tmp_stays(store):
     """An offline root may be a directory that was used for something else before."""
     mine = store.root / "tmp" / "mine" / "results.csv"
     mine.parent.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_what_a_user_had_in_tmp_stays(store: Store) -> None:
     assert (names, mine.read_text()) == ({"mine", "new-notes"}, "r")
 
 
-def test_the_lock_keeps_a_second_process_out_until_it_is_free(store: Store) -> None:
+def test_the_lock_keeps_a_second_process_out_until_it_is_free(store):
     code = """
 print('asking', flush=True)
 with store.lock():
@@ -168,32 +168,30 @@ with store.lock():
         assert process.wait(timeout=300) == 0
 
 
-def test_the_lock_sweeps_what_a_killed_build_left(store: Store) -> None:
+def test_the_lock_sweeps_what_a_killed_build_left(store):
     old = left_behind(store, "spool")
     (old / "part").write_bytes(b"x")
     with store.lock():
         assert not old.exists()
 
 
-def test_the_lock_is_free_after_an_error(store: Store) -> None:
+def test_the_lock_is_free_after_an_error(store):
     with pytest.raises(ValueError, match="mine"), store.lock():
         raise ValueError("mine")
     with start("with store.lock(): print('inside')", store.root) as process:
         assert process.communicate(timeout=300)[0] == "inside\n"
 
 
-def test_scratch_directories_are_private_and_different(store: Store) -> None:
+def test_scratch_directories_are_private_and_different(store):
     with store.scratch("new") as one, store.scratch("new") as two:
         assert one != two
         assert one.stat().st_mode & 0o077 == 0
 
 
-def test_a_signal_just_after_a_scratch_directory_is_made_leaves_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_just_after_a_scratch_directory_is_made_leaves_nothing(store, monkeypatch):
     made: list[Path] = []
 
-    def interrupted(self: Store, folder: Path) -> None:
+    def interrupted(self, folder):
         if folder.parent.name != "tmp":
             return
         assert folder.is_dir()
@@ -206,7 +204,7 @@ def test_a_signal_just_after_a_scratch_directory_is_made_leaves_nothing(
     assert [folder.exists() for folder in made] == [False]
 
 
-def test_too_little_space_says_need_have_where_and_the_setting(store: Store) -> None:
+def test_too_little_space_says_need_have_where_and_the_setting(store):
     free = shutil.disk_usage(store.root.parents[1]).free
     store.require_space(1, "a small file")
     with pytest.raises(SpaceError) as caught:
@@ -217,10 +215,10 @@ def test_too_little_space_says_need_have_where_and_the_setting(store: Store) -> 
     assert "offline-root" in caught.value.hint
 
 
-def test_a_full_disk_while_writing_is_a_space_error(store: Store) -> None:
+def test_a_full_disk_while_writing_is_a_space_error(store):
     final = store.layers / "a"
 
-    def fill() -> None:
+    def fill():
         with store.publishing(final) as partial, Path("/dev/full").open("wb", buffering=0) as full:
             partial.write_bytes(b"half")
             full.write(b"x")  # the kernel's own ENOSPC
@@ -231,7 +229,7 @@ def test_a_full_disk_while_writing_is_a_space_error(store: Store) -> None:
     assert leftovers(store) == []
 
 
-def test_a_file_in_the_way_is_an_error_with_its_path(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_an_error_with_its_path(tmp_path):
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "root")
     with pytest.raises(StagerError, match="cannot write") as caught:
@@ -242,19 +240,19 @@ def test_a_file_in_the_way_is_an_error_with_its_path(tmp_path: Path) -> None:
         pass
 
 
-def test_a_place_that_takes_no_files_is_an_error() -> None:
+def test_a_place_that_takes_no_files_is_an_error():
     with pytest.raises(StagerError, match="cannot write /proc/no-store-here"):
         _ = Store(Path("/proc/no-store-here")).wheels  # not even root may
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1])
-def test_digest_of_a_file(size: int, tmp_path: Path) -> None:
+def test_digest_of_a_file(size, tmp_path):
     data = bytes(range(251)) * (size // 251 + 1)
     (tmp_path / "f").write_bytes(data[:size])
     assert sha256_of(tmp_path / "f") == hashlib.sha256(data[:size]).hexdigest()
 
 
-def test_the_lock_tells_who_has_to_wait(store: Store) -> None:
+def test_the_lock_tells_who_has_to_wait(store):
     told: list[str] = []
     with store.lock(lambda: told.append("waiting")):
         assert told == []
@@ -266,7 +264,7 @@ def test_the_lock_tells_who_has_to_wait(store: Store) -> None:
         assert process.stdout.readline() == "inside\n"
 
 
-def test_what_is_just_being_published_without_the_lock_is_not_swept(store: Store) -> None:
+def test_what_is_just_being_published_without_the_lock_is_not_swept(store):
     with store.publishing(store.programs / "a") as partial:
         partial.write_bytes(b"content")
         with start("with store.lock(): print('inside')", store.root) as process:
@@ -274,8 +272,8 @@ def test_what_is_just_being_published_without_the_lock_is_not_swept(store: Store
     assert (store.programs / "a").read_bytes() == b"content"
 
 
-def test_what_cannot_be_read_is_not_blamed_on_the_store(store: Store, tmp_path: Path) -> None:
-    def copy() -> None:
+def test_what_cannot_be_read_is_not_blamed_on_the_store(store, tmp_path):
+    def copy():
         with store.publishing(store.wheels / "a") as partial:
             shutil.copyfile(tmp_path / "not there", partial)
 
@@ -285,7 +283,7 @@ def test_what_cannot_be_read_is_not_blamed_on_the_store(store: Store, tmp_path: 
     assert leftovers(store) == []
 
 
-def test_a_scratch_directory_that_cannot_be_made_is_an_expected_failure(store: Store) -> None:
+def test_a_scratch_directory_that_cannot_be_made_is_an_expected_failure(store):
     """As on a disk without inodes: nothing can be made in ``/proc`` either."""
     store.make_folder(store.root)
     (store.root / "tmp").symlink_to("/proc")

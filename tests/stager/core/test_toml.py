@@ -26,20 +26,20 @@ DOCUMENT = {
 }
 
 
-def test_what_is_written_reads_back_the_same() -> None:
+def test_what_is_written_reads_back_the_same():
     assert toml.loads(toml.dumps(DOCUMENT), Path("x.toml")) == DOCUMENT
 
 
-def test_writing_twice_gives_the_same_text() -> None:
+def test_writing_twice_gives_the_same_text():
     text = toml.dumps(DOCUMENT)
     assert toml.dumps(toml.loads(text, Path("x.toml"))) == text
 
 
-def test_a_table_of_tables_has_no_empty_header() -> None:
+def test_a_table_of_tables_has_no_empty_header():
     assert toml.dumps({"tool": {"stager": {"x": 1}}}) == "[tool.stager]\nx = 1\n"
 
 
-def test_a_value_toml_lacks_is_refused() -> None:
+def test_a_value_toml_lacks_is_refused():
     with pytest.raises(TypeError, match="no type for NoneType"):
         toml.dumps({"x": None})
 
@@ -51,7 +51,7 @@ def test_a_value_toml_lacks_is_refused() -> None:
         ("[x\n", "line 1, column 3"),
     ],
 )
-def test_a_syntax_error_says_where(tmp_path: Path, text: str, place: str) -> None:
+def test_a_syntax_error_says_where(tmp_path, text, place):
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -60,14 +60,14 @@ def test_a_syntax_error_says_where(tmp_path: Path, text: str, place: str) -> Non
     assert "(at" not in caught.value.message
 
 
-def test_a_table_that_is_there_twice_is_said_to_be_with_the_first(tmp_path: Path) -> None:
+def test_a_table_that_is_there_twice_is_said_to_be_with_the_first(tmp_path):
     text = "[a]\n[trust.more]\n[trust]\nx = 1\n\n[trust]\n"
     with pytest.raises(ConfigError, match=r"line 6, column \d+: the table \[trust\] is") as caught:
         toml.loads(text, tmp_path / "stager.toml")
     assert caught.value.hint == "write its keys below the first one, in line 3"
 
 
-def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_bytes(b'a = "\xff"\n')
     with pytest.raises(ConfigError, match="byte 5 is not UTF-8"):
@@ -75,7 +75,7 @@ def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 3000 + "]" * 3000, "a = " + "{b=" * 3000])
-def test_brackets_that_are_too_deep_are_an_ordinary_error(tmp_path: Path, text: str) -> None:
+def test_brackets_that_are_too_deep_are_an_ordinary_error(tmp_path, text):
     path = tmp_path / "deep.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="too deep within each other") as caught:
@@ -84,28 +84,28 @@ def test_brackets_that_are_too_deep_are_an_ordinary_error(tmp_path: Path, text: 
     assert caught.value.hint
 
 
-def test_a_number_of_too_many_digits_is_an_ordinary_error() -> None:
+def test_a_number_of_too_many_digits_is_an_ordinary_error():
     with pytest.raises(ConfigError, match=r"x\.toml: a value cannot be used: Exceeds the limit"):
         toml.loads("a = " + "9" * 5000, Path("x.toml"))
 
 
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_passed_over(tmp_path):
     path = tmp_path / "marked.toml"
     path.write_bytes(b"\xef\xbb\xbfa = 1\n")
     assert toml.read(path) == {"a": 1}
 
 
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ConfigError, match=r"cannot read .*pipe\.toml: is not a regular file"):
         toml.read(tmp_path / "pipe.toml")
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         toml.read(tmp_path / "none.toml")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is new in Python 3.11")
-def test_the_parser_is_the_standard_one() -> None:
+def test_the_parser_is_the_standard_one():
     assert toml.tomllib.__name__ == "tomllib"

@@ -34,13 +34,13 @@ BAD: list[tuple[Kind, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), GOOD)
-def test_what_may_be_named(kind: Kind, value: Any, expected: HubRequest) -> None:
+def test_what_may_be_named(kind, value, expected):
     request = parse_request(kind, value)
     assert request == expected
     assert request_from(request.to_dict()) == request
 
 
 @pytest.mark.parametrize(("kind", "value"), BAD)
-def test_nonsense_is_refused(kind: Kind, value: Any) -> None:
+def test_nonsense_is_refused(kind, value):
     with pytest.raises(ValueError, match=r"\w"):
         parse_request(kind, value)

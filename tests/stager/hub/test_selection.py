@@ -36,7 +36,7 @@ DATA = ["README.md", "en/train.csv", "en/valid.csv", "de/train-0.parquet", "de/t
         (["model.onnx", "config.json"], ["config.json", "model.onnx"]),
     ],
 )  # fmt: skip
-def test_of_a_model_what_pytorch_reads(paths: list[str], left: list[str]) -> None:
+def test_of_a_model_what_pytorch_reads(paths, left):
     assert selected(HubRequest(kind="model", name="m"), paths, []) == left
 
 
@@ -50,7 +50,7 @@ def test_of_a_model_what_pytorch_reads(paths: list[str], left: list[str]) -> Non
         ("", "test", ["README.md", "de/test.parquet"]),
     ],
 )
-def test_a_part_of_a_data_set(config: str, split: str, expected: list[str]) -> None:
+def test_a_part_of_a_data_set(config, split, expected):
     request = HubRequest(kind="dataset", name="d", config=config, split=split)
     assert selected(request, DATA, CONFIGS) == expected
 
@@ -65,13 +65,11 @@ def test_a_part_of_a_data_set(config: str, split: str, expected: list[str]) -> N
         ("test", ["my-eval/a.csv", "train/b.csv"], ["my-eval/a.csv"]),
     ],
 )  # fmt: skip
-def test_without_a_card_the_names_of_files_say_the_split(
-    split: str, paths: list[str], expected: list[str]
-) -> None:
+def test_without_a_card_the_names_of_files_say_the_split(split, paths, expected):
     assert selected(HubRequest(kind="dataset", name="d", split=split), paths, []) == expected
 
 
-def test_a_configuration_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_a_configuration_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(StagerError) as caught:
         selected(HubRequest(kind="dataset", name="d", config="fr"), DATA, CONFIGS)
     assert caught.value.context == ("it has en", "it has de")

@@ -13,30 +13,30 @@ import pytest
 from stager.core.errors import ConfigError
 from stager.core.store import Store
 from stager.core.values import Target
-from stager.interpreter import BundledInterpreter, Installation, bundled, faults_elsewhere, find
+from stager.interpreter import Installation, bundled, faults_elsewhere, find
 from stager.layers.layer_build import make_layers
-from stager.layers.source import LayerSource, layer_id
+from stager.layers.source import layer_id
 from tests.support.building import contents, index_of
 from tests.support.needs import lacks, needs
-from tests.support.own_pythons import OwnPython, movable_python
+from tests.support.own_pythons import movable_python
 
 
 @pytest.fixture(scope="module")
-def own() -> OwnPython:
+def own():
     return movable_python()
 
 
 @pytest.fixture(scope="module")
-def python(own: OwnPython) -> BundledInterpreter:
+def python(own):
     return bundled(find(str(own.prefix), own.target), own.target, ())
 
 
-def paths(interpreter: BundledInterpreter) -> list[str]:
+def paths(interpreter):
     assert interpreter.source.tree is not None
     return [file.path for file in interpreter.source.tree.files]
 
 
-def test_what_goes_and_what_stays(own: OwnPython, python: BundledInterpreter) -> None:
+def test_what_goes_and_what_stays(own, python):
     library = f"lib/python{own.target.python}"
     shipped = paths(python)
     assert {f"bin/python{own.target.python}", f"{library}/os.py", f"{library}/venv/__init__.py"} < {
@@ -50,7 +50,7 @@ def test_what_goes_and_what_stays(own: OwnPython, python: BundledInterpreter) ->
     assert python.glibc > (2, 0)
 
 
-def test_headers_stay_where_the_settings_say_so(own: OwnPython, python: BundledInterpreter) -> None:
+def test_headers_stay_where_the_settings_say_so(own, python):
     header = f"include/python{own.target.python}/Python.h"
     assert header in paths(python)
     without = bundled(find(str(own.prefix), own.target), own.target, ("headers",))
@@ -58,14 +58,14 @@ def test_headers_stay_where_the_settings_say_so(own: OwnPython, python: BundledI
     assert layer_id(without.source, own.target) != layer_id(python.source, own.target)
 
 
-def test_what_the_nodes_must_have_is_said(own: OwnPython, python: BundledInterpreter) -> None:
+def test_what_the_nodes_must_have_is_said(own, python):
     note = python.note()
     for name, files in python.foreign.items():
         assert f"{name} ({files[0].partition('.')[0]}" in note
     assert bool(note) == bool(python.foreign)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path):
     """The modules are opened before anything else looks at the files."""
     target = Target.of_host()
     library = tmp_path / "lib" / f"python{target.python}"
@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         bundled(made, target, ("headers",))
 
 
-def test_a_static_program_is_refused(tmp_path: Path) -> None:
+def test_a_static_program_is_refused(tmp_path):
     """As uv had for musl: it starts anywhere, and loads no extension module."""
     needs("compiler")
     target = Target.of_host()
@@ -108,9 +108,7 @@ STATIC = ("-Wl,--export-dynamic,--whole-archive", "{archive}", "-Wl,--no-whole-a
     ],
     ids=["uv", "conda"],
 )
-def test_one_that_is_laid_out_as_others_are(
-    own: OwnPython, tmp_path: Path, linked: tuple[str, ...], beside: str
-) -> None:
+def test_one_that_is_laid_out_as_others_are(own, tmp_path, linked, beside):
     """A program like those of uv until 2025, which names libpython by path, or of conda and of uv
     since, which has it inside; with links to the folder, and files that others put there."""
     made = laid_out(own, tmp_path, linked)
@@ -128,7 +126,7 @@ def test_one_that_is_laid_out_as_others_are(
     assert libraries == ({f"libpython{own.target.python}.so.1.0"} if len(linked) == 1 else set())
 
 
-def laid_out(own: OwnPython, place: Path, linked: tuple[str, ...]) -> Path:
+def laid_out(own, place, linked):
     """A copy of a Python with a program of its own, in a folder as uv calls it."""
     needs("compiler")
     python = own.target.python
@@ -156,7 +154,7 @@ def laid_out(own: OwnPython, place: Path, linked: tuple[str, ...]) -> Path:
     return made
 
 
-def unpacked(source: LayerSource, target: Target, env: Path) -> Path:
+def unpacked(source, target, env):
     """Make the layer of a Python, and unpack it."""
     store = Store(Path(os.environ["OFFLINE_ROOT"]))
     (layer,) = make_layers([source], store=store, target=target, jobs=2).layers
@@ -169,9 +167,7 @@ def unpacked(source: LayerSource, target: Target, env: Path) -> Path:
     return env
 
 
-def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(
-    own: OwnPython, python: BundledInterpreter, tmp_path: Path
-) -> None:
+def test_it_runs_in_another_place_and_a_plain_copy_does_not_prove_it(own, python, tmp_path):
     env = unpacked(python.source, own.target, tmp_path / "env")
     assert faults_elsewhere(env, own.target.python) == []
 

@@ -18,15 +18,15 @@ from stager.core.values import Target
 from stager.interpreter import candidates, find
 from tests.support.building import HOST
 from tests.support.needs import needs
-from tests.support.own_pythons import OwnPython, movable_python
+from tests.support.own_pythons import movable_python
 
 
 @pytest.fixture(scope="module")
-def own() -> OwnPython:
+def own():
     return movable_python()
 
 
-def refused(setting: Path | str, target: Target) -> ConfigError:
+def refused(setting, target):
     with pytest.raises(ConfigError) as caught:
         find(str(setting), target, os.environ)
     assert "environment.interpreter" in caught.value.message
@@ -34,24 +34,24 @@ def refused(setting: Path | str, target: Target) -> ConfigError:
     return caught.value
 
 
-def no_uv(argv: list[str], **_: object) -> CompletedCommand:
+def no_uv(argv, **_):
     raise StagerError(f"{argv[-1]}: uv is not here")
 
 
-def test_a_program_or_its_folder_may_be_named(own: OwnPython) -> None:
+def test_a_program_or_its_folder_may_be_named(own):
     by_folder, by_program = find(str(own.prefix), own.target), find(str(own.program), own.target)
     assert by_folder == by_program == find(str(own.prefix / "bin"), own.target)
     assert (by_folder.prefix, by_folder.program) == (own.prefix, f"bin/{own.program.name}")
     assert by_folder.library == f"lib/python{own.target.python}"
 
 
-def test_of_a_virtual_environment_its_base_is_taken(own: OwnPython, tmp_path: Path) -> None:
+def test_of_a_virtual_environment_its_base_is_taken(own, tmp_path):
     argv = [str(own.program), "-m", "venv", "--without-pip", str(tmp_path / "venv")]
     subprocess.run(argv, check=True)
     assert find(str(tmp_path / "venv"), own.target) == find(str(own.prefix), own.target)
 
 
-def test_another_version_is_refused(own: OwnPython) -> None:
+def test_another_version_is_refused(own):
     error = refused(own.program, HOST)
     assert f"environment.python asks for {HOST.python}" in error.message
     assert f"uv python install {HOST.python}" in error.hint
@@ -61,7 +61,7 @@ def test_another_version_is_refused(own: OwnPython) -> None:
     )
 
 
-def test_what_is_no_python_is_refused(own: OwnPython, tmp_path: Path) -> None:
+def test_what_is_no_python_is_refused(own, tmp_path):
     assert f"{tmp_path}/nowhere is not there" in refused(tmp_path / "nowhere", own.target).message
     (tmp_path / "link").symlink_to("nowhere")
     assert (
@@ -74,7 +74,7 @@ def test_what_is_no_python_is_refused(own: OwnPython, tmp_path: Path) -> None:
     assert "is not a Python interpreter" in refused(script, own.target).message
 
 
-def test_of_a_shim_that_has_no_version_the_reason_is_shown(own: OwnPython, tmp_path: Path) -> None:
+def test_of_a_shim_that_has_no_version_the_reason_is_shown(own, tmp_path):
     """As of pyenv's, whose last line is about something else."""
     shim = tmp_path / own.program.name
     shim.write_text("#!/bin/sh\necho 'pyenv: not found' >&2\necho 'See pyenv help' >&2\nexit 127\n")
@@ -86,7 +86,7 @@ def test_of_a_shim_that_has_no_version_the_reason_is_shown(own: OwnPython, tmp_p
     assert find(str(shim), own.target).prefix == own.prefix
 
 
-def test_a_program_for_another_processor_is_refused(own: OwnPython, tmp_path: Path) -> None:
+def test_a_program_for_another_processor_is_refused(own, tmp_path):
     program = bytearray(own.program.read_bytes())
     program[18:20] = (22 if HOST.machine != "s390x" else 21).to_bytes(2, "little")
     other = tmp_path / "python"
@@ -97,7 +97,7 @@ def test_a_program_for_another_processor_is_refused(own: OwnPython, tmp_path: Pa
     assert f"{other} is for {machine}; this machine is {HOST.machine}" in message
 
 
-def test_a_systems_python_is_refused() -> None:
+def test_a_systems_python_is_refused():
     needs("system python")
     system = Path("/usr/bin/python3")
     argv = [str(system), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
@@ -108,19 +108,19 @@ def test_a_systems_python_is_refused() -> None:
     assert "uv python install" in error.hint
 
 
-def test_a_link_leads_to_its_folder(own: OwnPython, tmp_path: Path) -> None:
+def test_a_link_leads_to_its_folder(own, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / own.program.name).symlink_to(own.program)
     assert find(str(tmp_path), own.target).prefix == own.prefix
 
 
-def test_for_other_machines_there_is_none(own: OwnPython) -> None:
+def test_for_other_machines_there_is_none(own):
     for platform in ("manylinux_2_28_s390x", f"musllinux_1_2_{HOST.machine}"):
         error = refused(own.prefix, replace(own.target, platform=platform))
         assert "the Python of this machine is for" in error.message
 
 
-def test_pyenvs_newest_is_found(own: OwnPython, tmp_path: Path) -> None:
+def test_pyenvs_newest_is_found(own, tmp_path):
     versions = tmp_path / "versions"
     versions.mkdir()
     minor = own.target.python
@@ -141,10 +141,8 @@ def test_pyenvs_newest_is_found(own: OwnPython, tmp_path: Path) -> None:
     assert f"uv python install {minor}" in caught.value.hint
 
 
-def test_where_the_running_python_does_not_fit_there_is_none(
-    own: OwnPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def find_none(*_: object) -> str:
+def test_where_the_running_python_does_not_fit_there_is_none(own, tmp_path, monkeypatch):
+    def find_none(*_):
         raise NodeError(Problem(ProblemCode.NO_CPYTHON, "here", {}))
 
     monkeypatch.setattr(interpreter, "find", find_none)
@@ -153,7 +151,7 @@ def test_where_the_running_python_does_not_fit_there_is_none(
         find("bundled", replace(own.target, python=HOST.python), env, run=no_uv)
 
 
-def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path: Path) -> None:
+def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path):
     """The others need a newer processor, or another C library; the link is one of the folders."""
     names = [f"cpython-3.12.{number}-linux-{HOST.machine}" for number in (9, 11)]
     others = [f"{names[1]}{more}" for more in ("-gnu", "-musl", "_v3-gnu")]
@@ -163,7 +161,7 @@ def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path: Path) ->
         (tmp_path / name / "bin" / "python3.12").touch()
     (tmp_path / f"cpython-3.12-linux-{HOST.machine}-gnu").symlink_to(others[0])
 
-    def uv(argv: list[str], **_: object) -> CompletedCommand:
+    def uv(argv, **_):
         return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
 
     env = {"PYENV_ROOT": str(tmp_path / "none"), "PATH": ""}
@@ -174,14 +172,14 @@ def test_of_uvs_builds_of_a_version_the_plain_one_comes_first(tmp_path: Path) ->
     assert sorted(found[1:4]) == sorted(others[1:])
 
 
-def test_uvs_come_first(own: OwnPython, tmp_path: Path) -> None:
+def test_uvs_come_first(own, tmp_path):
     minor = own.target.python
     kept = tmp_path / f"cpython-{minor}.4-linux-{HOST.machine}-gnu" / "bin"
     kept.mkdir(parents=True)
     (kept / own.program.name).symlink_to(own.program)
     asked = []
 
-    def uv(argv: list[str], **_: object) -> CompletedCommand:
+    def uv(argv, **_):
         asked.append(argv)
         return CompletedCommand(tuple(argv), 0, f"{tmp_path}\n", "")
 

@@ -10,7 +10,7 @@ import pytest
 
 from stager.core import elf
 from stager.core.errors import ConfigError, StagerError
-from stager.interpreter import Libraries, libraries_of
+from stager.interpreter import libraries_of
 from stager.layers.source import Interpreter
 from stager.layers.tree import TreeFile
 from tests.support.needs import needs
@@ -18,7 +18,7 @@ from tests.support.needs import needs
 PROGRAM, MODULE = "bin/python", "lib/dynload/m.so"
 
 
-def compiled(target: Path, source: str, *options: str) -> Path:
+def compiled(target, source, *options):
     """A program or library from one line of C."""
     target.parent.mkdir(parents=True, exist_ok=True)
     code = target.parent / "code.c"
@@ -28,13 +28,13 @@ def compiled(target: Path, source: str, *options: str) -> Path:
     return target
 
 
-def library(target: Path, source: str, *options: str) -> Path:
+def library(target, source, *options):
     named = f"-Wl,-soname,{target.name}"
     return compiled(target, source, "-shared", "-fPIC", named, *options)
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Path:
+def prefix(tmp_path):
     """A folder like a Python's: a program, a module, their library, and one of somebody else's."""
     needs("compiler")
     place = tmp_path / "where-it-was-built"
@@ -47,16 +47,16 @@ def prefix(tmp_path: Path) -> Path:
     return place
 
 
-def followed(prefix: Path) -> Libraries:
+def followed(prefix):
     return libraries_of(prefix, PROGRAM, [MODULE])
 
 
-def file_of(prefix: Path, path: str) -> TreeFile:
+def file_of(prefix, path):
     source = prefix / path
     return TreeFile(path=path, source=source, mode=0o755, size=source.stat().st_size)
 
 
-def test_what_the_loader_is_told(prefix: Path) -> None:
+def test_what_the_loader_is_told(prefix):
     header = elf.read(prefix / PROGRAM)
     assert header is not None
     assert header.needed[0] == "libown.so.1"
@@ -71,14 +71,14 @@ def test_what_the_loader_is_told(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, 20, 70, 1000])
-def test_what_is_cut_short_is_no_library(prefix: Path, length: int) -> None:
+def test_what_is_cut_short_is_no_library(prefix, length):
     path = prefix / "short.so"
     path.write_bytes((prefix / MODULE).read_bytes()[:length])
     header = elf.read(path)
     assert header is None or header.needed == ()
 
 
-def test_its_own_library_goes_with_it_and_another_is_left_to_the_nodes(prefix: Path) -> None:
+def test_its_own_library_goes_with_it_and_another_is_left_to_the_nodes(prefix):
     found = followed(prefix)
     assert list(found.own.values()) == ["lib/libown.so.1"]
     assert found.foreign == {"libforeign.so.1": ["m.so"]}
@@ -86,7 +86,7 @@ def test_its_own_library_goes_with_it_and_another_is_left_to_the_nodes(prefix: P
     assert found.glibc > (0, 0)
 
 
-def test_with_the_new_run_path_it_runs_in_another_place(prefix: Path, tmp_path: Path) -> None:
+def test_with_the_new_run_path_it_runs_in_another_place(prefix, tmp_path):
     found = followed(prefix)
     interpreter = Interpreter(program=prefix / PROGRAM, run_paths=found.run_paths)
     other = tmp_path / "other"
@@ -100,14 +100,14 @@ def test_with_the_new_run_path_it_runs_in_another_place(prefix: Path, tmp_path: 
     assert subprocess.run([plain], env={}, check=False, capture_output=True).returncode == 127
 
 
-def test_a_program_that_changes_meanwhile_is_noticed(prefix: Path) -> None:
+def test_a_program_that_changes_meanwhile_is_noticed(prefix):
     interpreter = Interpreter(program=prefix / PROGRAM, run_paths=followed(prefix).run_paths)
     (prefix / PROGRAM).write_bytes(b"another one")
     with pytest.raises(StagerError, match="changed while it was being packed"):
         interpreter.content(file_of(prefix, PROGRAM))
 
 
-def test_a_relative_run_path_is_left_alone(prefix: Path) -> None:
+def test_a_relative_run_path_is_left_alone(prefix):
     run_path = "-Wl,-rpath,$ORIGIN/../lib"
     source = "int o(void); int main(void) {return o();}"
     compiled(prefix / PROGRAM, source, str(prefix / "lib" / "libown.so.1"), run_path)
@@ -116,7 +116,7 @@ def test_a_relative_run_path_is_left_alone(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["$ORIGIN/../lib/libown.so.1", "{prefix}/lib/libown.so.1"])
-def test_a_library_that_is_needed_by_its_path(prefix: Path, tmp_path: Path, entry: str) -> None:
+def test_a_library_that_is_needed_by_its_path(prefix, tmp_path, entry):
     """As in a Python of uv's; the absolute one leads to this place only.
 
     A program needs a library under the name that the library gives itself.
@@ -140,9 +140,7 @@ def test_a_library_that_is_needed_by_its_path(prefix: Path, tmp_path: Path, entr
     assert subprocess.run([moved / PROGRAM], env={}, check=False).returncode == 42
 
 
-def test_a_program_that_finds_its_libpython_elsewhere_is_refused(
-    prefix: Path, tmp_path: Path
-) -> None:
+def test_a_program_that_finds_its_libpython_elsewhere_is_refused(prefix, tmp_path):
     """As of a container, or of an environment module: by a setting that a node need not have."""
     shared = library(tmp_path / "lib" / "libpython3.12.so.1.0", "int p(void) {return 1;}")
     compiled(prefix / PROGRAM, "int p(void); int main(void) {return p();}", str(shared))
@@ -152,7 +150,7 @@ def test_a_program_that_finds_its_libpython_elsewhere_is_refused(
     assert fault.startswith(f"{PROGRAM}: it finds libpython3.12.so.1.0 by LD_LIBRARY_PATH, or in")
 
 
-def test_a_run_path_without_room_is_refused(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_path_without_room_is_refused(prefix, monkeypatch):
     """As a short absolute one would be; this one leads there from the folder itself."""
     monkeypatch.chdir(prefix)
     source = "int o(void); int main(void) {return o();}"

@@ -12,22 +12,22 @@ from stager.layers.layer_file import LayerWriter
 from stager.layers.wheel import add_wheel
 from stager.lock.uv import required_command
 from tests.support.building import HOST, ORIGIN, SITE, contents
-from tests.support.wheelhouse import Member, Parts, make_wheel, parts
+from tests.support.wheelhouse import Member, make_wheel, parts
 
 Make = Callable[[Path, str], Path]
 _OURS = ("/INSTALLER", "/RECORD", "/REQUESTED", "/direct_url.json", "/uv_cache.json")
 """Files that each installer writes for itself."""
 
 
-def _wheel(**options: object) -> Make:
-    return lambda folder, name: make_wheel(folder, name, **options)  # type: ignore[arg-type]
+def _wheel(**options):
+    return lambda folder, name: make_wheel(folder, name, **options)
 
 
-def _parts(change: Callable[[Parts], Parts]) -> Make:
+def _parts(change):
     return lambda folder, name: change(parts(name)).write(folder)
 
 
-def _with(path: str, data: bytes) -> Make:
+def _with(path, data):
     """A wheel with one more member; ``INFO`` in its path is the wheel's ``.dist-info``."""
     return _parts(
         lambda base: base.with_members(Member(name=path.replace("INFO", base.dist_info), data=data))
@@ -86,7 +86,7 @@ ODD: dict[str, Make] = {
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
+def installed(tmp_path_factory):
     """The files of all odd wheels as uv installs them, and the folder with the wheels."""
     folder = tmp_path_factory.mktemp("odd")
     wheels = [make(folder, name) for name, make in ODD.items()]
@@ -102,9 +102,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes
     return files, folder
 
 
-def test_the_files_are_those_of_uv(
-    installed: tuple[dict[str, bytes], Path], tmp_path: Path
-) -> None:
+def test_the_files_are_those_of_uv(installed, tmp_path):
     theirs, folder = installed
     ours: dict[str, bytes] = {}
     for wheel in sorted(folder.glob("*.whl")):
@@ -122,11 +120,11 @@ def test_the_files_are_those_of_uv(
     assert [path for path in different if not path.startswith("bin/odd-")] == []
 
 
-def _is_of_wheel(path: str) -> bool:
+def _is_of_wheel(path):
     return not path.endswith(_OURS) and "__pycache__/" not in path and path != ".lock"
 
 
-def _as_target(path: str) -> str:
+def _as_target(path):
     """Return where uv puts a file of an environment with ``--target``."""
     headers = f"include/site/python{HOST.python}/"
     if path.startswith(headers):

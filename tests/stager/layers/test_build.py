@@ -37,13 +37,11 @@ OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.p
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def make(
-    sources: list[LayerSource], store: Store, jobs: int = 2, target: Target = HOST
-) -> list[str]:
+def make(sources, store, jobs=2, target=HOST):
     """Make layers and give their digests; nothing may be left over."""
     with store.lock():
         made = make_layers(sources, store=store, target=target, jobs=jobs)
@@ -54,13 +52,13 @@ def make(
     return [layer.head for layer in made.layers]
 
 
-def damaged(folder: Path, kind: str, name: str) -> Path:
+def damaged(folder, kind, name):
     """A damaged wheel under a name of its own: several of them do not share a file."""
     wheel = DAMAGED[kind](folder / kind)
     return wheel.rename(wheel.with_name(wheel.name.replace("bad", name)))
 
 
-def test_order_jobs_and_store_do_not_show(tmp_path: Path) -> None:
+def test_order_jobs_and_store_do_not_show(tmp_path):
     sources = [source_of(wheel) for wheel in standard_set(tmp_path / "wheels")]
     stores = [Store(tmp_path / f"store{number}") for number in range(2)]
     make(sources, stores[0], jobs=1)
@@ -69,7 +67,7 @@ def test_order_jobs_and_store_do_not_show(tmp_path: Path) -> None:
     assert digests(stores[0].layers) == digests(stores[1].layers)
 
 
-def test_a_second_time_makes_nothing(tmp_path: Path, store: Store) -> None:
+def test_a_second_time_makes_nothing(tmp_path, store):
     wheels = standard_set(tmp_path / "wheels")
     sources = [source_of(wheel) for wheel in wheels]
     recorder = Recorder()
@@ -84,7 +82,7 @@ def test_a_second_time_makes_nothing(tmp_path: Path, store: Store) -> None:
     assert {step.split(" ")[0] for step in recorder.steps} == {str(s.name) for s in sources}
 
 
-def test_only_a_changed_wheel_is_made_again(tmp_path: Path, store: Store) -> None:
+def test_only_a_changed_wheel_is_made_again(tmp_path, store):
     wheels = standard_set(tmp_path / "wheels")
     make([source_of(wheel) for wheel in wheels], store)
     wheels[0] = make_wheel(tmp_path / "newer", "alpha", "1.1")
@@ -93,12 +91,12 @@ def test_only_a_changed_wheel_is_made_again(tmp_path: Path, store: Store) -> Non
     assert (made.built, made.reused) == (1, len(wheels) - 1)
 
 
-def test_equal_sources_give_one_layer(tmp_path: Path, store: Store) -> None:
+def test_equal_sources_give_one_layer(tmp_path, store):
     wheel = make_wheel(tmp_path, "alpha")
     assert len(make([source_of(wheel), source_of(wheel)], store)) == 1
 
 
-def test_the_description_agrees_with_the_file(tmp_path: Path, store: Store) -> None:
+def test_the_description_agrees_with_the_file(tmp_path, store):
     wheel = make_wheel(tmp_path, "alpha")
     with store.lock():
         made = make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
@@ -110,9 +108,7 @@ def test_the_description_agrees_with_the_file(tmp_path: Path, store: Store) -> N
     assert layer.id == layer_id(source_of(wheel), HOST)
 
 
-def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(
-    tmp_path: Path, store: Store
-) -> None:
+def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(tmp_path, store):
     kinds = ("no-record", "wrong-hash", "truncated", "symlink")
     bad = [damaged(tmp_path, kind, f"bad{n}") for n, kind in enumerate(kinds)]
     good = standard_set(tmp_path / "wheels")
@@ -129,7 +125,7 @@ def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(
 
 
 @pytest.mark.parametrize("kind", ["truncated", "wrong-hash"])
-def test_one_bad_wheel_tells_its_own_story(kind: str, tmp_path: Path, store: Store) -> None:
+def test_one_bad_wheel_tells_its_own_story(kind, tmp_path, store):
     wheel = DAMAGED[kind](tmp_path)
     with store.lock(), pytest.raises(WheelError, match=wheel.name):
         make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
@@ -137,7 +133,7 @@ def test_one_bad_wheel_tells_its_own_story(kind: str, tmp_path: Path, store: Sto
 
 
 @pytest.mark.parametrize("keep", [0, 10, 40, -1])
-def test_a_layer_that_is_cut_short_is_made_again(keep: int, tmp_path: Path, store: Store) -> None:
+def test_a_layer_that_is_cut_short_is_made_again(keep, tmp_path, store):
     sources = [source_of(wheel) for wheel in standard_set(tmp_path / "wheels")]
     make(sources, store)
     before = digests(store.layers)
@@ -149,7 +145,7 @@ def test_a_layer_that_is_cut_short_is_made_again(keep: int, tmp_path: Path, stor
     assert digests(store.layers) == before
 
 
-def test_a_layer_that_cannot_be_read_is_an_error(tmp_path: Path, store: Store) -> None:
+def test_a_layer_that_cannot_be_read_is_an_error(tmp_path, store):
     source = source_of(make_wheel(tmp_path, "alpha"))
     store.layer(layer_id(source, HOST)).mkdir()
     with store.lock(), pytest.raises(StagerError, match="directory") as caught:
@@ -161,7 +157,7 @@ def test_a_layer_that_cannot_be_read_is_an_error(tmp_path: Path, store: Store) -
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     made = tmp_path / "project"
     made.mkdir()
     (made / "train.py").write_text("print('here')\n")
@@ -169,7 +165,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_project_gets_bytecode_and_an_asset_does_not(folder: Path, store: Store) -> None:
+def test_a_project_gets_bytecode_and_an_asset_does_not(folder, store):
     project = LayerSource.of_tree("project", "p", tree_of(folder), "project")
     asset = LayerSource.of_tree("asset", "a", tree_of(folder), "assets")
     make([project, asset], store)
@@ -186,7 +182,7 @@ def test_a_project_gets_bytecode_and_an_asset_does_not(folder: Path, store: Stor
 
 
 @pytest.mark.parametrize("name", ["train.py", "data.csv"])
-def test_a_file_that_changes_meanwhile_is_noticed(name: str, folder: Path, store: Store) -> None:
+def test_a_file_that_changes_meanwhile_is_noticed(name, folder, store):
     source = LayerSource.of_tree("project", "mine", project_files(folder, []), "project")
     (folder / name).write_text("something else\n")
     with store.lock(), pytest.raises(StagerError, match="project mine changed") as caught:
@@ -196,14 +192,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(name: str, folder: Path, store
     assert list(store.layers.iterdir()) == []
 
 
-def test_a_file_that_goes_away_meanwhile_is_named(folder: Path, store: Store) -> None:
+def test_a_file_that_goes_away_meanwhile_is_named(folder, store):
     source = LayerSource.of_tree("project", "mine", tree_of(folder), "project")
     (folder / "data.csv").unlink()
     with store.lock(), pytest.raises(StagerError, match=r"data\.csv: No such file"):
         make_layers([source], store=store, target=HOST, jobs=1)
 
 
-def test_an_empty_project_is_a_layer_too(tmp_path: Path, store: Store) -> None:
+def test_an_empty_project_is_a_layer_too(tmp_path, store):
     source = LayerSource.of_tree("project", "p", Tree(files=(), links=(), skipped=()), "project")
     make([source], store)
     assert contents(store.layer(layer_id(source, HOST))) == {}
@@ -212,9 +208,7 @@ def test_an_empty_project_is_a_layer_too(tmp_path: Path, store: Store) -> None:
 # --- the note, the room, and processes that end --------------------------------------------------
 
 
-def test_without_bytecode_there_is_a_note_that_says_what_it_costs(
-    tmp_path: Path, store: Store
-) -> None:
+def test_without_bytecode_there_is_a_note_that_says_what_it_costs(tmp_path, store):
     sources = [source_of(make_wheel(tmp_path, "alpha"))]
     with store.lock():
         there = make_layers(sources, store=store, target=HOST, jobs=1)
@@ -226,7 +220,7 @@ def test_without_bytecode_there_is_a_note_that_says_what_it_costs(
     assert there.layers[0].id != other.layers[0].id
 
 
-def test_room_is_asked_for_before_anything_is_written(tmp_path: Path, store: Store) -> None:
+def test_room_is_asked_for_before_anything_is_written(tmp_path, store):
     wheel = make_wheel(tmp_path, "alpha")
     huge = LayerSource(
         kind="wheel", name="alpha", digest=source_of(wheel).digest, wheel=wheel, size=1 << 60
@@ -236,7 +230,7 @@ def test_room_is_asked_for_before_anything_is_written(tmp_path: Path, store: Sto
     assert list(store.layers.iterdir()) == []
 
 
-def blocked_source(tmp_path: Path) -> LayerSource:
+def blocked_source(tmp_path):
     """A source whose layer is never done: reading it waits for a writer that does not come."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -248,7 +242,7 @@ def blocked_source(tmp_path: Path) -> LayerSource:
     )
 
 
-def layer_processes() -> list[int]:
+def layer_processes():
     """The processes that make layers for this one: grandchildren, under the fork server."""
     found, mine = [], os.getpid()
     parents = {}
@@ -265,10 +259,10 @@ def layer_processes() -> list[int]:
     return found
 
 
-def test_a_killed_process_is_an_error_with_its_status(tmp_path: Path, store: Store) -> None:
+def test_a_killed_process_is_an_error_with_its_status(tmp_path, store):
     over = threading.Event()
 
-    def kill() -> None:
+    def kill():
         while not over.wait(0.1):
             for process in layer_processes():
                 with suppress(ProcessLookupError):
@@ -284,8 +278,8 @@ def test_a_killed_process_is_an_error_with_its_status(tmp_path: Path, store: Sto
     assert left_in_tmp(store) == []
 
 
-def test_an_interrupt_ends_the_processes(tmp_path: Path, store: Store) -> None:
-    def interrupt() -> None:
+def test_an_interrupt_ends_the_processes(tmp_path, store):
+    def interrupt():
         # Else the kernel may hand it to this thread, and it interrupts the very start of a process.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while not layer_processes():
@@ -301,7 +295,7 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path, store: Store) -> None:
     assert left_in_tmp(store) == []
 
 
-def test_a_long_temporary_directory(tmp_path: Path) -> None:
+def test_a_long_temporary_directory(tmp_path):
     """The socket of multiprocessing, which lies there, cannot have so long a path (unix(7))."""
     folder = tmp_path / ("t" * 120)
     folder.mkdir()

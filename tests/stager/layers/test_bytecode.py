@@ -23,7 +23,7 @@ def greet(name: str = "x", count: int = 1_000_000_007) -> str:
 """
 
 
-def compiled_elsewhere(before: str, env: dict[str, str]) -> bytes:
+def compiled_elsewhere(before, env):
     code = (
         f"import sys\n{before}\nfrom stager.layers.bytecode import compile_module\n"
         f"sys.stdout.buffer.write(compile_module({SOURCE!r}, 'm.py'))\n"
@@ -37,7 +37,7 @@ def compiled_elsewhere(before: str, env: dict[str, str]) -> bytes:
     ).stdout
 
 
-def test_the_header_says_never_to_look_at_the_source() -> None:
+def test_the_header_says_never_to_look_at_the_source():
     data = compile_module(SOURCE, "m.py")
     assert data is not None
     assert data[:4] == importlib.util.MAGIC_NUMBER
@@ -54,7 +54,7 @@ def test_the_header_says_never_to_look_at_the_source() -> None:
         ("keep = [sys.intern(c) for c in ('x', 'y', 'a', 'greet', 'operating' + '_system')]", {}),
     ],
 )
-def test_what_the_process_did_before_does_not_show(before: str, env: dict[str, str]) -> None:
+def test_what_the_process_did_before_does_not_show(before, env):
     assert compiled_elsewhere(before, env) == compile_module(SOURCE, "m.py")
 
 
@@ -70,11 +70,11 @@ def test_what_the_process_did_before_does_not_show(before: str, env: dict[str, s
         b"f=" + b"lambda:" * 1500 + b"1",  # compiles, and is too deep for marshal
     ],
 )
-def test_what_does_not_compile_is_left_alone(source: bytes) -> None:
+def test_what_does_not_compile_is_left_alone(source):
     assert compile_module(source, "m.py") is None
 
 
-def test_its_place_is_where_the_interpreter_looks() -> None:
+def test_its_place_is_where_the_interpreter_looks():
     assert bytecode_path("a/b.py", HOST) == importlib.util.cache_from_source("a/b.py")
     other = Target(python="3.13", platform=HOST.platform)
     assert bytecode_path("lib/x.y.py", other) == "lib/__pycache__/x.y.cpython-313.pyc"
@@ -95,5 +95,5 @@ def test_its_place_is_where_the_interpreter_looks() -> None:
         ("p/attests/test_x.py", True),
     ],
 )
-def test_test_modules_of_test_suites_get_no_bytecode(path: str, worth: bool) -> None:
+def test_test_modules_of_test_suites_get_no_bytecode(path, worth):
     assert worth_compiling(path) is worth

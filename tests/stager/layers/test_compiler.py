@@ -30,7 +30,7 @@ FILES = {
 }
 
 
-def other(program: str) -> tuple[Target, Compiler]:
+def other(program):
     """The target of a Python of another version, and that Python as a compiler."""
     target = Target(python=Path(program).name.removeprefix("python"), platform=HOST.platform)
     compiler = compiler_for(target, Path(program))
@@ -40,7 +40,7 @@ def other(program: str) -> tuple[Target, Compiler]:
 
 
 @pytest.mark.parametrize("program", OTHERS)
-def test_a_wheel_has_bytecode_that_the_other_python_runs(program: str, tmp_path: Path) -> None:
+def test_a_wheel_has_bytecode_that_the_other_python_runs(program, tmp_path):
     target, compiler = other(program)
     store = Store(tmp_path / "store")
     source = replace(source_of(make_wheel(tmp_path, "one", files=FILES)), compiler=compiler)
@@ -66,7 +66,7 @@ def test_a_wheel_has_bytecode_that_the_other_python_runs(program: str, tmp_path:
 
 
 @pytest.mark.parametrize("program", OTHERS[-1:])
-def test_a_project_too_and_the_same_bytes_each_time(program: str, tmp_path: Path) -> None:
+def test_a_project_too_and_the_same_bytes_each_time(program, tmp_path):
     target, compiler = other(program)
     folder = tmp_path / "project"
     for name, text in FILES.items():
@@ -87,12 +87,12 @@ def test_a_project_too_and_the_same_bytes_each_time(program: str, tmp_path: Path
     assert bytecode_path("project/one/template.py", target) not in names
 
 
-def test_the_version_that_runs_this_needs_no_other_process() -> None:
+def test_the_version_that_runs_this_needs_no_other_process():
     assert compiler_for(HOST) is None
     assert compiler_for(replace(HOST, platform="manylinux_2_28_aarch64")) is None
 
 
-def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path: Path) -> None:
+def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path):
     store = Store(tmp_path / "store")
     source = source_of(make_wheel(tmp_path, "one", files=FILES))
     arm = replace(HOST, platform="manylinux_2_28_aarch64")
@@ -102,7 +102,7 @@ def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path: Path)
     assert layer_id(source, arm) == layer_id(source, HOST)
 
 
-def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path: Path) -> None:
+def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path):
     shim = tmp_path / "python3.98"  # as a version manager leaves on PATH
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
@@ -116,9 +116,7 @@ def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path: Path) -
     assert compiler_for(target, talks) is None
 
 
-def test_it_has_the_libraries_of_environment_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_has_the_libraries_of_environment_modules(tmp_path, monkeypatch):
     """Without them such a Python starts when it is looked for, and not when it compiles."""
     program, source = tmp_path / "python", b"A = 1\n"
     program.write_text(
@@ -130,7 +128,7 @@ def test_it_has_the_libraries_of_environment_modules(
     assert modules.take("one.py", source_hash(source))
 
 
-def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path: Path) -> None:
+def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path):
     source = source_of(make_wheel(tmp_path, "one"))
     target = Target(python="3.98", platform=HOST.platform)
     first = Compiler(program=Path("/a/python"), version="3.98.1", magic="aa0d0d0a")
@@ -142,7 +140,7 @@ def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", OTHERS[-1:])
-def test_a_module_that_changes_meanwhile_is_told(program: str, tmp_path: Path) -> None:
+def test_a_module_that_changes_meanwhile_is_told(program, tmp_path):
     _, compiler = other(program)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -156,7 +154,7 @@ def test_a_module_that_changes_meanwhile_is_told(program: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("program", OTHERS[-1:])
-def test_a_damaged_wheel_is_refused_for_what_it_is(program: str, tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_refused_for_what_it_is(program, tmp_path):
     target, compiler = other(program)
     store = Store(tmp_path / "store")
     source = replace(source_of(truncated(tmp_path)), compiler=compiler)

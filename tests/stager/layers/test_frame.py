@@ -1,7 +1,6 @@
 import array
 import io
 import random
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -15,14 +14,14 @@ TEXT = b"the same words again and again, "
 
 
 @pytest.mark.parametrize("size", [0, 1, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, 2 << 20])
-def test_what_is_stored_comes_back(size: int) -> None:
+def test_what_is_stored_comes_back(size):
     packed = layer_file.stored(NOISE[:size])
     assert zstandard.ZstdDecompressor().decompress(packed) == NOISE[:size]
     assert len(packed) <= size + 16 + 3 * (size // (128 << 10) + 1)
     assert zstandard.get_frame_parameters(packed).content_size == size
 
 
-def test_the_content_decides() -> None:
+def test_the_content_decides():
     assert not layer_file.pays(NOISE)
     assert layer_file.pays(TEXT * (len(NOISE) // len(TEXT)))
     assert layer_file.pays(NOISE[:1000])  # too little to think about
@@ -30,7 +29,7 @@ def test_the_content_decides() -> None:
     assert layer_file.pays(NOISE[: len(half)] + half)
 
 
-def test_only_a_sampled_layer_stores(tmp_path: Path) -> None:
+def test_only_a_sampled_layer_stores(tmp_path):
     """Weights as float32 shrink by less than a tenth; such a frame is not worth the time."""
     drawn = random.Random(4)
     weights = array.array("f", (drawn.gauss(0, 0.02) for _ in range(300_000))).tobytes()

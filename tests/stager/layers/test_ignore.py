@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -83,7 +82,7 @@ CASES: dict[str, tuple[dict[str, list[str]], list[str]]] = {
 }
 
 
-def lay_out(root: Path, files: tuple[str, ...], rules: Mapping[str, list[str]]):
+def lay_out(root, files, rules):
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -91,11 +90,11 @@ def lay_out(root: Path, files: tuple[str, ...], rules: Mapping[str, list[str]]):
         (root / folder / ".gitignore").write_bytes("\n".join(lines).encode())
 
 
-def ours(root: Path) -> set[str]:
+def ours(root):
     """What is left when every directory is walked from the top, as git does it."""
     found = set()
 
-    def walk(folder: Path, path: str, rules: list[Ignore]) -> None:
+    def walk(folder, path, rules):
         if (folder / ".gitignore").is_file():
             content = (folder / ".gitignore").read_bytes()
             rules = [*rules, Ignore.from_bytes(content, base=path)]
@@ -112,7 +111,7 @@ def ours(root: Path) -> set[str]:
     return found
 
 
-def gits(root: Path) -> set[str]:
+def gits(root):
     argv = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=300).stdout
     return {os.fsdecode(name) for name in listed.split(b"\0") if name}
@@ -159,7 +158,7 @@ PIECES = (
 )
 
 
-def make_pattern(rng: random.Random) -> str:
+def make_pattern(rng):
     if rng.random() < 0.4:
         parts = [rng.choice((*NAMES, "*", "**", "?*")) for _ in range(rng.randint(1, 3))]
         text = rng.choice(("", "/")) + "/".join(parts)
@@ -168,7 +167,7 @@ def make_pattern(rng: random.Random) -> str:
     return rng.choice(("", "", "", "!")) + text.rstrip(" ") + rng.choice(("", "", "/", " ", "\r"))
 
 
-def make_tree(rng: random.Random, root: Path) -> list[Path]:
+def make_tree(rng, root):
     """Files at random places; returns every directory."""
     for _ in range(rng.randint(5, 25)):
         file = root.joinpath(*(rng.choice(NAMES) for _ in range(rng.randint(1, 4))))

@@ -8,7 +8,6 @@ import io
 import random
 import zipfile
 import zlib
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -27,7 +26,7 @@ ZEROS = bytes(3 * LARGE + 1)
 MIXED = NOISE + ZEROS + NOISE[:100]
 
 
-def member(path: Path, content: bytes, method: int, promised: bytes | None = None) -> LargeMember:
+def member(path, content, method, promised=None):
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("before", b"x" * 10)
         archive.writestr("a/large", content)
@@ -45,7 +44,7 @@ def member(path: Path, content: bytes, method: int, promised: bytes | None = Non
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("content", [b"", b"x", NOISE, ZEROS, MIXED, NOISE[:LARGE] + ZEROS[:LARGE]])
-def test_content_comes_in_pieces_of_one_length(tmp_path: Path, content: bytes, method: int) -> None:
+def test_content_comes_in_pieces_of_one_length(tmp_path, content, method):
     """Frames end at pieces, so their lengths may depend on nothing else."""
     chunks = list(member(tmp_path / "a.zip", content, method).chunks(LARGE))
     assert b"".join(chunks) == content
@@ -54,14 +53,14 @@ def test_content_comes_in_pieces_of_one_length(tmp_path: Path, content: bytes, m
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_another_content_is_noticed(tmp_path: Path, method: int) -> None:
+def test_another_content_is_noticed(tmp_path, method):
     other = member(tmp_path / "a.zip", MIXED, method, promised=MIXED[::-1])
     with pytest.raises(ChangedMemberError):
         list(other.chunks(LARGE))
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_size_that_is_not_the_contents_is_noticed(tmp_path: Path, method: int) -> None:
+def test_a_size_that_is_not_the_contents_is_noticed(tmp_path, method):
     whole = member(tmp_path / "a.zip", MIXED, method)
     for size in (0, LARGE, len(MIXED) - 1, len(MIXED) + 1):
         wrong = LargeMember(**{**vars(whole), "size": size})
@@ -70,7 +69,7 @@ def test_a_size_that_is_not_the_contents_is_noticed(tmp_path: Path, method: int)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_an_archive_that_ends_early_is_noticed(tmp_path: Path, method: int) -> None:
+def test_an_archive_that_ends_early_is_noticed(tmp_path, method):
     whole = member(tmp_path / "a.zip", MIXED, method)
     data = whole.wheel.read_bytes()
     whole.wheel.write_bytes(data[: whole.offset + whole.packed_size // 2])
@@ -81,7 +80,7 @@ def test_an_archive_that_ends_early_is_noticed(tmp_path: Path, method: int) -> N
         list(short.chunks(LARGE))
 
 
-def test_bytes_that_are_no_deflated_ones_are_noticed(tmp_path: Path) -> None:
+def test_bytes_that_are_no_deflated_ones_are_noticed(tmp_path):
     whole = member(tmp_path / "a.zip", MIXED, zipfile.ZIP_DEFLATED)
     stored = member(tmp_path / "b.zip", b"\xff" * LARGE, zipfile.ZIP_STORED)
     wrong = LargeMember(**{**vars(whole), "wheel": stored.wheel, "offset": stored.offset})
@@ -89,7 +88,7 @@ def test_bytes_that_are_no_deflated_ones_are_noticed(tmp_path: Path) -> None:
         list(wrong.chunks(LARGE))
 
 
-def test_what_keeps_half_of_its_size_is_dense(tmp_path: Path) -> None:
+def test_what_keeps_half_of_its_size_is_dense(tmp_path):
     assert member(tmp_path / "a.zip", NOISE, zipfile.ZIP_DEFLATED).dense
     assert not member(tmp_path / "b.zip", MIXED, zipfile.ZIP_DEFLATED).dense
     assert not member(tmp_path / "c.zip", NOISE, zipfile.ZIP_STORED).dense  # nobody knows
@@ -98,12 +97,12 @@ def test_what_keeps_half_of_its_size_is_dense(tmp_path: Path) -> None:
 # --- in a layer ----------------------------------------------------------------------------------
 
 
-def line(name: str, content: bytes, size: int | None = None) -> str:
+def line(name, content, size=None):
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
     return f"{name},sha256={digest},{len(content) if size is None else size}\n"
 
 
-def wheel(tmp_path: Path, lines: str, content: bytes) -> Path:
+def wheel(tmp_path, lines, content):
     path = tmp_path / "lib-1.0-py3-none-any.whl"
     info = "lib-1.0.dist-info"
     tags = b"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -117,16 +116,14 @@ def wheel(tmp_path: Path, lines: str, content: bytes) -> Path:
     return path
 
 
-def build(tmp_path: Path, source: Path) -> bytes:
+def build(tmp_path, source):
     with LayerWriter(tmp_path) as writer:
         add_wheel(writer, source, Target.of_host())
         writer.write(tmp_path / "layer", ORIGIN)
     return (tmp_path / "layer").read_bytes()
 
 
-def test_a_layer_is_the_same_as_from_a_spool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_is_the_same_as_from_a_spool(tmp_path, monkeypatch):
     source = wheel(tmp_path, line("lib/large.so", MIXED), MIXED)
     unread = build(tmp_path, source)
     monkeypatch.setattr("stager.layers.wheel.LARGE", 1 << 40)
@@ -142,13 +139,13 @@ def test_a_layer_is_the_same_as_from_a_spool(
         (f"lib/large.so,sha256=no digest,{len(MIXED)}\n", "does not have the size and hash"),
     ],
 )
-def test_a_large_member_is_compared_with_record(tmp_path: Path, lines: str, why: str) -> None:
+def test_a_large_member_is_compared_with_record(tmp_path, lines, why):
     with pytest.raises(WheelError, match=why) as raised:
         build(tmp_path, wheel(tmp_path, lines, MIXED))
     assert raised.value.message.startswith("lib-1.0-py3-none-any.whl: lib/large.so")
 
 
-def test_a_wheel_that_is_cut_while_its_layer_is_written(tmp_path: Path) -> None:
+def test_a_wheel_that_is_cut_while_its_layer_is_written(tmp_path):
     source = wheel(tmp_path, line("lib/large.so", MIXED), MIXED)
     with LayerWriter(tmp_path) as writer:
         add_wheel(writer, source, Target.of_host())
@@ -157,7 +154,7 @@ def test_a_wheel_that_is_cut_while_its_layer_is_written(tmp_path: Path) -> None:
             writer.write(tmp_path / "layer", ORIGIN)
 
 
-def test_a_file_that_is_read_later_clashes_like_others(tmp_path: Path) -> None:
+def test_a_file_that_is_read_later_clashes_like_others(tmp_path):
     digest = hashlib.sha256(b"one").digest()
     later = Unread(size=3, sha256=digest, chunks=lambda _length: iter([b"one"]))
     with LayerWriter(tmp_path) as writer:
@@ -179,9 +176,7 @@ def test_a_file_that_is_read_later_clashes_like_others(tmp_path: Path) -> None:
         (layer_file.HUGE // LARGE, True, layer_file.DENSE_LEVEL),
     ],
 )
-def test_most_of_a_frame_decides_its_level(
-    tmp_path: Path, pieces: int, dense: bool, level: int
-) -> None:
+def test_most_of_a_frame_decides_its_level(tmp_path, pieces, dense, level):
     piece = bytes(random.Random(6).choices(b"abcdefgh", k=LARGE))
     later = Unread(
         size=LARGE * pieces,
@@ -204,7 +199,7 @@ def test_most_of_a_frame_decides_its_level(
     assert frame == zstandard.ZstdCompressor(compression_params=parameters).compress(content)
 
 
-def test_the_settings_name_every_level() -> None:
+def test_the_settings_name_every_level():
     settings = layer_file.compression()
     assert f"-level{layer_file.LEVEL}-" in settings
     assert f"huge{layer_file.HUGE}level{layer_file.HUGE_LEVEL}-" in settings

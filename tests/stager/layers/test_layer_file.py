@@ -7,7 +7,6 @@ import io
 import random
 import stat
 import tarfile
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -29,7 +28,7 @@ FILES = {
 }
 
 
-def write(place: Path, files: dict[str, bytes]) -> Path:
+def write(place, files):
     folder = place / "layers"
     folder.mkdir(parents=True)
     target = folder / "layer"
@@ -41,7 +40,7 @@ def write(place: Path, files: dict[str, bytes]) -> Path:
     return target
 
 
-def test_the_real_zstd_and_tar_read_it(tmp_path: Path) -> None:
+def test_the_real_zstd_and_tar_read_it(tmp_path):
     layer = write(tmp_path, FILES)
     assert contents(layer) == FILES
     lines = listing(plain_tar(layer))
@@ -55,7 +54,7 @@ def test_the_real_zstd_and_tar_read_it(tmp_path: Path) -> None:
     assert modes["lib/a.py"] == "-rw-r--r--"
 
 
-def test_the_index_describes_the_tar(tmp_path: Path) -> None:
+def test_the_index_describes_the_tar(tmp_path):
     layer = write(tmp_path, FILES)
     index, tar = index_of(layer), b"".join(frames_of(layer))
     assert [entry.path for entry in index.files] == sorted(FILES)
@@ -66,22 +65,20 @@ def test_the_index_describes_the_tar(tmp_path: Path) -> None:
         assert stat.filemode(entry.mode) == ("?rwxr-xr-x" if "bin/" in entry.path else "?rw-r--r--")
 
 
-def test_the_order_of_adding_does_not_show(tmp_path: Path) -> None:
+def test_the_order_of_adding_does_not_show(tmp_path):
     shuffled = list(FILES.items())
     random.Random(7).shuffle(shuffled)
     one, two = write(tmp_path / "1", FILES), write(tmp_path / "2", dict(shuffled))
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_spool_on_disk_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spool_on_disk_gives_the_same_bytes(tmp_path, monkeypatch):
     in_memory = write(tmp_path / "1", FILES)
     monkeypatch.setattr(layer_file, "SPOOL_MEMORY", 3)
     assert write(tmp_path / "2", FILES).read_bytes() == in_memory.read_bytes()
 
 
-def test_a_large_file_goes_over_several_independent_frames(tmp_path: Path) -> None:
+def test_a_large_file_goes_over_several_independent_frames(tmp_path):
     data = random.Random(1).randbytes(2 * FRAME_TARGET + 12345)
     layer = write(tmp_path, {"a": b"before", "big": data, "z": b"after"})
     frames = frames_of(layer)
@@ -90,13 +87,13 @@ def test_a_large_file_goes_over_several_independent_frames(tmp_path: Path) -> No
     assert contents(layer)["big"] == data
 
 
-def test_a_layer_of_nothing(tmp_path: Path) -> None:
+def test_a_layer_of_nothing(tmp_path):
     layer = write(tmp_path, {})
     assert index_of(layer).files == ()
     assert contents(layer) == {}
 
 
-def test_the_same_file_twice(tmp_path: Path) -> None:
+def test_the_same_file_twice(tmp_path):
     with LayerWriter(tmp_path) as writer:
         writer.add("a", io.BytesIO(b"x"))
         assert writer.add("a", io.BytesIO(b"x"))[0] == 1
@@ -105,7 +102,7 @@ def test_the_same_file_twice(tmp_path: Path) -> None:
             writer.add("a", io.BytesIO(b"y"))
 
 
-def test_added_says_what_was_found(tmp_path: Path) -> None:
+def test_added_says_what_was_found(tmp_path):
     with LayerWriter(tmp_path) as writer:
         added = writer.add("a", io.BytesIO(b"content"))
     assert added == (7, hashlib.sha256(b"content").digest())
@@ -114,12 +111,12 @@ def test_added_says_what_was_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../up", "a/../../b", "a//b", "a/./b", "a\nb", "a\udcff"]
 )
-def test_unsafe_paths_are_refused(path: str, tmp_path: Path) -> None:
+def test_unsafe_paths_are_refused(path, tmp_path):
     with LayerWriter(tmp_path) as writer, pytest.raises(WheelError, match="unsafe path"):
         writer.add(path, io.BytesIO(b""))
 
 
-def test_links_are_kept(tmp_path: Path) -> None:
+def test_links_are_kept(tmp_path):
     target = tmp_path / "layer"
     with LayerWriter(tmp_path) as writer:
         writer.add("project/real", io.BytesIO(b"x"))
@@ -133,12 +130,12 @@ def test_links_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../up", "", "../../project/real"])
-def test_links_that_lead_out_are_refused(target: str, tmp_path: Path) -> None:
+def test_links_that_lead_out_are_refused(target, tmp_path):
     with LayerWriter(tmp_path) as writer, pytest.raises(WheelError, match="link"):
         writer.link("project/sub/alias", target)
 
 
-def test_what_no_file_system_could_hold_is_refused_with_all_of_it(tmp_path: Path) -> None:
+def test_what_no_file_system_could_hold_is_refused_with_all_of_it(tmp_path):
     with LayerWriter(tmp_path) as writer:
         for path in ("a", "a/b/c", "d/e", "d/e/f", "fine/g"):
             writer.add(path, io.BytesIO(b""))
@@ -149,13 +146,13 @@ def test_what_no_file_system_could_hold_is_refused_with_all_of_it(tmp_path: Path
     assert not (tmp_path / "layer").exists()
 
 
-def test_the_compression_names_library_level_and_frames() -> None:
+def test_the_compression_names_library_level_and_frames():
     name = compression()
     for part in (".".join(map(str, zstandard.ZSTD_VERSION)), str(FRAME_TARGET)):
         assert part in name
 
 
-def test_an_index_that_does_not_decompress_is_a_layer_error() -> None:
+def test_an_index_that_does_not_decompress_is_a_layer_error():
     assert decompress_index(zstandard.compress(b"index")) == b"index"
     with pytest.raises(LayerError, match="cannot be decompressed"):
         decompress_index(b"no zstd at all")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from stager.layers.layer_file import LayerWriter, top_modules
@@ -12,7 +10,7 @@ from tests.support.building import HOST, ORIGIN, index_of
 from tests.support.wheelhouse import make_wheel
 
 
-def modules(folder: Path, name: str, *files: str, wheel: Path | None = None) -> tuple[str, ...]:
+def modules(folder, name, *files, wheel=None):
     made = wheel or make_wheel(folder, name, files=dict.fromkeys(files, ""))
     with LayerWriter(folder) as writer:
         add_wheel(writer, made, HOST)
@@ -40,11 +38,9 @@ def modules(folder: Path, name: str, *files: str, wheel: Path | None = None) -> 
         ("ext", ["ext.cpython-311-x86_64-linux-gnu.so"], ("ext",)),
     ],
 )
-def test_what_is_imported(
-    name: str, files: list[str], expected: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_is_imported(name, files, expected, tmp_path):
     assert modules(tmp_path, name, *files) == expected
 
 
-def test_a_real_extension(tmp_path: Path, native_wheel: Path) -> None:
+def test_a_real_extension(tmp_path, native_wheel):
     assert modules(tmp_path, "native-ext", wheel=native_wheel) == ("native_ext",)

@@ -28,7 +28,7 @@ COMMENT = "#" * 78 + "\n"
 MODULES = 12
 
 
-def text(number: int) -> str:
+def text(number):
     """A module whose length is mostly comment, which costs little to compile."""
     return f"VALUE = {number}\ndef f{number}(x): return x + VALUE\n" + COMMENT * (
         LARGE // MODULES // len(COMMENT) + 1
@@ -45,18 +45,18 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(tmp_path_factory):
     """A wheel of as much source as it takes."""
     return make_wheel(tmp_path_factory.mktemp("large"), "large", files=FILES)
 
 
-def no_children() -> bool:
+def no_children():
     """Whether no process of multiprocessing is left."""
     return not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
-def test_a_layer_has_the_bytecode_of_every_module(large: Path, tmp_path: Path, jobs: int) -> None:
+def test_a_layer_has_the_bytecode_of_every_module(large, tmp_path, jobs):
     store = Store(tmp_path / "store")
     with store.lock():
         made = make_layers([source_of(large)], store=store, target=HOST, jobs=jobs)
@@ -74,14 +74,12 @@ def test_a_layer_has_the_bytecode_of_every_module(large: Path, tmp_path: Path, j
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow(monkeypatch):
     """Processes forked from this one do not end by themselves."""
     monkeypatch.setattr(bytecode, "compile_module", lambda source, path: time.sleep(600))
 
 
-def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(
-    large: Path, tmp_path: Path
-) -> None:
+def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(large, tmp_path):
     with compiling(large, HOST, 1) as ahead:
         assert no_children()
         assert ahead is not None
@@ -90,9 +88,7 @@ def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(
         assert ahead.take("large/m3.py", digest) == compile_module(source, "large/m3.py")
 
 
-def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(
-    large: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(large, tmp_path):
     with compiling(large, HOST, 2) as ahead:
         assert ahead is not None
         assert [name for name in FILES if name not in ahead] == [
@@ -103,27 +99,27 @@ def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(
         assert ahead.take("large/template.py", digest) is None
 
 
-def test_a_small_wheel_is_compiled_as_it_is_read(tmp_path: Path) -> None:
+def test_a_small_wheel_is_compiled_as_it_is_read(tmp_path):
     small = make_wheel(tmp_path, "small", files={"small.py": COMMENT * (LARGE // len(COMMENT) - 1)})
     with compiling(small, HOST, 8) as ahead:
         assert ahead is None
         assert no_children()
 
 
-def test_for_another_python_nothing_is_compiled(large: Path, tmp_path: Path) -> None:
+def test_for_another_python_nothing_is_compiled(large, tmp_path):
     other = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
     with compiling(large, other, 8) as ahead:
         assert ahead is None
 
 
-def test_scripts_and_data_are_not_taken_for_modules_of_the_same_name(tmp_path: Path) -> None:
+def test_scripts_and_data_are_not_taken_for_modules_of_the_same_name(tmp_path):
     more = {f"large-1.0.data/purelib/{name}": text for name, text in FILES.items()}
     wheel = make_wheel(tmp_path, "large", files={"large.py": "", **more})
     with compiling(wheel, HOST, 2) as ahead:
         assert ahead is None
 
 
-def test_a_wheel_that_changes_meanwhile_is_told(large: Path, tmp_path: Path) -> None:
+def test_a_wheel_that_changes_meanwhile_is_told(large, tmp_path):
     with compiling(large, HOST, 2) as ahead:
         assert ahead is not None
         with pytest.raises(
@@ -133,7 +129,7 @@ def test_a_wheel_that_changes_meanwhile_is_told(large: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_process_that_was_killed_is_told(large: Path, tmp_path: Path) -> None:
+def test_a_process_that_was_killed_is_told(large, tmp_path):
     with compiling(large, HOST, 2) as ahead:
         (child,) = multiprocessing.active_children()
         child.kill()
@@ -145,7 +141,7 @@ def test_a_process_that_was_killed_is_told(large: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0.02, 0.9])
-def test_a_damaged_wheel_is_refused_as_ever(large: Path, tmp_path: Path, place: float) -> None:
+def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, place):
     data = bytearray(large.read_bytes())
     at = int(len(data) * place)
     data[at : at + 40] = os.urandom(40)
@@ -158,7 +154,7 @@ def test_a_damaged_wheel_is_refused_as_ever(large: Path, tmp_path: Path, place: 
     assert list(store.layers.iterdir()) == []
 
 
-def test_a_name_that_is_no_text_is_refused_as_ever(large: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_no_text_is_refused_as_ever(large, tmp_path):
     data = large.read_bytes().replace(b"large/template.py", b"large/t\xff\xfeplate.py")
     assert data.count(b"\xff\xfeplate.py") >= 2  # in the header and in the directory
     flags = data.rfind(b"PK\x01\x02", 0, data.rfind(b"\xff\xfeplate.py")) + 8
@@ -171,7 +167,7 @@ def test_a_name_that_is_no_text_is_refused_as_ever(large: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
-def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path: Path, jobs: int) -> None:
+def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs):
     helper = "large/tests/helper.py"
     tests = {"large/tests/__init__.py": "", helper: "# the last words of a helper\n" * 40_000}
     wheel = make_wheel(tmp_path, "large", files={**FILES, **tests})
@@ -192,9 +188,9 @@ def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path: Path, jobs:
 
 @pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), MemoryError(), KeyError("x")])
 def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_python(
-    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def read(archive: zipfile.ZipFile, name: str) -> bytes:
+    large, tmp_path, monkeypatch, error
+):
+    def read(archive, name):
         if name == "large/m7.py":
             raise error
         with archive.open(name) as member:
@@ -208,19 +204,19 @@ def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_pyth
     assert type(error).__name__ in caught.value.context[0]
 
 
-def test_one_that_is_gone_is_left_to_whoever_unpacks_it(tmp_path: Path) -> None:
+def test_one_that_is_gone_is_left_to_whoever_unpacks_it(tmp_path):
     with compiling(tmp_path / "gone.whl", HOST, 4) as ahead:
         assert ahead is None
 
 
 @pytest.mark.usefixtures("slow")
-def test_an_error_in_the_block_ends_all(large: Path) -> None:
+def test_an_error_in_the_block_ends_all(large):
     with pytest.raises(KeyError), compiling(large, HOST, 8):
         raise KeyError
     assert no_children()
 
 
-def test_they_end_with_the_process_that_started_them(large: Path, tmp_path: Path) -> None:
+def test_they_end_with_the_process_that_started_them(large, tmp_path):
     code = f"""
 import os, time
 from pathlib import Path

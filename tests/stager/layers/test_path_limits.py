@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bundle.format.layer import (
@@ -24,8 +22,7 @@ from stager.core.errors import StagerError, WheelError
 from stager.core.store import Store
 from stager.layers.layer_build import make_layers
 from stager.layers.project import asset_files, project_files
-from tests.support.building import HOST, ORIGIN, Project, contents, left_in_tmp, source_of
-from tests.support.nesting import Nested
+from tests.support.building import HOST, ORIGIN, contents, left_in_tmp, source_of
 from tests.support.wheelhouse import make_wheel
 
 LONG_NAME = "n" * 251 + ".txt"
@@ -38,9 +35,7 @@ HARD = {
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_a_wheel_with_a_path_that_no_node_can_hold_is_refused(
-    kind: str, tmp_path: Path, project: Project
-) -> None:
+def test_a_wheel_with_a_path_that_no_node_can_hold_is_refused(kind, tmp_path, project):
     path, why = HARD[kind]
     wheel = make_wheel(tmp_path, "deep", files={"deep.py": "", f"deep/{path}": "x"})
     store = project.store
@@ -54,7 +49,7 @@ def test_a_wheel_with_a_path_that_no_node_can_hold_is_refused(
     assert project.build().packed.path.exists(), "the next build is not disturbed"
 
 
-def test_what_a_node_can_just_hold_passes(tmp_path: Path) -> None:
+def test_what_a_node_can_just_hold_passes(tmp_path):
     store = Store(tmp_path / "store")
     module = "m" * 252 + ".py"  # whose bytecode would have too long a name
     files = {"deep.py": "", f"deep/{LONG_NAME}": "x", "deep/" + "d/" * 200 + "x": "x", module: ""}
@@ -66,9 +61,7 @@ def test_what_a_node_can_just_hold_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [DEPTH_LIMIT, 2100])
-def test_a_project_or_an_asset_as_deep_as_that_is_refused(
-    depth: int, tmp_path: Path, nested: Nested
-) -> None:
+def test_a_project_or_an_asset_as_deep_as_that_is_refused(depth, tmp_path, nested):
     deep = nested(tmp_path / "deep", depth)
     with pytest.raises(StagerError, match="cannot be shipped") as caught:
         project_files(deep, [])
@@ -84,7 +77,7 @@ def test_a_project_or_an_asset_as_deep_as_that_is_refused(
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_the_far_side_refuses_them_too(kind: str) -> None:
+def test_the_far_side_refuses_them_too(kind):
     path, why = HARD[kind]
     with pytest.raises(LayerError, match=why):
         check_path(path)
@@ -99,7 +92,7 @@ def test_the_far_side_refuses_them_too(kind: str) -> None:
     assert check_path("a/" + "n" * NAME_LIMIT)
 
 
-def test_a_file_named_like_a_scheme_is_refused(tmp_path: Path) -> None:
+def test_a_file_named_like_a_scheme_is_refused(tmp_path):
     wheel = make_wheel(
         tmp_path, "odd", files={"odd.py": "", "odd-1.0.data/purelib": "no directory"}
     )

@@ -21,7 +21,6 @@ from tests.support.building import (
     HOST,
     ORIGIN,
     SITE,
-    Project,
     contents,
     fake_installation,
     source_of,
@@ -58,16 +57,16 @@ KEPT = {
 }
 
 
-def wheel_with(folder: Path, files: dict[str, str], **options: object) -> Path:
+def wheel_with(folder, files, **options):
     return make_wheel(folder, "p", files=files, **options)
 
 
-def names(wheel: Path, *words: str) -> set[str]:
+def names(wheel, *words):
     with zipfile.ZipFile(wheel) as archive:
         return set(left_out(archive, words))
 
 
-def layer_of(folder: Path, wheel: Path, *words: str) -> Path:
+def layer_of(folder, wheel, *words):
     layer = folder / "layer"
     with LayerWriter(folder) as writer:
         add_wheel(writer, wheel, HOST, words)
@@ -75,7 +74,7 @@ def layer_of(folder: Path, wheel: Path, *words: str) -> Path:
     return layer
 
 
-def test_each_word_leaves_its_own_out(tmp_path: Path) -> None:
+def test_each_word_leaves_its_own_out(tmp_path):
     wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
     assert names(wheel) == set()
     assert names(wheel, "headers") == set(HEADERS)
@@ -94,12 +93,12 @@ def test_each_word_leaves_its_own_out(tmp_path: Path) -> None:
         "p/contest/test_it.py",
     ],
 )
-def test_what_is_called_like_a_test_and_is_none_stays(tmp_path: Path, path: str) -> None:
+def test_what_is_called_like_a_test_and_is_none_stays(tmp_path, path):
     assert names(wheel_with(tmp_path, {"p/__init__.py": "", path: ""}), "tests") == set()
 
 
 @pytest.mark.parametrize("path", ["p/include/loader.py", "p/include/fast.so"])
-def test_a_folder_called_include_may_be_a_package(tmp_path: Path, path: str) -> None:
+def test_a_folder_called_include_may_be_a_package(tmp_path, path):
     files = {path: "", "p/include/table.json": "", "p/include/api.h": ""}
     assert names(wheel_with(tmp_path, files), "headers") == {"p/include/api.h"}
 
@@ -121,13 +120,13 @@ def test_a_folder_called_include_may_be_a_package(tmp_path: Path, path: str) -> 
         "import importlib\nimportlib.import_module('.tests', __package__)",
     ],
 )
-def test_tests_that_the_package_uses_stay(tmp_path: Path, user: str) -> None:
+def test_tests_that_the_package_uses_stay(tmp_path, user):
     used = {"p/tests/test_one.py": "", "p/tests/helper.py": "", "p/core.py": f"{user}\n"}
     files = {"p/__init__.py": "", **used, "p/sub/tests/test_two.py": ""}
     assert names(wheel_with(tmp_path, files), "tests") == {"p/sub/tests/test_two.py"}
 
 
-def test_tests_that_kept_tests_use_stay(tmp_path: Path) -> None:
+def test_tests_that_kept_tests_use_stay(tmp_path):
     files = {
         "p/core.py": "from p.a.tests import helper\n",
         "p/a/tests/test_a.py": "from p.b.tests.test_b import thing\n",
@@ -137,7 +136,7 @@ def test_tests_that_kept_tests_use_stay(tmp_path: Path) -> None:
     assert names(wheel_with(tmp_path, files), "tests") == {"p/c/tests/test_c.py"}
 
 
-def test_tests_that_an_entry_point_names_stay(tmp_path: Path) -> None:
+def test_tests_that_an_entry_point_names_stay(tmp_path):
     files = {"p/__init__.py": "", "p/tests/test_it.py": "def main(): ...\n"}
     wheel = wheel_with(
         tmp_path, files, entry_points="[console_scripts]\ncheck = p.tests.test_it:main\n"
@@ -145,18 +144,18 @@ def test_tests_that_an_entry_point_names_stay(tmp_path: Path) -> None:
     assert names(wheel, "tests") == set()
 
 
-def test_prose_about_tests_keeps_nothing(tmp_path: Path) -> None:
+def test_prose_about_tests_keeps_nothing(tmp_path):
     prose = '"""Import the tests, from p.tests say."""\n# import p.tests\nNAME = "tests"\n'
     files = {"p/__init__.py": prose, "p/tests/test_it.py": ""}
     assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
 
 
-def test_a_module_that_does_not_parse_keeps_nothing(tmp_path: Path) -> None:
+def test_a_module_that_does_not_parse_keeps_nothing(tmp_path):
     files = {"p/old.py": "print 'x'\nimport p.tests\n", "p/tests/test_it.py": ""}
     assert names(wheel_with(tmp_path, files), "tests") == {"p/tests/test_it.py"}
 
 
-def test_the_layer_and_its_record_have_the_rest(tmp_path: Path) -> None:
+def test_the_layer_and_its_record_have_the_rest(tmp_path):
     wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
     found = contents(layer_of(tmp_path, wheel, *BOTH))
     installed = {path.removeprefix(f"{SITE}/") for path in found if "__pycache__" not in path}
@@ -173,17 +172,17 @@ def test_the_layer_and_its_record_have_the_rest(tmp_path: Path) -> None:
     subprocess.run([python, "-c", "import p; p.testing"], check=True)
 
 
-def test_nothing_left_out_is_the_layer_it_always_was(tmp_path: Path) -> None:
+def test_nothing_left_out_is_the_layer_it_always_was(tmp_path):
     wheel = wheel_with(tmp_path, KEPT)
     before = layer_of(tmp_path, wheel).read_bytes()
     assert layer_of(tmp_path, wheel, *BOTH).read_bytes() == before
 
 
-def test_the_id_changes_where_something_is_concerned(tmp_path: Path) -> None:
+def test_the_id_changes_where_something_is_concerned(tmp_path):
     plain = source_of(wheel_with(tmp_path / "1", KEPT))
     headed = source_of(wheel_with(tmp_path / "2", {**KEPT, **HEADERS}))
 
-    def pruned(source: LayerSource, *words: str) -> LayerSource:
+    def pruned(source, *words):
         assert source.wheel is not None
         return LayerSource(
             kind="wheel",
@@ -202,7 +201,7 @@ def test_the_id_changes_where_something_is_concerned(tmp_path: Path) -> None:
     assert layer_id(pruned(headed, "tests"), HOST) == layer_id(headed, HOST)
 
 
-def test_the_id_changes_with_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_id_changes_with_the_rules(tmp_path, monkeypatch):
     wheel = wheel_with(tmp_path, HEADERS)
     source = source_of(wheel)
     pruned = LayerSource(
@@ -215,7 +214,7 @@ def test_the_id_changes_with_the_rules(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGED))
-def test_an_unsound_wheel_is_refused_as_ever(tmp_path: Path, kind: str) -> None:
+def test_an_unsound_wheel_is_refused_as_ever(tmp_path, kind):
     wheel = DAMAGED[kind](tmp_path)
     concerned(wheel, BOTH)
     with LayerWriter(tmp_path) as writer, pytest.raises(WheelError) as pruned:
@@ -228,7 +227,7 @@ def test_an_unsound_wheel_is_refused_as_ever(tmp_path: Path, kind: str) -> None:
     )
 
 
-def test_a_build_says_what_was_left_out(project: Project, tmp_path: Path) -> None:
+def test_a_build_says_what_was_left_out(project, tmp_path):
     wheel = wheel_with(tmp_path, {**HEADERS, **TESTS, **KEPT})
     whole = project.locked(wheel).build()
     saved = {"what": list(BOTH), "files": len(HEADERS) + len(TESTS)}
@@ -249,15 +248,13 @@ def test_a_build_says_what_was_left_out(project: Project, tmp_path: Path) -> Non
     assert back.made.built == 0
 
 
-def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(
-    project: Project, tmp_path: Path
-) -> None:
+def test_a_wheels_own_file_of_the_notes_name_counts_for_nothing(project, tmp_path):
     wheel = wheel_with(tmp_path, {"p/__init__.py": "", f"p-1.0.dist-info/{NOTE}": "[1]"})
     packed = project.locked(wheel).build().packed
     assert inspect(packed.path).pruned == Pruned(words=(), files=0, size=0)
 
 
-def test_each_word_of_the_settings_has_rules() -> None:
+def test_each_word_of_the_settings_has_rules():
     assert prune.__doc__ is not None
     for word in BOTH:
         assert f"``{word}``\n" in prune.__doc__

@@ -11,7 +11,7 @@ from stager.core.errors import ConfigError
 from stager.layers.prune import check, concerned, matching, of_package
 from stager.layers.source import LayerSource, layer_id
 from stager.pack.members import inspect
-from tests.support.building import HOST, SITE, Project, index_of, wheel_of
+from tests.support.building import HOST, SITE, index_of, wheel_of
 from tests.support.wheelhouse import make_wheel
 
 PATHS = (
@@ -40,11 +40,11 @@ FILES = {path: f"# {path}\n" for path in PATHS if "dist-info" not in path}
         ("p/**/b.txt", {"p/sub/test/b.txt"}),
     ],
 )
-def test_a_pattern_is_matched_as_in_a_gitignore(pattern: str, left_out: set[str]) -> None:
+def test_a_pattern_is_matched_as_in_a_gitignore(pattern, left_out):
     assert matching(f"p:{pattern}", PATHS) == left_out
 
 
-def test_a_package_has_its_own_patterns_and_all_words() -> None:
+def test_a_package_has_its_own_patterns_and_all_words():
     entries = ("headers", "p:/p/test/", "pp:/pp/", "tests")
     assert of_package(entries, "p") == ("headers", "p:/p/test/", "tests")
     assert of_package(entries, "q") == ("headers", "tests")
@@ -60,20 +60,20 @@ def test_a_package_has_its_own_patterns_and_all_words() -> None:
         ("*.dist-info/", "names metadata of p"),
     ],
 )
-def test_what_a_package_needs_is_never_left_out(pattern: str, fault: str) -> None:
+def test_what_a_package_needs_is_never_left_out(pattern, fault):
     with pytest.raises(ConfigError) as refused:
         check((f"p:{pattern}",), {"p": PATHS})
     assert fault in refused.value.message
     assert refused.value.hint
 
 
-def test_all_refusals_are_in_one_error() -> None:
+def test_all_refusals_are_in_one_error():
     with pytest.raises(ConfigError) as refused:
         check(("p:/p/", "p:RECORD", "p:/p/test/"), {"p": PATHS})
     assert [line.split('"')[1] for line in refused.value.context] == ["p:/p/", "p:RECORD"]
 
 
-def test_what_has_no_effect_is_said() -> None:
+def test_what_has_no_effect_is_said():
     notes = check(("headers", "p:/p/tset/", "paa:*.a", "other:x", "p:*.a"), {"p": PATHS, "pab": ()})
     assert notes == [
         'environment.prune: "p:/p/tset/" leaves nothing out: no file of p matches',
@@ -83,10 +83,10 @@ def test_what_has_no_effect_is_said() -> None:
     ]
 
 
-def test_patterns_are_in_the_id_of_the_layers_they_concern(tmp_path: Path) -> None:
+def test_patterns_are_in_the_id_of_the_layers_they_concern(tmp_path):
     wheel = wheel_of(make_wheel(tmp_path, "p", files=FILES))
 
-    def key(*entries: str) -> str:
+    def key(*entries):
         return layer_id(LayerSource.of_wheel(wheel, entries), HOST)
 
     whole = key()
@@ -97,7 +97,7 @@ def test_patterns_are_in_the_id_of_the_layers_they_concern(tmp_path: Path) -> No
     assert concerned(wheel.path, ("headers", "p:/p/nothing/")) == ("headers",)  # libp.a
 
 
-def test_a_build_leaves_out_what_patterns_name(project: Project, tmp_path: Path) -> None:
+def test_a_build_leaves_out_what_patterns_name(project, tmp_path):
     """The bytecode of a module goes with it, RECORD names what is there, and it can be undone."""
     wheel = make_wheel(tmp_path, "p", files={**FILES, "p/sub/__init__.py": "", "p/sub/m.py": ""})
     whole = project.locked(wheel).build()

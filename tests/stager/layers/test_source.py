@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ PROJECT = LayerSource(kind="project", name="p", digest=Digest.of(b"p"), prefix="
 
 
 @pytest.mark.parametrize("source", [WHEEL, PROJECT])
-def test_sizes_places_and_labels_do_not_count(source: LayerSource) -> None:
+def test_sizes_places_and_labels_do_not_count(source):
     if source.kind == "project":
         source = replace(source, name="other")
         assert layer_id(source, HOST) == layer_id(PROJECT, HOST)
@@ -42,11 +41,11 @@ def test_sizes_places_and_labels_do_not_count(source: LayerSource) -> None:
         (PROJECT, {"kind": "asset"}),
     ],
 )
-def test_content_kind_names_and_place_count(source: LayerSource, changes: dict[str, Any]) -> None:
+def test_content_kind_names_and_place_count(source, changes):
     assert layer_id(replace(source, **changes), HOST) != layer_id(source, HOST)
 
 
-def test_the_python_counts_where_there_is_bytecode() -> None:
+def test_the_python_counts_where_there_is_bytecode():
     other = Target(python="3.99", platform=HOST.platform)
     asset = replace(PROJECT, kind="asset")
     assert layer_id(WHEEL, other) != layer_id(WHEEL, HOST)
@@ -54,13 +53,13 @@ def test_the_python_counts_where_there_is_bytecode() -> None:
     assert layer_id(asset, other) == layer_id(asset, HOST)
 
 
-def test_the_platform_does_not_count() -> None:
+def test_the_platform_does_not_count():
     older = Target(python=HOST.python, platform="manylinux_2_17_x86_64")
     assert layer_id(WHEEL, older) == layer_id(WHEEL, HOST)
 
 
 @pytest.mark.parametrize("what", ["bytecode", "compression"])
-def test_the_tools_count(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tools_count(what, monkeypatch):
     before = layer_id(WHEEL, HOST)
     if what == "bytecode":
         monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", b"next")
@@ -69,14 +68,14 @@ def test_the_tools_count(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert layer_id(WHEEL, HOST) != before
 
 
-def test_a_wheel_is_named_by_its_content(tmp_path: Path) -> None:
+def test_a_wheel_is_named_by_its_content(tmp_path):
     one = source_of(make_wheel(tmp_path / "1", "a"))
     same = source_of(make_wheel(tmp_path / "2", "a"))
     assert one.wheel != same.wheel
     assert layer_id(one, HOST) == layer_id(same, HOST)
 
 
-def test_a_tree_is_named_by_its_content(tmp_path: Path) -> None:
+def test_a_tree_is_named_by_its_content(tmp_path):
     ids: list[Digest] = []
     for content in ("x", "x", "y"):
         folder = tmp_path / str(len(ids))
@@ -86,7 +85,7 @@ def test_a_tree_is_named_by_its_content(tmp_path: Path) -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
+def test_what_is_left_out_is_told_once(tmp_path):
     (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
     (tmp_path / "nodes" / "dead").symlink_to("/nowhere")
     notes: list[str] = []
@@ -96,7 +95,7 @@ def test_what_is_left_out_is_told_once(tmp_path: Path) -> None:
     assert note.startswith("nodes/dead -> /nowhere: ")
 
 
-def test_an_offline_root_in_the_projects_own_place_is_refused(tmp_path: Path) -> None:
+def test_an_offline_root_in_the_projects_own_place_is_refused(tmp_path):
     """Each bundle would hold all earlier ones."""
     (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
     config = load(tmp_path)
@@ -104,7 +103,7 @@ def test_an_offline_root_in_the_projects_own_place_is_refused(tmp_path: Path) ->
         project_sources(config, (tmp_path, tmp_path / "pylock.toml"))
 
 
-def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path: Path) -> None:
+def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path):
     """Else each run that brings them home would make the bundle stale."""
     (tmp_path / "stager.toml").write_text("[environment]\nrequirements = []\n")
     for name in ("wandb", "wandb.1", "mlflow.db.12", "sub/wandb"):
@@ -118,9 +117,7 @@ def test_results_of_trackers_and_those_of_earlier_runs_stay_out(tmp_path: Path) 
     assert [file.path for file in tree.files] == ["stager.toml", "sub/wandb/file"]
 
 
-def test_a_large_project_is_told_which_folder_makes_it_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_project_is_told_which_folder_makes_it_so(tmp_path, monkeypatch):
     monkeypatch.setattr(layersource, "LARGE_PROJECT", 100)
     (tmp_path / "data" / "train").mkdir(parents=True)
     (tmp_path / "stager.toml").write_text('[environment]\nrequirements = ["six"]\n')

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import random
-from pathlib import Path
 
 import pytest
 
-from bundle.format.layer import HEAD_PREFIX, Index, LayerError, decode_head, head_summary
+from bundle.format.layer import HEAD_PREFIX, LayerError, decode_head, head_summary
 from stager.layers import layer_file
 from stager.layers.layer_file import LayerWriter, StoredTar, decompress_index
 from tests.support.building import ORIGIN
@@ -17,7 +16,7 @@ CONTENT = {"a": b"", "b": random.Random(1).randbytes(9000), "c": b"short", "d": 
 
 
 @pytest.fixture
-def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def layer(tmp_path, monkeypatch):
     """A layer whose frames hold about a kilobyte each, so that a file lies in many of them."""
     monkeypatch.setattr(layer_file, "FRAME_TARGET", 1000)
     monkeypatch.setattr(layer_file, "COPY", 300)
@@ -29,13 +28,13 @@ def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def head_of(layer: Path) -> tuple[int, Index]:
+def head_of(layer):
     data = layer.read_bytes()
     size = head_summary(data[:HEAD_PREFIX]).head_size
     return size, decode_head(data[:size], decompress_index)
 
 
-def test_any_part_of_any_file_is_what_was_written(layer: Path) -> None:
+def test_any_part_of_any_file_is_what_was_written(layer):
     size, index = head_of(layer)
     assert len(index.frames) > 9
     chance = random.Random(2)
@@ -49,7 +48,7 @@ def test_any_part_of_any_file_is_what_was_written(layer: Path) -> None:
                 assert tar.file(entry, at, length) == whole[at : at + length]
 
 
-def test_only_the_frames_that_are_asked_for_are_read(layer: Path) -> None:
+def test_only_the_frames_that_are_asked_for_are_read(layer):
     size, index = head_of(layer)
     data = bytearray(layer.read_bytes())
     data[-200:] = bytes(200)  # of the last file

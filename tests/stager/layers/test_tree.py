@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 
 import pytest
 
 from bundle.format.layer import Link, check_link
 from bundle.protocol.digest import Digest, canonical_json
 from stager.core.errors import StagerError
-from stager.layers.tree import Collector, Tree, content_digests, digest_of
+from stager.layers.tree import Collector, content_digests, digest_of
 
 
-def collect(root: Path, **links: str) -> Tree:
+def collect(root, **links):
     found = Collector()
     for entry in found.entries(str(root), ""):
         found.add(entry.name, entry.path)
@@ -23,7 +22,7 @@ def collect(root: Path, **links: str) -> Tree:
     return found.tree(what="the test", hint="")
 
 
-def tree_digest(tree: Tree) -> Digest:
+def tree_digest(tree):
     return digest_of(tree, content_digests(tree))
 
 

@@ -40,7 +40,7 @@ FAULTS = {
 """What the message about each kind of damaged wheel has to say."""
 
 
-def layer_of(folder: Path, wheel: Path, target: Target = HOST) -> Path:
+def layer_of(folder, wheel, target=HOST):
     layer = folder / f"{wheel.name}.layer"
     with LayerWriter(folder) as writer:
         add_wheel(writer, wheel, target)
@@ -48,7 +48,7 @@ def layer_of(folder: Path, wheel: Path, target: Target = HOST) -> Path:
     return layer
 
 
-def refusal(folder: Path, wheel: Path) -> WheelError:
+def refusal(folder, wheel):
     with LayerWriter(folder) as writer, pytest.raises(WheelError) as caught:
         add_wheel(writer, wheel, HOST)
     assert caught.value.message.startswith(f"{wheel.name}: ")
@@ -56,14 +56,14 @@ def refusal(folder: Path, wheel: Path) -> WheelError:
     return caught.value
 
 
-def story(error: WheelError) -> str:
+def story(error):
     return "\n".join([error.message, *error.context])
 
 
 # --- sound wheels --------------------------------------------------------------------------------
 
 
-def test_every_scheme_has_its_place(tmp_path: Path, wheelhouse: Path) -> None:
+def test_every_scheme_has_its_place(tmp_path, wheelhouse):
     found = contents(layer_of(tmp_path, wheelhouse / "schemes-1.0-py3-none-any.whl"))
     expected = {
         f"{SITE}/schemes/__init__.py",
@@ -87,7 +87,7 @@ def test_every_scheme_has_its_place(tmp_path: Path, wheelhouse: Path) -> None:
     assert found["bin/schemes-shell"].startswith(b"#!/bin/sh\n")
 
 
-def test_scripts_run_from_wherever_the_environment_lies(tmp_path: Path, wheelhouse: Path) -> None:
+def test_scripts_run_from_wherever_the_environment_lies(tmp_path, wheelhouse):
     names = ("cli_tool-1.0-py3-none-any.whl", "schemes-1.0-py3-none-any.whl")
     layers = [layer_of(tmp_path, wheelhouse / name) for name in names]
     first = tmp_path / "one place"
@@ -109,9 +109,7 @@ def test_scripts_run_from_wherever_the_environment_lies(tmp_path: Path, wheelhou
                 assert done.stdout == said
 
 
-def test_the_installed_record_is_what_importlib_metadata_reads(
-    tmp_path: Path, wheelhouse: Path
-) -> None:
+def test_the_installed_record_is_what_importlib_metadata_reads(tmp_path, wheelhouse):
     names = ("cli_tool-1.0-py3-none-any.whl", "schemes-1.0-py3-none-any.whl")
     fake_installation([layer_of(tmp_path, wheelhouse / name) for name in names], tmp_path / "env")
     found = importlib.metadata.distributions(path=[str(tmp_path / "env" / SITE)])
@@ -131,7 +129,7 @@ def test_the_installed_record_is_what_importlib_metadata_reads(
     assert entry == {"cli-tool": "cli_tool:main", "cli-tool-gui": "cli_tool:main"}
 
 
-def test_bytecode_is_never_compared_with_its_source(tmp_path: Path, wheelhouse: Path) -> None:
+def test_bytecode_is_never_compared_with_its_source(tmp_path, wheelhouse):
     layer = layer_of(tmp_path, wheelhouse / "alpha-1.0-py3-none-any.whl")
     cached = f"{SITE}/alpha/__pycache__/__init__.cpython-{HOST.python.replace('.', '')}.pyc"
     assert contents(layer)[cached][4:8] == b"\x01\0\0\0"
@@ -146,26 +144,26 @@ def test_bytecode_is_never_compared_with_its_source(tmp_path: Path, wheelhouse: 
     assert compiled.stat().st_mtime_ns == before
 
 
-def test_what_does_not_compile_is_shipped_as_it_is(tmp_path: Path) -> None:
+def test_what_does_not_compile_is_shipped_as_it_is(tmp_path):
     files = {"t/__init__.py": "", "t/template.py": "{{ name }} = \n", "t/two.py": "print 'py2'\n"}
     found = contents(layer_of(tmp_path, make_wheel(tmp_path, "t", files=files)))
     assert f"{SITE}/t/template.py" in found
     assert sum(path.endswith(".pyc") for path in found) == 1
 
 
-def test_no_bytecode_for_another_python(tmp_path: Path, wheelhouse: Path) -> None:
+def test_no_bytecode_for_another_python(tmp_path, wheelhouse):
     found = contents(layer_of(tmp_path, wheelhouse / "alpha-1.0-py3-none-any.whl", OTHER))
     assert f"lib/python{OTHER.python}/site-packages/alpha/__init__.py" in found
     assert not any(path.endswith(".pyc") for path in found)
 
 
-def test_bytecode_in_a_wheel_is_not_trusted(tmp_path: Path) -> None:
+def test_bytecode_in_a_wheel_is_not_trusted(tmp_path):
     files = {"p/__init__.py": "", "p/__pycache__/evil.cpython-311.pyc": b"evil"}
     found = contents(layer_of(tmp_path, make_wheel(tmp_path, "p", files=files)))
     assert not any(data == b"evil" for data in found.values())
 
 
-def test_a_compiled_extension_keeps_its_mode_and_name(tmp_path: Path, native_wheel: Path) -> None:
+def test_a_compiled_extension_keeps_its_mode_and_name(tmp_path, native_wheel):
     layer = layer_of(tmp_path, native_wheel)
     (entry,) = [entry for entry in index_of(layer).files if entry.path.endswith(".so")]
     assert entry.path.startswith(f"{SITE}/native_ext.")
@@ -176,7 +174,7 @@ def test_a_compiled_extension_keeps_its_mode_and_name(tmp_path: Path, native_whe
 
 
 @pytest.mark.parametrize("algorithm", ["sha384", "sha512"])
-def test_better_digests_than_sha256_count(algorithm: str, tmp_path: Path) -> None:
+def test_better_digests_than_sha256_count(algorithm, tmp_path):
     base = parts("strong", files={"strong/__init__.py": "", "strong/data.bin": b"data"})
     assert contents(layer_of(tmp_path, rehashed(base, algorithm).write(tmp_path)))
     lying = replace(
@@ -189,17 +187,17 @@ def test_better_digests_than_sha256_count(algorithm: str, tmp_path: Path) -> Non
 # --- unsound wheels ------------------------------------------------------------------------------
 
 
-def test_the_table_covers_every_kind() -> None:
+def test_the_table_covers_every_kind():
     assert set(FAULTS) == set(DAMAGED)
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_wheel_is_refused_by_name_and_fault(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_wheel_is_refused_by_name_and_fault(kind, tmp_path):
     error = refusal(tmp_path, DAMAGED[kind](tmp_path))
     assert FAULTS[kind] in story(error)
 
 
-def test_all_members_that_do_not_fit_record_are_named_at_once(tmp_path: Path) -> None:
+def test_all_members_that_do_not_fit_record_are_named_at_once(tmp_path):
     base = parts(
         "bad", files={f"bad/{name}": "x = 1\n" for name in "abc"} | {"bad/d.py": "y = 1\n"}
     )
@@ -214,7 +212,7 @@ def test_all_members_that_do_not_fit_record_are_named_at_once(tmp_path: Path) ->
         assert name in text
 
 
-def test_all_hostile_members_are_named_at_once(tmp_path: Path) -> None:
+def test_all_hostile_members_are_named_at_once(tmp_path):
     more = [Member(name=name, data=b"") for name in ("../one", "/two", "bad\\three", "bad/\n")]
     text = story(refusal(tmp_path, parts("bad").with_members(*more).write(tmp_path)))
     for name in ("../one", "/two", "three", "\\n"):
@@ -226,7 +224,7 @@ def test_all_hostile_members_are_named_at_once(tmp_path: Path) -> None:
     ["pyvenv.cfg", "bin/python", f"bin/python{HOST.python}", "pkgs", "project", "assets", "lib64",
      ".stager/manifest.json", f"{SITE}/_stager_patches.pth", "pkgs/_stager_imports.py"],
 )  # fmt: skip
-def test_parts_of_the_environment_itself_are_not_overwritten(place: str, tmp_path: Path) -> None:
+def test_parts_of_the_environment_itself_are_not_overwritten(place, tmp_path):
     wheel = make_wheel(tmp_path, "bad", data={f"data/{place}": "mine", "data/.stager/too": ""})
     text = story(refusal(tmp_path, wheel))
     assert "would overwrite" in text
@@ -234,14 +232,14 @@ def test_parts_of_the_environment_itself_are_not_overwritten(place: str, tmp_pat
     assert ".stager/too" in text, "the second one is not reported"
 
 
-def test_data_may_lie_where_the_environment_has_directories(tmp_path: Path) -> None:
+def test_data_may_lie_where_the_environment_has_directories(tmp_path):
     names = ("assets/a", "project/conf.yaml", "python/x", "lib64/y", "pkgs/z")
     wheel = make_wheel(tmp_path, "good", data={f"data/{name}": "" for name in names})
     found = contents(layer_of(tmp_path, wheel))
     assert {"assets/a", "project/conf.yaml", "python/x", "lib/y", f"{SITE}/z"} <= set(found)
 
 
-def test_scripts_mean_what_they_mean_without_lines_for_a_shell(tmp_path: Path) -> None:
+def test_scripts_mean_what_they_mean_without_lines_for_a_shell(tmp_path):
     """The names ``python-*`` are not the environment's own; an entry point wins over a script."""
     scripts = {
         "python-doc": '#!python\n"""What it does."""\nprint(__doc__)\n',
@@ -268,7 +266,7 @@ def test_scripts_mean_what_they_mean_without_lines_for_a_shell(tmp_path: Path) -
     assert "../../../libexec/latin,sha256=" in (env / SITE / "t-1.0.dist-info/RECORD").read_text()
 
 
-def test_scripts_and_entry_points_cannot_take_the_interpreters_place(tmp_path: Path) -> None:
+def test_scripts_and_entry_points_cannot_take_the_interpreters_place(tmp_path):
     points = "[console_scripts]\npython3 = bad:main\n../../up = bad:main\n"
     wheel = make_wheel(tmp_path, "bad", scripts={"python": "#!python\n"}, entry_points=points)
     text = story(refusal(tmp_path, wheel))
@@ -281,41 +279,41 @@ def test_scripts_and_entry_points_cannot_take_the_interpreters_place(tmp_path: P
     ["[console_scripts]\nx = a:%(b\n", "no section\n",
      "[console_scripts]\nx = a:b\nx = c:d\n"],
 )  # fmt: skip
-def test_entry_points_that_make_no_sense(points: str, tmp_path: Path) -> None:
+def test_entry_points_that_make_no_sense(points, tmp_path):
     text = story(refusal(tmp_path, make_wheel(tmp_path, "bad", entry_points=points)))
     assert "not a valid wheel" in text
 
 
-def test_an_entry_point_without_a_function_is_named(tmp_path: Path) -> None:
+def test_an_entry_point_without_a_function_is_named(tmp_path):
     points = "[console_scripts]\ngood = a:b\nx = no_function\n"
     error = refusal(tmp_path, make_wheel(tmp_path, "bad", entry_points=points))
     assert "an entry point names no function" in error.message
     assert error.context == ("x = no_function",)
 
 
-def test_a_file_that_is_also_a_directory(tmp_path: Path) -> None:
+def test_a_file_that_is_also_a_directory(tmp_path):
     wheel = make_wheel(tmp_path, "bad", files={"bad": "file", "bad/__init__.py": ""})
     with pytest.raises(WheelError, match="also a directory"):
         layer_of(tmp_path, wheel)
 
 
 @pytest.mark.timeout(300)
-def test_a_data_directory_that_is_a_file_does_not_hang(tmp_path: Path) -> None:
+def test_a_data_directory_that_is_a_file_does_not_hang(tmp_path):
     wheel = parts("bad").with_members(Member(name="bad-1.0.data", data=b"")).write(tmp_path)
     assert "bad-1.0.data is a file" in story(refusal(tmp_path, wheel))
 
 
-def test_two_members_for_one_place(tmp_path: Path) -> None:
+def test_two_members_for_one_place(tmp_path):
     wheel = make_wheel(tmp_path, "bad", files={"m.py": "a = 1\n"}, data={"purelib/m.py": "a = 2\n"})
     assert "m.py occurs twice" in story(refusal(tmp_path, wheel))
 
 
-def test_a_digest_that_proves_nothing(tmp_path: Path) -> None:
+def test_a_digest_that_proves_nothing(tmp_path):
     text = story(refusal(tmp_path, rehashed(parts("bad"), "md5").write(tmp_path)))
     assert "md5" in text
 
 
-def test_an_encrypted_member(tmp_path: Path) -> None:
+def test_an_encrypted_member(tmp_path):
     wheel = make_wheel(tmp_path, "bad")
     data = bytearray(wheel.read_bytes())
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -325,7 +323,7 @@ def test_an_encrypted_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["Wheel-Version: 2.0", "Wheel-Version: "])
-def test_a_wheel_of_another_format(change: str, tmp_path: Path) -> None:
+def test_a_wheel_of_another_format(change, tmp_path):
     base = parts("bad")
     members = tuple(
         replace(m, data=m.data.replace(b"Wheel-Version: 1.0", change.encode()))
@@ -335,7 +333,7 @@ def test_a_wheel_of_another_format(change: str, tmp_path: Path) -> None:
     assert "Wheel-Version" in story(refusal(tmp_path, wheel))
 
 
-def test_any_changed_bit_is_harmless_or_refused(tmp_path: Path, wheelhouse: Path) -> None:
+def test_any_changed_bit_is_harmless_or_refused(tmp_path, wheelhouse):
     wheel = wheelhouse / "cli_tool-1.0-py3-none-any.whl"
     raw, good = wheel.read_bytes(), contents(layer_of(tmp_path, wheel))
     chance = random.Random(20240607)
@@ -361,11 +359,11 @@ def test_any_changed_bit_is_harmless_or_refused(tmp_path: Path, wheelhouse: Path
     assert refused > 100
 
 
-def rehashed(base: Parts, algorithm: str) -> Parts:
+def rehashed(base, algorithm):
     """The wheel with a RECORD in another algorithm, as a member like any other."""
 
     class Rehashed(Parts):
-        def record(self) -> list[list[str]]:
+        def record(self):
             rows = []
             for member in self.members:
                 digest = hashlib.new(algorithm, member.data).digest()
@@ -376,7 +374,7 @@ def rehashed(base: Parts, algorithm: str) -> Parts:
     return Rehashed(filename=base.filename, dist_info=base.dist_info, members=base.members)
 
 
-def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive(tmp_path):
     wheel = tmp_path / "bad-1.0-py3-none-any.whl"
     wheel.write_text("<html>404</html>")
     assert "damaged or cut short" in story(refusal(tmp_path, wheel))

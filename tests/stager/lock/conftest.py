@@ -1,26 +1,23 @@
 """A project, and its spec from a few entries of its settings."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from stager.config import load
-from stager.lock.spec import Spec, read_spec
+from stager.lock.spec import read_spec
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
 
 
 @pytest.fixture
-def ask(root: Path) -> Callable[..., Spec]:
+def ask(root):
     """Read a spec from these entries of ``requirements``; other keys by keyword."""
 
-    def read(*requirements: str, **more: object) -> Spec:
+    def read(*requirements, **more):
         table = {"requirements": list(requirements)}
         table |= {key.replace("_", "-"): value for key, value in more.items()}
         return read_spec(load.parse({"environment": table}, root=root, source=root / "stager.toml"))

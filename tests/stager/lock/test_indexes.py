@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ FULL = Indexes(
         ("/srv/a@b.whl", "/srv/a@b.whl"),
     ],
 )
-def test_credentials_are_stripped(url: str, expected: str) -> None:
+def test_credentials_are_stripped(url, expected):
     assert strip_credentials(url) == expected
 
 
@@ -64,11 +63,11 @@ def test_credentials_are_stripped(url: str, expected: str) -> None:
         ("https://other.example/x.whl", "https://u:p@h.example/x.whl", "other.example/x.whl"),
     ],
 )
-def test_credentials_of_a_file_are_put_back(locked: str, known: str, full: str) -> None:
+def test_credentials_of_a_file_are_put_back(locked, known, full):
     assert restore_credentials(locked, ["https://h.example/y", known]).partition("://")[2] == full
 
 
-def test_as_lines() -> None:
+def test_as_lines():
     assert FULL.pip_lines() == [
         "--index-url https://u:p@one.example/simple",
         "--extra-index-url https://two.example/simple?token=abc",
@@ -85,7 +84,7 @@ def test_as_lines() -> None:
     assert alone.lines() == ["--no-index", "--find-links file:///srv"]
 
 
-def test_written_down_and_read_back() -> None:
+def test_written_down_and_read_back():
     written = FULL.as_dict()
     assert "u:p" not in str(written)
     assert "abc" not in str(written)
@@ -94,20 +93,20 @@ def test_written_down_and_read_back() -> None:
     assert Indexes.from_dict({"index-url": 3, "find-links": "x", "other": 1}) == Indexes()
 
 
-def test_credentials_are_put_back() -> None:
+def test_credentials_are_put_back():
     assert FULL.without_credentials().with_credentials_from(FULL) == FULL
     other = Indexes(index_url="https://other.example/simple")
     assert other.with_credentials_from(FULL) == other
 
 
-def test_two_together() -> None:
+def test_two_together():
     both = Indexes(index_url="a", find_links=("x", "y")).plus(
         Indexes(index_url="b", find_links=("y", "z"), no_index=True)
     )
     assert both == Indexes(index_url="b", find_links=("x", "y", "z"), no_index=True)
 
 
-def test_pips_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pips_configuration(tmp_path, monkeypatch):
     for name in [n for n in os.environ if n.startswith(("PIP_", "UV_")) or n == "SSL_CERT_FILE"]:
         monkeypatch.delenv(name)
     config = tmp_path / "pip.conf"
@@ -138,7 +137,7 @@ def test_pips_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "SSL_CERT_FILE" not in pip_settings().environment
 
 
-def test_variables_alone_say_what_pip_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_alone_say_what_pip_makes_of_them(monkeypatch):
     """Without files to read pip is not asked; it would answer the same."""
     variables = {
         "PIP_INDEX_URL": "https://it's.example/simple",
@@ -154,12 +153,12 @@ def test_variables_alone_say_what_pip_makes_of_them(monkeypatch: pytest.MonkeyPa
     argv = [sys.executable, "-m", "pip", "config", "list"]
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     never: list[object] = []
-    values = indexes._pip_values(never.append)  # type: ignore[arg-type]
+    values = indexes._pip_values(never.append)
     assert (values, never) == (indexes._parse_config(said), [])
     assert pip_settings().indexes.find_links == ()
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named(tmp_path):
     """A resolver says only that it found nothing, as if a package's name were wrong."""
     mirror = tmp_path / "a mirror"
     (mirror / "simple").mkdir(parents=True)

@@ -4,9 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -21,7 +20,7 @@ from stager.core.values import Digest, Target
 from stager.lock.indexes import Indexes
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import Pip, condense
-from stager.lock.pylock import Lock, read_lock, render
+from stager.lock.pylock import read_lock, render
 from stager.lock.spec import Spec
 from stager.wheels import FetchSettings, fetch
 from tests.support.index_server import Index, serve
@@ -34,17 +33,17 @@ Ask = Callable[..., Spec]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "offline")
 
 
 @pytest.fixture
-def lock(root: Path, store: Store, ask: Ask) -> Callable[..., Lock]:
+def lock(root, store, ask):
     """Lock these requirements with a resolver, and see that the file says the same."""
 
-    def make(resolver: str, *requirements: str, offline: bool = False, **more: object) -> Lock:
+    def make(resolver, *requirements, offline=False, **more):
         spec = ask(*requirements, **more)
-        options = ResolveOptions(resolver=resolver, offline=offline)  # type: ignore[arg-type]
+        options = ResolveOptions(resolver=resolver, offline=offline)
         path = root / "pylock.toml"
         made = make_lock(spec, path=path, store=store, options=options, reachable=lambda _: False)
         assert read_lock(path, spec.target) == made
@@ -54,18 +53,18 @@ def lock(root: Path, store: Store, ask: Ask) -> Callable[..., Lock]:
     return make
 
 
-def fails(lock: Callable[..., Lock], *args: object, **more: object) -> ResolveError:
+def fails(lock, *args, **more):
     with pytest.raises(ResolveError) as caught:
         lock(*args, **more)
     assert "Traceback" not in "".join(caught.value.context)
     return caught.value
 
 
-def versions(lock: Lock) -> dict[str, str]:
+def versions(lock):
     return {file.name: str(file.version) for file in lock.files}
 
 
-def project(folder: Path, name: str, version: str = "1.0", more: str = "") -> Path:
+def project(folder, name, version="1.0", more=""):
     folder.mkdir(parents=True, exist_ok=True)
     text = f"""\
     [build-system]
@@ -86,7 +85,7 @@ def project(folder: Path, name: str, version: str = "1.0", more: str = "") -> Pa
 
 
 @pytest.fixture
-def with_setuptools(wheelhouse: Path, build_wheels: Path, index_env: object) -> Path:
+def with_setuptools(wheelhouse, build_wheels, index_env):
     for wheel in build_wheels.iterdir():
         (wheelhouse / wheel.name).write_bytes(wheel.read_bytes())
     return wheelhouse
@@ -96,9 +95,7 @@ def with_setuptools(wheelhouse: Path, build_wheels: Path, index_env: object) -> 
 
 
 @pytest.mark.usefixtures("index_env")
-def test_both_resolvers_give_the_same_file(
-    lock: Callable[..., Lock], root: Path, wheelhouse: Path
-) -> None:
+def test_both_resolvers_give_the_same_file(lock, root, wheelhouse):
     texts = []
     for resolver in ("uv", "pip-tools"):
         made = lock(resolver, "alpha", "my-odd.name", constraints=["beta<2"])
@@ -114,7 +111,7 @@ def test_both_resolvers_give_the_same_file(
 
 
 @pytest.mark.usefixtures("index_env")
-def test_the_file_follows_pep_751(lock: Callable[..., Lock], root: Path) -> None:
+def test_the_file_follows_pep_751(lock, root):
     lock("uv", "alpha")
     data = toml.read(root / "pylock.toml")
     document = Pylock.from_dict(data)
@@ -128,7 +125,7 @@ def test_the_file_follows_pep_751(lock: Callable[..., Lock], root: Path) -> None
 
 
 @pytest.mark.usefixtures("index_env")
-def test_a_lock_is_current_until_the_spec_changes(lock: Callable[..., Lock], ask: Ask) -> None:
+def test_a_lock_is_current_until_the_spec_changes(lock, ask):
     made = lock("uv", "alpha")
     assert made.is_current(ask("alpha"))
     assert not made.is_current(ask("alpha", "beta"))
@@ -136,7 +133,7 @@ def test_a_lock_is_current_until_the_spec_changes(lock: Callable[..., Lock], ask
 
 
 @pytest.mark.usefixtures("index_env")
-def test_the_digest_covers_content_not_place(lock: Callable[..., Lock], tmp_path: Path) -> None:
+def test_the_digest_covers_content_not_place(lock, tmp_path):
     made = lock("uv", "alpha")
     moved = replace(made.files[0], path=tmp_path / "elsewhere")
     again = replace(made, files=(moved, *made.files[1:]))
@@ -149,9 +146,7 @@ def test_the_digest_covers_content_not_place(lock: Callable[..., Lock], tmp_path
 
 
 @BOTH
-def test_an_sdist_is_locked_where_there_is_no_wheel(
-    lock: Callable[..., Lock], with_setuptools: Path, resolver: str
-) -> None:
+def test_an_sdist_is_locked_where_there_is_no_wheel(lock, with_setuptools, resolver):
     sdist = make_sdist(with_setuptools, "from-source")
     (file,) = lock(resolver, "from-source").files
     assert file.path == sdist
@@ -160,9 +155,7 @@ def test_an_sdist_is_locked_where_there_is_no_wheel(
 
 @BOTH
 @pytest.mark.usefixtures("index_env")
-def test_a_wheel_file_is_locked_as_that_file(
-    lock: Callable[..., Lock], tmp_path: Path, resolver: str
-) -> None:
+def test_a_wheel_file_is_locked_as_that_file(lock, tmp_path, resolver):
     mine = make_wheel(tmp_path / "mine", "beta", "1.1", files={"beta.py": "MINE = True\n"})
     made = lock(resolver, "alpha", str(mine))
     assert versions(made)["beta"] == "1.1"  # not 2.0, which the index has
@@ -170,9 +163,7 @@ def test_a_wheel_file_is_locked_as_that_file(
 
 
 @BOTH
-def test_a_local_build_version_wins(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, resolver: str
-) -> None:
+def test_a_local_build_version_wins(lock, index_env, wheelhouse, resolver):
     make_wheel(wheelhouse, "torch", "2.13.0", requires=["nvidia-cublas", "triton"])
     make_wheel(wheelhouse, "torch", "2.13.0+cpu")
     made = lock(resolver, "torch==2.13.0", torch_backend="cpu")
@@ -182,14 +173,12 @@ def test_a_local_build_version_wins(
 # --- other targets -------------------------------------------------------------------------------
 
 
-def other_python() -> Target:
+def other_python():
     minor = 10 if HERE.python != "3.10" else 12
     return Target(python=f"3.{minor}", platform="manylinux_2_28_x86_64")
 
 
-def test_uv_locks_for_another_python(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_uv_locks_for_another_python(lock, index_env, wheelhouse):
     target = other_python()
     for tag in (target.python_tag, HERE.python_tag):
         make_wheel(wheelhouse, "fast", tag=f"{tag}-{tag}-manylinux_2_17_x86_64")
@@ -201,16 +190,14 @@ def test_uv_locks_for_another_python(
 
 
 @pytest.mark.usefixtures("index_env")
-def test_pip_tools_refuses_another_python(lock: Callable[..., Lock]) -> None:
+def test_pip_tools_refuses_another_python(lock):
     error = fails(lock, "pip-tools", "alpha", python=other_python().python)
     assert "only for the Python and machine it runs on" in error.message
     assert "uv" in error.hint
 
 
 @BOTH
-def test_an_older_libc_gets_the_older_wheel(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, resolver: str
-) -> None:
+def test_an_older_libc_gets_the_older_wheel(lock, index_env, wheelhouse, resolver):
     machine, tag = HERE.machine, HERE.python_tag
     for libc in ("manylinux_2_17", "manylinux_2_28"):
         make_wheel(wheelhouse, "fast", tag=f"{tag}-{tag}-{libc}_{machine}")
@@ -224,9 +211,7 @@ def test_an_older_libc_gets_the_older_wheel(
 
 
 @BOTH
-def test_all_reasons_at_once(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, resolver: str
-) -> None:
+def test_all_reasons_at_once(lock, index_env, wheelhouse, resolver):
     make_wheel(wheelhouse, "wants-old", requires=["beta<1.1"])
     make_wheel(wheelhouse, "needs-ghost", requires=["ghost-of-a-package"])
     error = fails(
@@ -255,8 +240,8 @@ def test_all_reasons_at_once(
 
 @BOTH
 def test_no_wheel_for_the_target_lists_all_with_what_exists(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
-) -> None:
+    lock, index_env, wheelhouse, root, resolver
+):
     make_wheel(wheelhouse, "mac-only", "1.0", tag="cp311-cp311-macosx_11_0_arm64")
     make_wheel(wheelhouse, "mac-only", "1.1", tag="cp311-cp311-macosx_12_0_arm64")
     make_wheel(wheelhouse, "old-only", "3.0", tag="cp27-cp27mu-manylinux1_x86_64")
@@ -270,9 +255,7 @@ def test_no_wheel_for_the_target_lists_all_with_what_exists(
     assert not (root / "pylock.toml").exists()
 
 
-def test_uv_lists_missing_wheels_below_one_requirement(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_uv_lists_missing_wheels_below_one_requirement(lock, index_env, wheelhouse):
     make_wheel(wheelhouse, "mac-only", tag="cp311-cp311-macosx_11_0_arm64")
     make_wheel(wheelhouse, "win-only", tag="cp311-cp311-win_amd64")
     make_wheel(wheelhouse, "parent", requires=["mac-only", "win-only"])
@@ -280,9 +263,7 @@ def test_uv_lists_missing_wheels_below_one_requirement(
     assert [line.partition(":")[0] for line in error.context] == ["mac-only 1.0", "win-only 1.0"]
 
 
-def test_pip_tools_lists_all_files_missing_for_an_older_libc(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_pip_tools_lists_all_files_missing_for_an_older_libc(lock, index_env, wheelhouse):
     machine, tag = HERE.machine, HERE.python_tag
     for name in ("new-one", "new-two"):
         make_wheel(wheelhouse, name, tag=f"{tag}-{tag}-manylinux_2_28_{machine}")
@@ -294,9 +275,7 @@ def test_pip_tools_lists_all_files_missing_for_an_older_libc(
 
 
 @BOTH
-def test_cuda_packages_are_refused_for_the_cpu(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
-) -> None:
+def test_cuda_packages_are_refused_for_the_cpu(lock, index_env, wheelhouse, root, resolver):
     for name in ("nvidia-cublas", "triton", "cuda-bindings"):
         make_wheel(wheelhouse, name)
     make_wheel(wheelhouse, "torch", "2.13.0", requires=["nvidia-cublas", "triton", "cuda-bindings"])
@@ -309,9 +288,7 @@ def test_cuda_packages_are_refused_for_the_cpu(
 
 
 @BOTH
-def test_an_index_that_does_not_answer(
-    lock: Callable[..., Lock], root: Path, monkeypatch: pytest.MonkeyPatch, resolver: str
-) -> None:
+def test_an_index_that_does_not_answer(lock, root, monkeypatch, resolver):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.setenv(name, "")
@@ -336,12 +313,10 @@ def test_an_index_that_does_not_answer(
         ("none", True, []),
     ],
 )
-def test_the_torch_index_is_added_when_it_answers(
-    root: Path, store: Store, ask: Ask, backend: str, answers: bool, added: list[str]
-) -> None:
+def test_the_torch_index_is_added_when_it_answers(root, store, ask, backend, answers, added):
     asked = []
 
-    def reachable(url: str) -> bool:
+    def reachable(url):
         asked.append(url)
         return answers
 
@@ -361,19 +336,13 @@ DEAD = "http://127.0.0.1:9/whl/"
 
 @BOTH
 def test_a_torch_index_that_gives_no_answer_is_named(
-    ask: Ask,
-    index_env: object,
-    wheelhouse: Path,
-    root: Path,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    resolver: str,
-) -> None:
+    ask, index_env, wheelhouse, root, store, monkeypatch, resolver
+):
     monkeypatch.setattr("stager.lock.lock.TORCH_INDEX", DEAD)
     make_wheel(wheelhouse, "triton")
     make_wheel(wheelhouse, "torch", "2.13.0", requires=["triton"])
     make_wheel(wheelhouse, "accelerated", requires=["torch"])
-    options = ResolveOptions(resolver=resolver)  # type: ignore[arg-type]
+    options = ResolveOptions(resolver=resolver)
     for requirement, backend, said in (
         ("torch", "cpu", "the lock pulls 1 CUDA packages"),
         ("torch==2.13.0+cpu", "cpu", "the requirements have no solution"),
@@ -395,9 +364,7 @@ def test_a_torch_index_that_gives_no_answer_is_named(
 
 
 @BOTH
-def test_a_local_project_is_built_first(
-    lock: Callable[..., Lock], with_setuptools: Path, root: Path, store: Store, resolver: str
-) -> None:
+def test_a_local_project_is_built_first(lock, with_setuptools, root, store, resolver):
     more = 'dependencies = ["alpha"]\noptional-dependencies = {more = ["ns-one"]}'
     lib = project(root / "my lib", "my-lib", more=more.replace("\n", "\n    "))
     made = lock(resolver, "./my lib[more]", "beta<2")
@@ -410,14 +377,12 @@ def test_a_local_project_is_built_first(
     assert sorted(path.name for path in lib.iterdir()) == ["my_lib", "pyproject.toml"]
 
 
-def test_a_local_project_is_built_once_for_each_content(
-    lock: Callable[..., Lock], ask: Ask, with_setuptools: Path, root: Path, tmp_path: Path
-) -> None:
+def test_a_local_project_is_built_once_for_each_content(lock, ask, with_setuptools, root, tmp_path):
     lib = project(root / "mylib", "my-lib")
     first = lock("uv", "./mylib")
-    stamp = first.files[0].path.stat().st_mtime_ns  # type: ignore[union-attr]
+    stamp = first.files[0].path.stat().st_mtime_ns
     again = lock("uv", "./mylib")
-    assert again.files[0].path.stat().st_mtime_ns == stamp  # type: ignore[union-attr]
+    assert again.files[0].path.stat().st_mtime_ns == stamp
     (lib / "my_lib" / "__init__.py").write_text("X = 2\n")
     assert not again.is_current(ask("./mylib"))
     assert lock("uv", "./mylib").files[0].sha256 != first.files[0].sha256
@@ -431,7 +396,7 @@ def test_a_local_project_is_built_once_for_each_content(
 
 
 @pytest.mark.needs("git")
-def test_from_version_control(lock: Callable[..., Lock], index_env: object, tmp_path: Path) -> None:
+def test_from_version_control(lock, index_env, tmp_path):
     """A branch is a pin: the lock holds its commit, and the folder in the repository."""
     repo = tmp_path / "repo"
     inner = own_backend(repo / "below" / "from-git")
@@ -449,8 +414,8 @@ def test_from_version_control(lock: Callable[..., Lock], index_env: object, tmp_
 
 @pytest.mark.needs("git")
 def test_behind_a_gap_the_wheel_of_a_mirror_stands_for_the_repository(
-    lock: Callable[..., Lock], ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    lock, ask, tmp_path, monkeypatch
+):
     """A new lock, and a build from the lock, where neither the repository nor its build is."""
     own_backend(tmp_path / "repo" / "from-git")
     git_commit(tmp_path / "repo")
@@ -473,9 +438,7 @@ def test_behind_a_gap_the_wheel_of_a_mirror_stands_for_the_repository(
 
 
 @pytest.mark.needs("git")
-def test_a_version_that_git_knows(
-    lock: Callable[..., Lock], index_env: object, tmp_path: Path
-) -> None:
+def test_a_version_that_git_knows(lock, index_env, tmp_path):
     """The copy that is built has the history; what is left out of it is no change."""
     folder = own_backend(tmp_path / "repo" / "of-git")
     backend = (folder / "backend.py").read_text()
@@ -495,9 +458,7 @@ def test_a_version_that_git_knows(
     assert versions(lock("uv", str(folder))) == {"of-git": "3.1"}
 
 
-def test_what_the_target_does_not_need_is_not_fetched(
-    lock: Callable[..., Lock], index_env: object, root: Path
-) -> None:
+def test_what_the_target_does_not_need_is_not_fetched(lock, index_env, root):
     nowhere = "https://127.0.0.1:9/gone-1.0"
     (root / "r.txt").write_text(
         f"gone @ {nowhere}.tar.gz ; sys_platform == 'win32'\n"
@@ -506,9 +467,7 @@ def test_what_the_target_does_not_need_is_not_fetched(
     assert versions(lock("uv", "r.txt")) == {"beta": "2.0"}
 
 
-def test_a_project_for_another_python_is_built(
-    lock: Callable[..., Lock], index_env: object, tmp_path: Path
-) -> None:
+def test_a_project_for_another_python_is_built(lock, index_env, tmp_path):
     """By that Python where it is here; else by this one, for a wheel that is for any."""
     folder = own_backend(tmp_path / "later")
     with (folder / "pyproject.toml").open("a") as file:
@@ -518,14 +477,7 @@ def test_a_project_for_another_python_is_built(
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_a_url_with_a_password_can_be_fetched(
-    lock: Callable[..., Lock],
-    index_env: object,
-    tmp_path: Path,
-    store: Store,
-    ask: Ask,
-    kind: str,
-) -> None:
+def test_a_url_with_a_password_can_be_fetched(lock, index_env, tmp_path, store, ask, kind):
     """The lock has neither the password nor the token, which the requirement keeps."""
     files = tmp_path / "elsewhere"
     files.mkdir()
@@ -542,9 +494,7 @@ def test_a_url_with_a_password_can_be_fetched(
     assert wheel.name == "gamma"
 
 
-def test_sources_that_cannot_be_built_are_all_named(
-    lock: Callable[..., Lock], with_setuptools: Path, root: Path
-) -> None:
+def test_sources_that_cannot_be_built_are_all_named(lock, with_setuptools, root):
     for name in ("one", "two"):
         folder = project(root / name, name)
         (folder / "pyproject.toml").write_text("[build-system]\nrequires = ['no-such-backend']\n")
@@ -583,7 +533,7 @@ wheels = [{ url = "https://example.org/colorama-1.0-py3-none-any.whl", hashes = 
 
 
 @pytest.fixture
-def given(root: Path, wheelhouse: Path) -> Path:
+def given(root, wheelhouse):
     digest = hashlib.sha256((wheelhouse / "alpha-1.0-py3-none-any.whl").read_bytes()).hexdigest()
     text = GIVEN.replace("ALPHA", digest).replace("ONE", "1" * 64).replace("TWO", "2" * 64)
     path = root / "pylock.lab.toml"
@@ -591,9 +541,7 @@ def given(root: Path, wheelhouse: Path) -> Path:
     return path
 
 
-def test_a_given_lock_is_taken_as_it_is(
-    lock: Callable[..., Lock], given: Path, wheelhouse: Path
-) -> None:
+def test_a_given_lock_is_taken_as_it_is(lock, given, wheelhouse):
     target = {"python": "3.12", "platform": "manylinux_2_28_x86_64"}
     made = lock("uv", given.name, **target)
     assert versions(made) == {"alpha": "1.0", "fast": "1.0"}
@@ -603,9 +551,7 @@ def test_a_given_lock_is_taken_as_it_is(
     assert fast.url == "https://example.org/fast-1.0-cp312-cp312-manylinux_2_17_x86_64.whl"
 
 
-def test_a_given_lock_at_the_locks_own_place_is_not_written(
-    ask: Ask, given: Path, store: Store
-) -> None:
+def test_a_given_lock_at_the_locks_own_place_is_not_written(ask, given, store):
     before = given.read_bytes()
     spec = ask(given.name, python="3.12", platform="manylinux_2_28_x86_64")
     made = make_lock(spec, path=given, store=store, options=ResolveOptions())
@@ -616,9 +562,7 @@ def test_a_given_lock_at_the_locks_own_place_is_not_written(
     assert read.digest == made.digest
 
 
-def test_a_given_lock_without_files_for_the_target(
-    lock: Callable[..., Lock], given: Path, ask: Ask
-) -> None:
+def test_a_given_lock_without_files_for_the_target(lock, given, ask):
     target = {"python": "3.13", "platform": "manylinux_2_28_x86_64"}
     error = fails(lock, "uv", given.name, **target)
     expected = (
@@ -635,9 +579,7 @@ def test_a_given_lock_without_files_for_the_target(
 
 
 @BOTH
-def test_offline_only_the_store_counts(
-    lock: Callable[..., Lock], store: Store, index_env: object, resolver: str
-) -> None:
+def test_offline_only_the_store_counts(lock, store, index_env, resolver):
     make_wheel(store.wheels, "alpha", requires=["beta"])
     error = fails(lock, resolver, "alpha", offline=True)  # though the configured folder has beta
     assert "beta" in "".join(error.context)
@@ -651,7 +593,7 @@ def test_offline_only_the_store_counts(
 
 
 @pytest.fixture
-def index(wheelhouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+def index(wheelhouse, monkeypatch):
     """An index with a password; pip's own configuration is silenced."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL"):
@@ -661,14 +603,7 @@ def index(wheelhouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 @BOTH
-def test_passwords_of_pips_configuration_stay_out(
-    lock: Callable[..., Lock],
-    index: Index,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    resolver: str,
-) -> None:
+def test_passwords_of_pips_configuration_stay_out(lock, index, root, monkeypatch, caplog, resolver):
     monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
     caplog.set_level(logging.DEBUG)
     made = lock(resolver, "alpha")
@@ -684,9 +619,7 @@ def test_passwords_of_pips_configuration_stay_out(
 
 
 @BOTH
-def test_an_index_that_refuses_us(
-    lock: Callable[..., Lock], index: Index, monkeypatch: pytest.MonkeyPatch, resolver: str
-) -> None:
+def test_an_index_that_refuses_us(lock, index, monkeypatch, resolver):
     monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password.replace("s3cret", "wr0ng"))
     error = fails(lock, resolver, "alpha")
     assert "refuses" in error.message
@@ -695,13 +628,7 @@ def test_an_index_that_refuses_us(
 
 
 @BOTH
-def test_passwords_in_requirement_files_stay_out(
-    lock: Callable[..., Lock],
-    index: Index,
-    root: Path,
-    caplog: pytest.LogCaptureFixture,
-    resolver: str,
-) -> None:
+def test_passwords_in_requirement_files_stay_out(lock, index, root, caplog, resolver):
     caplog.set_level(logging.DEBUG)
     (root / "r.txt").write_text(f"--index-url {index.url_with_password}\nalpha\n")
     made = lock(resolver, "r.txt")
@@ -712,13 +639,7 @@ def test_passwords_in_requirement_files_stay_out(
 
 
 @BOTH
-def test_passwords_from_the_environment(
-    lock: Callable[..., Lock],
-    index: Index,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    resolver: str,
-) -> None:
+def test_passwords_from_the_environment(lock, index, root, monkeypatch, resolver):
     monkeypatch.setenv("INDEX_PASSWORD", "s3cret-pass")
     monkeypatch.setenv("INDEX_USER", "me")
     url = index.url.replace("//", "//${INDEX_USER}:${INDEX_PASSWORD}@")
@@ -729,9 +650,7 @@ def test_passwords_from_the_environment(
 
 
 @BOTH
-def test_an_index_without_digests_or_lengths(
-    lock: Callable[..., Lock], index: Index, monkeypatch: pytest.MonkeyPatch, resolver: str
-) -> None:
+def test_an_index_without_digests_or_lengths(lock, index, monkeypatch, resolver):
     index.user, index.hashes, index.lengths = "", False, False
     monkeypatch.setenv("PIP_INDEX_URL", index.url)
     made = lock(resolver, "alpha")
@@ -742,13 +661,7 @@ def test_an_index_without_digests_or_lengths(
 
 
 @BOTH
-def test_the_best_version_over_all_indexes(
-    lock: Callable[..., Lock],
-    index: Index,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    resolver: str,
-) -> None:
+def test_the_best_version_over_all_indexes(lock, index, tmp_path, monkeypatch, resolver):
     more = tmp_path / "more"
     make_wheel(more, "beta", "3.0")
     make_wheel(more, "beta", "1.5")
@@ -760,9 +673,7 @@ def test_the_best_version_over_all_indexes(
         assert versions(lock(resolver, "beta<3", **best)) == {"beta": "2.0"}
 
 
-def test_a_version_that_only_another_index_has(
-    lock: Callable[..., Lock], index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_only_another_index_has(lock, index, tmp_path, monkeypatch):
     """The index that counts is named, the one that does not, and the setting; one each line."""
     make_wheel(tmp_path / "more", "beta", "3.0")
     with serve(Index(folder=tmp_path / "more")) as second:
@@ -784,9 +695,7 @@ def test_a_version_that_only_another_index_has(
 
 
 @BOTH
-def test_a_wheel_named_by_url(
-    lock: Callable[..., Lock], index: Index, monkeypatch: pytest.MonkeyPatch, resolver: str
-) -> None:
+def test_a_wheel_named_by_url(lock, index, monkeypatch, resolver):
     index.user = ""
     monkeypatch.setenv("PIP_INDEX_URL", index.url)
     url = f"http://127.0.0.1:{index.port}/files/beta-1.1-py3-none-any.whl"
@@ -851,7 +760,7 @@ def test_a_wheel_named_by_url(
         ),
     ],
 )
-def test_a_lock_that_cannot_be_used(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_lock_that_cannot_be_used(tmp_path, text, expected):
     path = tmp_path / "pylock.toml"
     path.write_text(text)
     with pytest.raises(StagerError) as caught:
@@ -861,7 +770,7 @@ def test_a_lock_that_cannot_be_used(tmp_path: Path, text: str, expected: str) ->
     assert caught.value.hint
 
 
-def test_a_lock_that_is_not_toml_is_to_be_made_again(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_toml_is_to_be_made_again(tmp_path):
     path = tmp_path / "pylock.toml"
     path.write_text("garbage\n")
     with pytest.raises(ConfigError, match=r"pylock\.toml: line 1") as caught:
@@ -869,25 +778,25 @@ def test_a_lock_that_is_not_toml_is_to_be_made_again(tmp_path: Path) -> None:
     assert "run `stager lock` to make the lock again" in caught.value.hint
 
 
-def test_no_lock(tmp_path: Path) -> None:
+def test_no_lock(tmp_path):
     with pytest.raises(ResolveError, match="no lock at") as caught:
         read_lock(tmp_path / "pylock.toml", HERE)
     assert "stager lock" in caught.value.hint
 
 
 @pytest.mark.usefixtures("index_env")
-def test_a_name_pep_751_does_not_know(ask: Ask, root: Path, store: Store) -> None:
+def test_a_name_pep_751_does_not_know(ask, root, store):
     with pytest.raises(ConfigError, match=r"lock\.toml is not a name for a lock"):
         make_lock(ask("alpha"), path=root / "lock.toml", store=store, options=ResolveOptions())
 
 
-def test_no_such_resolver(ask: Ask, root: Path, store: Store) -> None:
-    options = ResolveOptions(resolver="conda")  # type: ignore[arg-type]
+def test_no_such_resolver(ask, root, store):
+    options = ResolveOptions(resolver="conda")
     with pytest.raises(ResolveError, match="unknown resolver 'conda'"):
         make_lock(ask("alpha"), path=root / "pylock.toml", store=store, options=options)
 
 
-def test_the_tags_of_the_test_wheels_are_foreign() -> None:
+def test_the_tags_of_the_test_wheels_are_foreign():
     """The tests above rest on it: what they call another platform is one."""
     assert Tag("cp27", "cp27m", "win32") not in set(HERE.tags())
 
@@ -897,7 +806,7 @@ def test_the_tags_of_the_test_wheels_are_foreign() -> None:
 
 @pytest.mark.network
 @pytest.mark.slow
-def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
+def test_the_real_index(lock, root):
     """Whatever other indexes this machine's pip knows: all of them count."""
     texts = []
     for resolver in ("uv", "pip-tools"):
@@ -912,7 +821,7 @@ def test_the_real_index(lock: Callable[..., Lock], root: Path) -> None:
 # --- causes ---
 
 
-def test_the_end_of_a_long_error_is_shown() -> None:
+def test_the_end_of_a_long_error_is_shown():
     """pip lists every version before it says what is wrong; other tools go on about a build."""
     versions = ", ".join(f"1.{number}" for number in range(500))
     said = f"ERROR: Could not find a version of x (from versions: {versions})\nERROR: The cause\n"
@@ -925,15 +834,13 @@ def test_the_end_of_a_long_error_is_shown() -> None:
     assert cut.endswith(" the cause")
 
 
-def test_of_a_traceback_of_pip_the_last_error_is_shown_and_a_full_disk_is_named(
-    tmp_path: Path,
-) -> None:
+def test_of_a_traceback_of_pip_the_last_error_is_shown_and_a_full_disk_is_named(tmp_path):
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n    ^^^\n'
     said = f"ERROR: Exception:\n{trace}OSError: first\n\nDuring handling, another:\n\n{trace}"
     said += "OSError: [Errno 28] No space left on device: '/small/pip-unpack-1/x.whl'\n"
     assert condense(said) == said.splitlines()[-1]
 
-    def pip(argv: Sequence[str], **_: object) -> CompletedCommand:
+    def pip(argv, **_):
         return CompletedCommand(tuple(argv), 2, "", said)
 
     full = Pip(target=Target.of_host(), indexes=Indexes(), scratch=tmp_path, run=pip)
@@ -942,9 +849,7 @@ def test_of_a_traceback_of_pip_the_last_error_is_shown_and_a_full_disk_is_named(
     assert caught.value.context == (said.splitlines()[-1],)
 
 
-def test_an_address_without_a_file_is_not_called_unreachable(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_an_address_without_a_file_is_not_called_unreachable(lock, index_env, wheelhouse):
     with serve(Index(folder=wheelhouse)) as index:
         url = f"http://127.0.0.1:{index.port}/files/gone-1.0-py3-none-any.whl"
         error = fails(lock, "uv", f"gone @ {url}")
@@ -952,18 +857,14 @@ def test_an_address_without_a_file_is_not_called_unreachable(
     assert url in "".join(error.context)
 
 
-def test_a_build_of_pytorch_without_its_index(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_a_build_of_pytorch_without_its_index(lock, index_env, wheelhouse):
     make_wheel(wheelhouse, "torch", "1.13.1")
     error = fails(lock, "uv", "torch==1.13.1+cu117")
     assert "torch==1.13.1+cu117 is on PyTorch's own index: set" in error.hint
     assert 'environment.torch-backend = "cu117"' in error.hint
 
 
-def test_a_package_for_gpus_that_is_asked_for(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_a_package_for_gpus_that_is_asked_for(lock, index_env, wheelhouse):
     make_wheel(wheelhouse, "triton", "3.0")
     error = fails(lock, "uv", "triton", torch_backend="cpu")
     assert "the requirements name triton, which is for GPUs only" in error.message
@@ -977,13 +878,8 @@ def test_a_package_for_gpus_that_is_asked_for(
     [("uv", "PIP_CONSTRAINT"), ("uv", "UV_CONSTRAINT"), ("pip-tools", "PIP_CONSTRAINT")],
 )
 def test_constraints_of_the_configuration_count(
-    lock: Callable[..., Lock],
-    index_env: object,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    resolver: str,
-    variable: str,
-) -> None:
+    lock, index_env, root, monkeypatch, resolver, variable
+):
     """Whatever directory the resolver works in: their paths start at the user's."""
     (root / "limits.txt").write_text("beta<2\n")
     (root / "more.txt").write_text("gamma<9\n")
@@ -992,12 +888,7 @@ def test_constraints_of_the_configuration_count(
     assert versions(lock(resolver, "beta")) == {"beta": "1.1"}
 
 
-def test_hashes_that_the_configuration_requires(
-    lock: Callable[..., Lock],
-    index_env: object,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hashes_that_the_configuration_requires(lock, index_env, root, monkeypatch):
     (root / "pip.conf").write_text("[install]\nrequire-hashes = true\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(root / "pip.conf"))
     assert "pip's configuration requires a hash" in fails(lock, "uv", "beta").message
@@ -1007,9 +898,7 @@ def test_hashes_that_the_configuration_requires(
 
 
 @BOTH
-def test_a_file_that_the_hashes_rule_out_is_refused(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
-) -> None:
+def test_a_file_that_the_hashes_rule_out_is_refused(lock, index_env, wheelhouse, root, resolver):
     """As pip has it: the lab's build of a version is not the one that a stranger's index offers."""
     good = hashlib.sha256((wheelhouse / "beta-2.0-py3-none-any.whl").read_bytes()).hexdigest()
     (root / "r.txt").write_text(f"beta==2.0 \\\n  --hash=sha256:{'0' * 64}\n")
@@ -1026,9 +915,7 @@ def test_a_file_that_the_hashes_rule_out_is_refused(
     assert fails(lock, resolver, "beta", constraints=["limits.txt"]).context
 
 
-def test_hashes_are_part_of_what_a_lock_is_made_for(
-    lock: Callable[..., Lock], index_env: object, ask: Ask, root: Path
-) -> None:
+def test_hashes_are_part_of_what_a_lock_is_made_for(lock, index_env, ask, root):
     made = lock("uv", "beta==2.0")
     (root / "r.txt").write_text(f"beta==2.0 --hash=sha256:{'0' * 64}\n")
     assert not made.is_current(ask("r.txt"))
@@ -1039,9 +926,7 @@ def test_hashes_are_part_of_what_a_lock_is_made_for(
 
 
 @pytest.mark.parametrize("place", ["path", "file", "server", "sdist", "sdist on a server"])
-def test_hashes_of_a_path_and_of_a_url_are_checked(
-    lock: Callable[..., Lock], index_env: object, tmp_path: Path, root: Path, place: str
-) -> None:
+def test_hashes_of_a_path_and_of_a_url_are_checked(lock, index_env, tmp_path, root, place):
     """As an option and as a fragment; an sdist is not even unpacked where they rule it out."""
     files = tmp_path / "elsewhere"
     files.mkdir()
@@ -1067,7 +952,7 @@ def test_hashes_of_a_path_and_of_a_url_are_checked(
             assert versions(lock("uv", "r.txt")) == {"gamma": "1.0"}
 
 
-def test_a_hash_of_what_has_none_is_refused(ask: Ask, root: Path) -> None:
+def test_a_hash_of_what_has_none_is_refused(ask, root):
     project(root / "lib", "lib")
     digest = "0" * 64
     (root / "r.txt").write_text(
@@ -1082,9 +967,7 @@ def test_a_hash_of_what_has_none_is_refused(ask: Ask, root: Path) -> None:
     assert "a md5 cannot be checked" in weak
 
 
-def test_wheels_are_chosen_by_platform_and_then_by_build_tag(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path
-) -> None:
+def test_wheels_are_chosen_by_platform_and_then_by_build_tag(lock, index_env, wheelhouse):
     for tag in (f"linux_{HERE.machine}", f"manylinux_2_17_{HERE.machine}"):
         for build in ("", "2-", "10-"):
             wheel = make_wheel(wheelhouse, "gamma", "1.0", tag=f"py3-none-{tag}")
@@ -1094,13 +977,7 @@ def test_wheels_are_chosen_by_platform_and_then_by_build_tag(
 
 
 @BOTH
-def test_the_file_that_the_hashes_allow_is_taken(
-    lock: Callable[..., Lock],
-    wheelhouse: Path,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    resolver: str,
-) -> None:
+def test_the_file_that_the_hashes_allow_is_taken(lock, wheelhouse, root, monkeypatch, resolver):
     make_wheel(wheelhouse, "gamma", "1.0", tag=f"{HERE.python_tag}-none-any")
     other = make_wheel(wheelhouse, "gamma", "1.0")
     digest = hashlib.sha256(other.read_bytes()).hexdigest()
@@ -1112,14 +989,7 @@ def test_the_file_that_the_hashes_allow_is_taken(
         assert lock(resolver, "r.txt").files[0].filename == other.name
 
 
-def test_hashes_that_are_required(
-    lock: Callable[..., Lock],
-    index_env: object,
-    wheelhouse: Path,
-    root: Path,
-    ask: Ask,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hashes_that_are_required(lock, index_env, wheelhouse, root, ask, monkeypatch):
     """Of what is named, before anything is resolved; of what that needs, once it is known."""
     (root / "plain.txt").write_text("alpha\n")
     (root / "r.txt").write_text("--require-hashes\n-r plain.txt\n")
@@ -1147,8 +1017,8 @@ def test_hashes_that_are_required(
 
 @BOTH
 def test_hashes_leave_the_choice_of_pytorchs_build_alone(
-    lock: Callable[..., Lock], index_env: object, wheelhouse: Path, root: Path, resolver: str
-) -> None:
+    lock, index_env, wheelhouse, root, resolver
+):
     plain = make_wheel(wheelhouse, "torch", "2.13.0")
     make_wheel(wheelhouse, "torch", "2.13.0+cpu")
     digest = hashlib.sha256(plain.read_bytes()).hexdigest()

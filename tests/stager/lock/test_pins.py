@@ -1,7 +1,6 @@
 """Pins that stay, upgrades, the cutoff, and what a lock changes."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from stager.core.store import Store
 from stager.core.values import Target
 from stager.lock import resolver
 from stager.lock.lock import ResolveOptions, make_lock
-from stager.lock.pylock import Lock, PackageChanges, changes, earlier_lock, read_lock
+from stager.lock.pylock import changes, earlier_lock, read_lock
 from stager.lock.spec import Spec
 from tests.support.index_server import Index, serve
 from tests.support.wheelhouse import make_wheel
@@ -20,10 +19,10 @@ Ask = Callable[..., Spec]
 
 
 @pytest.fixture
-def relock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., tuple[Lock, PackageChanges]]:
+def relock(root, tmp_path, ask):
     """Lock these requirements over the lock of the call before."""
 
-    def make(*requirements: str, **options: object) -> tuple[Lock, PackageChanges]:
+    def make(*requirements, **options):
         spec = ask(*requirements)
         path = root / "pylock.toml"
         earlier = earlier_lock(path, spec.target)
@@ -31,22 +30,20 @@ def relock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., tuple[Lock, Pa
             spec,
             path=path,
             store=Store(tmp_path / "offline"),
-            options=ResolveOptions(**options),  # type: ignore[arg-type]
+            options=ResolveOptions(**options),
         )
         return made, changes(earlier, made)
 
     return make
 
 
-def versions(lock: Lock) -> dict[str, str]:
+def versions(lock):
     return {file.name: str(file.version) for file in lock.files}
 
 
 @BOTH
 @pytest.mark.usefixtures("index_env")
-def test_pins_stay_until_they_are_upgraded(
-    relock: Callable[..., tuple[Lock, PackageChanges]], wheelhouse: Path, resolver: str
-) -> None:
+def test_pins_stay_until_they_are_upgraded(relock, wheelhouse, resolver):
     relock("alpha", "beta<2", resolver=resolver)
     added = make_wheel(wheelhouse, "tqdm")
     make_wheel(wheelhouse, "alpha", "1.5", requires=["beta>=1.1"])
@@ -67,9 +64,7 @@ def test_pins_stay_until_they_are_upgraded(
 
 @BOTH
 @pytest.mark.usefixtures("index_env")
-def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(
-    relock: Callable[..., tuple[Lock, PackageChanges]], wheelhouse: Path, resolver: str
-) -> None:
+def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(relock, wheelhouse, resolver):
     make_wheel(wheelhouse, "gone", "1.0")
     relock("alpha", "beta<2", "gone", resolver=resolver)
     (wheelhouse / "gone-1.0-py3-none-any.whl").unlink()
@@ -80,12 +75,7 @@ def test_a_pin_that_is_not_allowed_or_not_there_any_more_goes(
 
 
 @BOTH
-def test_files_newer_than_the_cutoff_do_not_count(
-    relock: Callable[..., tuple[Lock, PackageChanges]],
-    wheelhouse: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    resolver: str,
-) -> None:
+def test_files_newer_than_the_cutoff_do_not_count(relock, wheelhouse, monkeypatch, resolver):
     uploaded = dict.fromkeys((file.name for file in wheelhouse.iterdir()), "2024-01-01T00:00:00Z")
     uploaded["beta-2.0-py3-none-any.whl"] = "2025-06-01T12:00:00Z"
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -110,7 +100,7 @@ def test_files_newer_than_the_cutoff_do_not_count(
         ("0999-01-31T12:00:00Z", "0999-01-31T12:00:00Z"),
     ],
 )
-def test_a_cutoff_means_the_same_everywhere(text: str, expected: str) -> None:
+def test_a_cutoff_means_the_same_everywhere(text, expected):
     assert resolver.timestamp(text) == expected
     assert resolver.checked(text) == text
 
@@ -122,12 +112,12 @@ def test_a_cutoff_means_the_same_everywhere(text: str, expected: str) -> None:
         *("0001-01-01T00:00:00+05:00", "9999-12-31T23:00:00-05:00"),
     ],
 )
-def test_what_is_no_cutoff(text: str) -> None:
+def test_what_is_no_cutoff(text):
     with pytest.raises(ValueError, match=r".+"):
         resolver.checked(text)
 
 
-def test_a_lock_is_made_again_only_for_another_cutoff() -> None:
+def test_a_lock_is_made_again_only_for_another_cutoff():
     assert not ResolveOptions().outdates("2025-01-31")
     assert not ResolveOptions(exclude_newer="2025-01-31").outdates("2025-01-31")
     assert not ResolveOptions(exclude_newer="none").outdates(None)
@@ -137,9 +127,7 @@ def test_a_lock_is_made_again_only_for_another_cutoff() -> None:
 
 
 @pytest.mark.usefixtures("index_env")
-def test_a_damaged_lock_is_made_anew(
-    relock: Callable[..., tuple[Lock, PackageChanges]], root: Path
-) -> None:
+def test_a_damaged_lock_is_made_anew(relock, root):
     relock("alpha", exclude_newer=None)
     path = root / "pylock.toml"
     text = path.read_text()

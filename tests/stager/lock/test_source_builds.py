@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -23,8 +21,6 @@ from stager.lock.build_source import (
 from stager.lock.indexes import Indexes
 from stager.lock.lock import ResolveOptions, make_lock
 from stager.lock.pip import NoNodeError
-from stager.lock.pylock import Lock
-from stager.lock.spec import Spec
 from stager.wheels import FetchSettings, fetch
 from tests.support.sources import make_sdist, own_backend, repack_installed
 from tests.support.wheelhouse import make_wheel
@@ -45,7 +41,7 @@ PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
 """
 
 
-def without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_nvcc(monkeypatch):
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("stager.lock.build_source.nvcc", lambda env: None)
@@ -63,9 +59,7 @@ def without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cpp-thing", Indexes(find_links=("WHEELS",)), False, False),
     ],
 )
-def test_what_needs_nvcc_is_known_before_any_look_up(
-    tmp_path: Path, name: str, places: Indexes, named: bool, sure: bool
-) -> None:
+def test_what_needs_nvcc_is_known_before_any_look_up(tmp_path, name, places, named, sure):
     make_wheel(tmp_path, "flash-attn", "2.8.3+cu12torch2.8")
     calls = "from torch.utils.cpp_extension import {0}\nsetup(ext_modules=[{0}('x', [])])\n"
     for kind in ("cuda", "cpp"):
@@ -78,7 +72,7 @@ def test_what_needs_nvcc_is_known_before_any_look_up(
     assert built_for_sure([wanted], builds, places) == ([name] if sure else [])
 
 
-def test_without_nvcc_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_nvcc_it_is_refused(monkeypatch, tmp_path):
     without_nvcc(monkeypatch)
     with pytest.raises(ResolveError, match="flash-attn: to be built from source") as caught:
         refuse_without_nvcc(["flash-attn"], BuildSettings())
@@ -89,7 +83,7 @@ def test_without_nvcc_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     refuse_without_nvcc(["flash-attn"], BuildSettings(variables=skipping))
 
 
-def test_nvcc_of_the_build_environment_counts(tmp_path: Path) -> None:
+def test_nvcc_of_the_build_environment_counts(tmp_path):
     compiler = tmp_path / "bin" / "nvcc"
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\n")
@@ -97,7 +91,7 @@ def test_nvcc_of_the_build_environment_counts(tmp_path: Path) -> None:
     refuse_without_nvcc(["flash-attn"], BuildSettings(variables={"CUDA_HOME": str(tmp_path)}))
 
 
-def test_a_wheel_is_kept_for_what_it_was_built_with() -> None:
+def test_a_wheel_is_kept_for_what_it_was_built_with():
     source = Digest.of(b"source")
     plain, with_jobs = BuildSettings(), BuildSettings(variables={"MAX_JOBS": "4"})
     inside = BuildSettings(in_environment=frozenset([FLASH]))
@@ -119,7 +113,7 @@ def test_a_wheel_is_kept_for_what_it_was_built_with() -> None:
         ("something else", "find-links"),
     ],
 )
-def test_what_to_do_about_a_failed_build(line: str, remedy: str) -> None:
+def test_what_to_do_about_a_failed_build(line, remedy):
     begin = "  error: subprocess\n  ╰─> [2 lines of output]\n      building x\n"
     output = f"{begin}      {line}\n      [end of output]\n\n  note: no problem with pip\n"
     assert failed_build(output)[-1].strip() == line
@@ -131,27 +125,25 @@ def test_what_to_do_about_a_failed_build(line: str, remedy: str) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "offline")
 
 
 @pytest.fixture
-def house(index_env: object, wheelhouse: Path) -> Path:
+def house(index_env, wheelhouse):
     """The index, with a package that a build imports, and setuptools."""
     make_wheel(wheelhouse, "needed-to-build", files={"needed_to_build/__init__.py": "X = 1\n"})
     repack_installed(wheelhouse, "setuptools")
     return wheelhouse
 
 
-def locked(spec: Spec, root: Path, store: Store) -> Lock:
+def locked(spec, root, store):
     options = ResolveOptions(resolver="uv")
     return make_lock(spec, path=root / "pylock.toml", store=store, options=options)
 
 
 @pytest.mark.parametrize("extension", [False, True], ids=["pure", "extension"])
-def test_a_build_imports_what_only_the_environment_has(
-    ask: Callable[..., Spec], root: Path, store: Store, house: Path, extension: bool
-) -> None:
+def test_a_build_imports_what_only_the_environment_has(ask, root, store, house, extension):
     """Its dependencies cannot be known without a build either: its metadata is dynamic."""
     files = {
         "setup.py": NATIVE.replace("EXTENSION", str(extension)),
@@ -176,9 +168,7 @@ def test_a_build_imports_what_only_the_environment_has(
     assert fetch(lock, store, offline=True, given=FetchSettings(builds=spec.builds)) == wheels
 
 
-def test_a_failed_build_shows_its_end(
-    ask: Callable[..., Spec], root: Path, store: Store, house: Path
-) -> None:
+def test_a_failed_build_shows_its_end(ask, root, store, house):
     setup = 'import sys\nif "bdist_wheel" in sys.argv:\n    sys.exit("no compiler can do this")\n'
     setup += "from setuptools import setup\nsetup()\n"
     make_sdist(house, "broken-one", files={"setup.py": setup})
@@ -191,9 +181,7 @@ def test_a_failed_build_shows_its_end(
     assert context[-1].startswith("broken-one: ")
 
 
-def test_a_failed_build_of_a_folder_shows_its_end(
-    ask: Callable[..., Spec], root: Path, store: Store
-) -> None:
+def test_a_failed_build_of_a_folder_shows_its_end(ask, root, store):
     folder = own_backend(root / "broken")
     (folder / "backend.py").write_text("def build_wheel(*rest):\n    raise OSError('no room')\n")
     with pytest.raises(ResolveError) as caught:
@@ -201,9 +189,7 @@ def test_a_failed_build_of_a_folder_shows_its_end(
     assert caught.value.context[-1].endswith("| OSError: no room")
 
 
-def test_a_wheel_in_a_folder_is_preferred(
-    ask: Callable[..., Spec], root: Path, store: Store, house: Path
-) -> None:
+def test_a_wheel_in_a_folder_is_preferred(ask, root, store, house):
     """To a newer sdist, too, of a package that would have to be built in the environment."""
     make_wheel(root / "prebuilt", "flash-attn", "2.7.0")
     make_sdist(house, "flash-attn", "2.8.3")
@@ -212,9 +198,7 @@ def test_a_wheel_in_a_folder_is_preferred(
     assert (str(file.version), file.is_wheel, len(file.sha256)) == ("2.7.0", True, 64)
 
 
-def test_on_a_node_nothing_is_fetched(
-    ask: Callable[..., Spec], root: Path, store: Store, house: Path, tmp_path: Path
-) -> None:
+def test_on_a_node_nothing_is_fetched(ask, root, store, house, tmp_path):
     """The launcher stands for ``srun``, and takes the network away as a node has none."""
     make_sdist(house, "from-source")
     log = tmp_path / "log"
@@ -232,9 +216,7 @@ def test_on_a_node_nothing_is_fetched(
     assert "--no-index" in line
 
 
-def test_where_slurm_gives_no_node_no_build_has_failed(
-    ask: Callable[..., Spec], root: Path, store: Store, house: Path, tmp_path: Path
-) -> None:
+def test_where_slurm_gives_no_node_no_build_has_failed(ask, root, store, house, tmp_path):
     make_sdist(house, "from-source")
     wrapper = tmp_path / "srun"
     said = "srun: error: Unable to allocate resources: Invalid partition name specified"
@@ -247,6 +229,6 @@ def test_where_slurm_gives_no_node_no_build_has_failed(
     assert caught.value.context == (said,)
 
 
-def test_what_a_source_asks_to_build(tmp_path: Path) -> None:
+def test_what_a_source_asks_to_build(tmp_path):
     assert build_requires(make_sdist(tmp_path, "one")) == ["setuptools"]
     assert build_requires(tmp_path) == ["setuptools", "wheel"]

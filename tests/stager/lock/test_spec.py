@@ -3,7 +3,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -18,21 +17,21 @@ from tests.support.wheelhouse import make_wheel
 Ask = Callable[..., Spec]
 
 
-def problems(ask: Ask, *requirements: str, **more: object) -> tuple[str, ...]:
+def problems(ask, *requirements, **more):
     with pytest.raises(ConfigError) as caught:
         ask(*requirements, **more)
     assert caught.value.hint
     return caught.value.context
 
 
-def write(folder: Path, name: str, text: str) -> Path:
+def write(folder, name, text):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dedent(text))
     return path
 
 
-def project(folder: Path, name: str = "my-lib", version: str = "1.0") -> Path:
+def project(folder, name="my-lib", version="1.0"):
     write(
         folder,
         "pyproject.toml",
@@ -53,20 +52,18 @@ def project(folder: Path, name: str = "my-lib", version: str = "1.0") -> Path:
 # --- strings and requirement files ---------------------------------------------------------------
 
 
-def test_strings_are_normalised(ask: Ask) -> None:
+def test_strings_are_normalised(ask):
     spec = ask("numpy >= 2,<3", 'My.Pkg[B,a] ;python_version<"4"', "numpy >= 2,<3")
     assert spec.requirements == ("numpy<3,>=2", 'my-pkg[a,b] ; python_version < "4"')
 
 
-def test_the_target_is_this_machine_unless_named(ask: Ask) -> None:
+def test_the_target_is_this_machine_unless_named(ask):
     assert ask("a").target == Target.of_host()
     named = ask("a", python="3.12", platform="manylinux_2_28_aarch64").target
     assert named == Target(python="3.12", platform="manylinux_2_28_aarch64")
 
 
-def test_a_requirement_file_as_pip_reads_it(
-    ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requirement_file_as_pip_reads_it(ask, root, monkeypatch):
     monkeypatch.setenv("EXTRA", "more")
     monkeypatch.setenv("VERSION_OF_IT", "7")
     write(
@@ -106,7 +103,7 @@ def test_a_requirement_file_as_pip_reads_it(
     assert sorted(spec.constraints) == ["alpha<2", "beta<3", "delta<9", "gamma<2"]
 
 
-def test_paths_in_a_nested_file_start_at_the_project(ask: Ask, root: Path) -> None:
+def test_paths_in_a_nested_file_start_at_the_project(ask, root):
     """As with pip and uv; where there is no such place, at the file's folder."""
     for folder in (root, root / "sub"):
         make_wheel(folder, "both", "1.0" if folder == root else "2.0")
@@ -125,14 +122,14 @@ def test_paths_in_a_nested_file_start_at_the_project(ask: Ask, root: Path) -> No
     assert spec.indexes.find_links == (str(root / "sub/links"), str(root / "links-of-all"))
 
 
-def test_a_pipe_as_a_requirement_file_is_refused_at_once(ask: Ask, root: Path) -> None:
+def test_a_pipe_as_a_requirement_file_is_refused_at_once(ask, root):
     os.mkfifo(root / "pipe.txt")
     why = "cannot read pipe.txt: is not a regular file"
     assert problems(ask, "pipe.txt") == (f"environment.requirements: {why}",)
     assert problems(ask, "numpy", constraints=["pipe.txt"]) == (f"environment.constraints: {why}",)
 
 
-def test_a_pipe_in_an_included_file_is_refused_with_its_line(ask: Ask, root: Path) -> None:
+def test_a_pipe_in_an_included_file_is_refused_with_its_line(ask, root):
     os.mkfifo(root / "pipe.txt")
     write(root, "list.in", "-r pipe.txt\n-c pipe.txt\n")
     assert problems(ask, "list.in") == (
@@ -141,31 +138,31 @@ def test_a_pipe_in_an_included_file_is_refused_with_its_line(ask: Ask, root: Pat
     )
 
 
-def test_a_file_of_nearly_that_name_is_offered(ask: Ask, root: Path) -> None:
+def test_a_file_of_nearly_that_name_is_offered(ask, root):
     write(root, "requirements.txt", "x")
     (problem,) = problems(ask, "requirments.txt")
     assert problem.endswith("No such file or directory; did you mean requirements.txt?")
 
 
-def test_a_pipe_in_place_of_pyproject_is_refused(ask: Ask, root: Path) -> None:
+def test_a_pipe_in_place_of_pyproject_is_refused(ask, root):
     os.mkfifo(root / "pyproject.toml")
     (line,) = problems(ask, "pyproject.toml")
     assert line.endswith("pyproject.toml: is not a regular file")
 
 
-def test_a_device_as_a_package_is_refused(ask: Ask) -> None:
+def test_a_device_as_a_package_is_refused(ask):
     (line,) = problems(ask, "/dev/zero")
     assert line.startswith("environment.requirements: /dev/zero is not a regular file, but a pipe")
 
 
-def test_a_requirement_file_with_a_nul_character_is_refused(ask: Ask, root: Path) -> None:
+def test_a_requirement_file_with_a_nul_character_is_refused(ask, root):
     write(root, "binary.txt", "numpy\0\n")
     (line,) = problems(ask, "binary.txt")
     assert "binary.txt: it has a NUL character, so it is not a text file, or UTF-16" in line
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "latin-1"])
-def test_encodings_of_a_requirement_file(ask: Ask, root: Path, encoding: str) -> None:
+def test_encodings_of_a_requirement_file(ask, root, encoding):
     """As pip reads them: PowerShell writes UTF-16. The name of a file may have spaces."""
     text = f"# -*- coding: {encoding} -*-\nalpha==1  # d\u00e9j\u00e0 vu\n"
     (root / "odd name.txt").write_bytes(text.encode(encoding))
@@ -192,13 +189,13 @@ def test_encodings_of_a_requirement_file(ask: Ask, root: Path, encoding: str) ->
         (b"alpha --config-settings=a=b", "build the wheel with it (`pip wheel`)"),
     ],
 )
-def test_lines_that_other_tools_write(ask: Ask, root: Path, text: bytes, expected: str) -> None:
+def test_lines_that_other_tools_write(ask, root, text, expected):
     (root / "r.txt").write_bytes(text)
     (problem,) = problems(ask, "r.txt")
     assert expected in problem
 
 
-def test_index_options(ask: Ask, root: Path) -> None:
+def test_index_options(ask, root):
     (root / "wheels").mkdir()
     write(
         root,
@@ -228,7 +225,7 @@ def test_index_options(ask: Ask, root: Path) -> None:
     )
 
 
-def test_all_problems_with_file_and_line(ask: Ask, root: Path) -> None:
+def test_all_problems_with_file_and_line(ask, root):
     write(
         root,
         "a.txt",
@@ -308,12 +305,12 @@ loop = [{include-group = "loop"}]
         ("./pyproject.toml:lint,dev", ("ruff", "pytest")),
     ],
 )
-def test_pyproject(ask: Ask, root: Path, entry: str, expected: tuple[str, ...]) -> None:
+def test_pyproject(ask, root, entry, expected):
     write(root, "pyproject.toml", PYPROJECT)
     assert ask(entry).requirements == expected
 
 
-def test_pyproject_problems(ask: Ask, root: Path) -> None:
+def test_pyproject_problems(ask, root):
     write(root, "pyproject.toml", PYPROJECT)
     write(root, "dyn/pyproject.toml", "[project]\nname='x'\ndynamic=['dependencies']\n")
     write(root, "odd/pyproject.toml", "[project]\nname='x'\ndependencies='alpha'\n")
@@ -338,7 +335,7 @@ def test_pyproject_problems(ask: Ask, root: Path) -> None:
 # --- sources -------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_a_source(ask: Ask, root: Path) -> None:
+def test_a_folder_is_a_source(ask, root):
     project(root / "mylib")
     for entry in (
         "./mylib",
@@ -356,14 +353,14 @@ def test_a_folder_is_a_source(ask: Ask, root: Path) -> None:
         assert not source.moving
 
 
-def test_extras_and_marker_of_a_source(ask: Ask, root: Path) -> None:
+def test_extras_and_marker_of_a_source(ask, root):
     project(root / "mylib")
     (source,) = ask('./mylib[b, a] ; python_version > "3"').local_projects
     assert source.suffix == "[a,b]"
     assert source.marker == 'python_version > "3"'
 
 
-def test_a_path_in_a_file_starts_at_the_file_or_the_root(ask: Ask, root: Path) -> None:
+def test_a_path_in_a_file_starts_at_the_file_or_the_root(ask, root):
     project(root / "mylib")
     project(root / "deep/other", "other")
     write(root, "deep/r.txt", "./mylib\n./other\n")
@@ -371,7 +368,7 @@ def test_a_path_in_a_file_starts_at_the_file_or_the_root(ask: Ask, root: Path) -
     assert labels == ["mylib", "deep/other"]
 
 
-def test_files_and_urls(ask: Ask, root: Path) -> None:
+def test_files_and_urls(ask, root):
     wheel = make_wheel(root / "wheels", "Some.Thing", "2.0")
     sdist = write(root, "dist/thing-1.0.tar.gz", "not looked into yet")
     commit = "0" * 40
@@ -396,7 +393,7 @@ def test_files_and_urls(ask: Ask, root: Path) -> None:
     assert remote.moving
 
 
-def test_a_folder_that_cannot_be_installed(ask: Ask, root: Path) -> None:
+def test_a_folder_that_cannot_be_installed(ask, root):
     (root / "plain").mkdir()
     (line,) = problems(ask, "./plain")
     assert "neither pyproject.toml nor setup.py" in line
@@ -405,7 +402,7 @@ def test_a_folder_that_cannot_be_installed(ask: Ask, root: Path) -> None:
 # --- the digest ----------------------------------------------------------------------------------
 
 
-def test_the_digest_follows_what_matters(ask: Ask, root: Path) -> None:
+def test_the_digest_follows_what_matters(ask, root):
     write(root, "r.txt", "alpha\n")
     base = ask("r.txt").digest
     assert ask("r.txt").digest == base
@@ -424,9 +421,7 @@ def test_the_digest_follows_what_matters(ask: Ask, root: Path) -> None:
     assert len({base, *others}) == 7
 
 
-def test_the_digest_does_not_depend_on_passwords_or_places(
-    ask: Ask, root: Path, tmp_path: Path
-) -> None:
+def test_the_digest_does_not_depend_on_passwords_or_places(ask, root, tmp_path):
     project(root / "mylib")
     make_wheel(root / "wheels", "thing")
     write(root, "r.txt", "-i https://u:one@example.org/simple\n-f wheels\n./mylib\n")
@@ -442,7 +437,7 @@ def test_the_digest_does_not_depend_on_passwords_or_places(
     assert ask(*entries).digest != first
 
 
-def test_the_digest_of_a_folder_is_that_of_its_sources(ask: Ask, root: Path) -> None:
+def test_the_digest_of_a_folder_is_that_of_its_sources(ask, root):
     lib = project(root / "mylib")
     first = ask("./mylib").digest
     for left_behind in ("build/lib/x.py", "my_lib.egg-info/PKG-INFO", "my_lib/__pycache__/x.pyc"):
@@ -456,7 +451,7 @@ def test_the_digest_of_a_folder_is_that_of_its_sources(ask: Ask, root: Path) -> 
 
 
 @pytest.mark.needs("git")
-def test_what_git_ignores_does_not_count(ask: Ask, root: Path) -> None:
+def test_what_git_ignores_does_not_count(ask, root):
     lib = project(root / "mylib")
     for argv in (["init", "-q"], ["add", "-A"]):
         subprocess.run(["git", *argv], cwd=lib, check=True)
@@ -468,7 +463,7 @@ def test_what_git_ignores_does_not_count(ask: Ask, root: Path) -> None:
     assert ask("./mylib").digest != first
 
 
-def test_outputs_and_the_offline_root_inside_the_project_do_not_count(root: Path) -> None:
+def test_outputs_and_the_offline_root_inside_the_project_do_not_count(root):
     project(root)
     table = {
         "environment": {"requirements": ["."], "offline-root": "store"},
@@ -485,7 +480,7 @@ def test_outputs_and_the_offline_root_inside_the_project_do_not_count(root: Path
 # --- a lock the user brings ----------------------------------------------------------------------
 
 
-def test_a_given_lock_stands_alone(ask: Ask, root: Path) -> None:
+def test_a_given_lock_stands_alone(ask, root):
     path = write(root, "pylock.lab.toml", "x = 1\n")
     spec = ask("pylock.lab.toml")
     assert spec.pylock == path

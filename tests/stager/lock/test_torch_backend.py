@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from stager.core.errors import ResolveError
 from stager.core.store import Store
 from stager.lock.lock import ResolveOptions, make_lock
-from stager.lock.pylock import Lock, read_lock
+from stager.lock.pylock import read_lock
 from stager.lock.resolver import KnownDriver, backend_for
-from stager.lock.spec import Spec
 from tests.support.wheelhouse import make_wheel
 
 
@@ -31,18 +27,18 @@ from tests.support.wheelhouse import make_wheel
         ("", "cpu"),
     ],
 )
-def test_the_build_for_a_driver(driver: str, backend: str) -> None:
+def test_the_build_for_a_driver(driver, backend):
     assert backend_for(driver) == backend
 
 
 class Locking:
     """Locks by a driver, and remembers what was said."""
 
-    def __init__(self, spec: Spec, path: Path, store: Store) -> None:
+    def __init__(self, spec, path, store):
         self.spec, self.path, self.store = spec, path, store
         self.notes: list[str] = []
 
-    def by(self, version: str, where: str = "allocation 7") -> Lock:
+    def by(self, version, where="allocation 7"):
         options = ResolveOptions(
             resolver="uv",
             driver=lambda: KnownDriver(version=version, where=where),
@@ -61,16 +57,14 @@ class Locking:
 
 
 @pytest.fixture
-def locking(
-    root: Path, tmp_path: Path, ask: Callable[..., Spec], index_env: object, wheelhouse: Path
-) -> Locking:
+def locking(root, tmp_path, ask, index_env, wheelhouse):
     for local in ("cpu", "cu126", "cu130"):
         make_wheel(wheelhouse, "torch", f"2.13.0+{local}")
     spec = ask("torch==2.13.0+cu126", torch_backend="auto")
     return Locking(spec, root / "pylock.toml", Store(tmp_path / "offline"))
 
 
-def test_the_lock_keeps_the_choice(locking: Locking) -> None:
+def test_the_lock_keeps_the_choice(locking):
     made = locking.by("550.54.14")
     assert made.torch_backend == "cu126"
     assert locking.notes == [
@@ -85,9 +79,7 @@ def test_the_lock_keeps_the_choice(locking: Locking) -> None:
     assert "is cpu: no NVIDIA driver on this machine" in locking.notes[1]
 
 
-def test_a_release_for_a_newer_cuda_than_the_drivers_run_is_refused(
-    locking: Locking, ask: Callable[..., Spec], wheelhouse: Path
-) -> None:
+def test_a_release_for_a_newer_cuda_than_the_drivers_run_is_refused(locking, ask, wheelhouse):
     """As an index has it whose newest torch is older than another index's."""
     locking.spec = ask("accelerated", torch_backend="auto")
     make_wheel(wheelhouse, "nvidia-cuda-runtime", "13.0.96")

@@ -1,9 +1,8 @@
 """Projects, locks and scripts of uv: what stands in them decides, or is refused by name."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -13,7 +12,7 @@ from stager.config import load
 from stager.core.errors import ConfigError, ResolveError
 from stager.core.store import Store, sha256_of
 from stager.lock.lock import ResolveOptions, make_lock
-from stager.lock.pylock import Lock, read_lock
+from stager.lock.pylock import read_lock
 from stager.lock.spec import Spec
 from stager.lock.uv import required_command
 from stager.wheels import FetchSettings, fetch
@@ -35,7 +34,7 @@ class Indexes:
 
 
 @pytest.fixture
-def indexes(wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Indexes]:
+def indexes(wheelhouse, tmp_path, monkeypatch):
     make_wheel(wheelhouse, "special", "9.0")  # a stranger's, of the name of one on the other index
     extra = tmp_path / "extra"
     make_wheel(extra, "special", "1.0", requires=["beta"])
@@ -48,10 +47,10 @@ def indexes(wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def lock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., Lock]:
+def lock(root, tmp_path, ask):
     """Lock these requirements, and see that the file says the same."""
 
-    def make(*requirements: str, resolver: str = "uv", **more: object) -> Lock:
+    def make(*requirements, resolver="uv", **more):
         options = {key: more.pop(key) for key in ("upgrade", "upgrade_packages") if key in more}
         spec = ask(*requirements, **more)
         path = root / "pylock.toml"
@@ -59,7 +58,7 @@ def lock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., Lock]:
             spec,
             path=path,
             store=Store(tmp_path / "offline"),
-            options=ResolveOptions(resolver=resolver, **options),  # type: ignore[arg-type]
+            options=ResolveOptions(resolver=resolver, **options),
             reachable=lambda _: False,
         )
         assert read_lock(path, spec.target) == made
@@ -69,11 +68,11 @@ def lock(root: Path, tmp_path: Path, ask: Ask) -> Callable[..., Lock]:
     return make
 
 
-def versions(lock: Lock) -> dict[str, str]:
+def versions(lock):
     return {file.name: str(file.version) for file in lock.files}
 
 
-def sources(indexes: Indexes, tmp_path: Path) -> str:
+def sources(indexes, tmp_path):
     """``[tool.uv]`` with an index for one package, a git repository and a folder."""
     return dedent(f"""\
         [tool.uv.sources]
@@ -87,7 +86,7 @@ def sources(indexes: Indexes, tmp_path: Path) -> str:
         """)
 
 
-def write_project(folder: Path, dependencies: str, more: str = "", name: str = "mine") -> None:
+def write_project(folder, dependencies, more="", name="mine"):
     folder.mkdir(exist_ok=True)
     text = f'[project]\nname = "{name}"\nversion = "0"\nrequires-python = ">=3.10"\n'
     (folder / "pyproject.toml").write_text(f"{text}dependencies = [{dependencies}]\n{more}")
@@ -107,9 +106,7 @@ LOCKED = {
 }
 
 
-def test_settings_of_a_project_are_uvs_to_honour(
-    lock: Callable[..., Lock], indexes: Indexes, root: Path, tmp_path: Path
-) -> None:
+def test_settings_of_a_project_are_uvs_to_honour(lock, indexes, root, tmp_path):
     commit = git_commit(own_backend(tmp_path / "from-git"))
     own_backend(tmp_path / "from-folder")
     write_project(root, NEEDED, sources(indexes, tmp_path))
@@ -128,9 +125,7 @@ def test_settings_of_a_project_are_uvs_to_honour(
     assert lock("pyproject.toml", upgrade_packages=("from-git",)).git[0].commit == moved
 
 
-def test_a_changed_folder_makes_the_lock_stale(
-    ask: Ask, indexes: Indexes, root: Path, tmp_path: Path
-) -> None:
+def test_a_changed_folder_makes_the_lock_stale(ask, indexes, root, tmp_path):
     own_backend(tmp_path / "from-folder")
     write_project(root, NEEDED, sources(indexes, tmp_path))
     before = ask("pyproject.toml").digest
@@ -139,7 +134,7 @@ def test_a_changed_folder_makes_the_lock_stale(
 
 
 @pytest.mark.usefixtures("indexes")
-def test_overrides_and_constraints(lock: Callable[..., Lock], root: Path) -> None:
+def test_overrides_and_constraints(lock, root):
     settings = '[tool.uv]\noverride-dependencies = ["beta==1.0"]\n'
     write_project(root, '"alpha"', settings)
     assert versions(lock("pyproject.toml")) == {"alpha": "1.0", "beta": "1.0"}
@@ -151,9 +146,7 @@ def test_overrides_and_constraints(lock: Callable[..., Lock], root: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "table"), [("uv.toml", ""), ("pyproject.toml", "tool.uv.")], ids=["uv.toml", "tool.uv"]
 )
-def test_settings_in_the_projects_folder_hold_for_requirement_files(
-    lock: Callable[..., Lock], ask: Ask, root: Path, name: str, table: str
-) -> None:
+def test_settings_in_the_projects_folder_hold_for_requirement_files(lock, ask, root, name, table):
     """As with ``uv pip compile`` there, which does not look beside a file in another folder."""
     (root / "sub").mkdir()
     (root / "sub" / "uv.toml").write_text('resolution = "lowest"\n')
@@ -173,7 +166,7 @@ def test_settings_in_the_projects_folder_hold_for_requirement_files(
     assert refused.value.context[0].startswith(f"{name}: {table}pip: it is not honoured here")
 
 
-def test_pip_tools_refuses_them_by_name(lock: Callable[..., Lock], root: Path) -> None:
+def test_pip_tools_refuses_them_by_name(lock, root):
     write_project(root, '"alpha"', '[tool.uv]\nconstraint-dependencies = ["beta<2"]\n')
     with pytest.raises(ResolveError, match="settings of uv") as caught:
         lock("pyproject.toml", resolver="pip-tools")
@@ -187,16 +180,14 @@ def test_pip_tools_refuses_them_by_name(lock: Callable[..., Lock], root: Path) -
         ("[tool.uv]\nenvironments = [\"sys_platform == 'win32'\"]\n", "does not support the nodes"),
     ],
 )
-def test_what_uv_itself_would_ignore_is_refused(
-    ask: Ask, root: Path, settings: str, expected: str
-) -> None:
+def test_what_uv_itself_would_ignore_is_refused(ask, root, settings, expected):
     write_project(root, '"alpha"', settings)
     with pytest.raises(ConfigError) as caught:
         ask("pyproject.toml")
     assert expected in caught.value.context[0]
 
 
-def test_extras_that_conflict_are_refused(ask: Ask, root: Path) -> None:
+def test_extras_that_conflict_are_refused(ask, root):
     more = """\
     [project.optional-dependencies]
     cpu = ["alpha"]
@@ -211,18 +202,14 @@ def test_extras_that_conflict_are_refused(ask: Ask, root: Path) -> None:
     assert "does not allow cpu and gpu together" in caught.value.context[0]
 
 
-def test_the_first_index_with_a_package_counts_unless_the_user_says_otherwise(
-    lock: Callable[..., Lock], indexes: Indexes, root: Path
-) -> None:
+def test_the_first_index_with_a_package_counts_unless_the_user_says_otherwise(lock, indexes, root):
     (root / "r.in").write_text(f"--extra-index-url {indexes.extra.url}\nspecial\n")
     assert versions(lock("r.in"))["special"] == "1.0"
     made = lock("r.in", index_strategy="unsafe-best-match", upgrade=True)
     assert versions(made)["special"] == "9.0"
 
 
-def test_uv_lock_is_read_with_all_that_uv_honours(
-    lock: Callable[..., Lock], indexes: Indexes, root: Path, tmp_path: Path
-) -> None:
+def test_uv_lock_is_read_with_all_that_uv_honours(lock, indexes, root, tmp_path):
     commit = git_commit(own_backend(tmp_path / "from-git"))
     own_backend(tmp_path / "from-folder")
     groups = '[project.optional-dependencies]\nmore = ["my-odd-name"]\n'
@@ -272,9 +259,7 @@ SIX = {
 """What projects require, and last what constrains it."""
 
 
-def test_the_bytes_of_six_locks(
-    lock: Callable[..., Lock], indexes: Indexes, root: Path, wheelhouse: Path
-) -> None:
+def test_the_bytes_of_six_locks(lock, indexes, root, wheelhouse):
     """A golden file: the same answers of a resolver always give the same bytes."""
     make_wheel(wheelhouse, "extras", metadata_extra=EXTRAS, requires=["ns-one"])
     make_wheel(wheelhouse, "native", tag="cp312-cp312-manylinux_2_17_x86_64")
@@ -325,8 +310,8 @@ line-length = 100
     ],
 )
 def test_uv_is_asked_again_when_what_its_lock_depends_on_has_changed(
-    ask: Ask, root: Path, file: str, old: str, new: str, *, asked: bool
-) -> None:
+    ask, root, file, old, new, *, asked
+):
     (root / "packages").mkdir()
     write_project(root, '"alpha"', WORKSPACE)
     write_project(root / "packages" / "member", '"beta"', name="member")
@@ -341,7 +326,7 @@ def test_uv_is_asked_again_when_what_its_lock_depends_on_has_changed(
 
 
 @pytest.mark.usefixtures("indexes")
-def test_a_lock_of_uv_decides_alone(ask: Ask, root: Path) -> None:
+def test_a_lock_of_uv_decides_alone(ask, root):
     write_project(root, '"alpha"')
     subprocess.run([*required_command(), "lock", "-q"], cwd=root, check=True)
     config = load.parse(
@@ -355,16 +340,14 @@ def test_a_lock_of_uv_decides_alone(ask: Ask, root: Path) -> None:
     assert "is no package for uv" in caught.value.context[0]
 
 
-def test_nothing_else_stands_beside_uv_lock(ask: Ask, root: Path) -> None:
+def test_nothing_else_stands_beside_uv_lock(ask, root):
     with pytest.raises(ConfigError) as caught:
         ask("uv.lock", "alpha")
     assert "alpha beside uv.lock" in caught.value.context[0]
     assert "no such file" in caught.value.context[1]
 
 
-def test_the_block_of_a_script(
-    lock: Callable[..., Lock], indexes: Indexes, root: Path, tmp_path: Path
-) -> None:
+def test_the_block_of_a_script(lock, indexes, root, tmp_path):
     own_backend(tmp_path / "from-folder")
     block = f"""\
     # /// script
@@ -391,7 +374,7 @@ def test_the_block_of_a_script(
     assert versions(lock("train.py")) == expected
 
 
-def test_scripts_that_say_nothing_are_no_packages(ask: Ask, root: Path) -> None:
+def test_scripts_that_say_nothing_are_no_packages(ask, root):
     (root / "plain.py").write_text("print(1)\n")
     (root / "old.py").write_text('# /// script\n# requires-python = "<3.9"\n# ///\n')
     (root / "open.py").write_text('# /// script\n# dependencies = ["alpha"]\n')
@@ -403,14 +386,7 @@ def test_scripts_that_say_nothing_are_no_packages(ask: Ask, root: Path) -> None:
     assert "has no end" in problems
 
 
-def test_an_index_that_asks_for_a_password(
-    lock: Callable[..., Lock],
-    ask: Ask,
-    indexes: Indexes,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_index_that_asks_for_a_password(lock, ask, indexes, root, tmp_path, monkeypatch):
     private = Index(folder=indexes.extra.folder, user="me", password="s3cret/word")
     monkeypatch.setenv("UV_INDEX_MY_INDEX_USERNAME", private.user)
     monkeypatch.setenv("UV_INDEX_MY_INDEX_PASSWORD", private.password)
@@ -440,7 +416,7 @@ def test_an_index_that_asks_for_a_password(
     "damage",
     ["package = 3", '[[package]]\nname = "app"\nsource = 3\ndev-dependencies = 3', "manifest = 3"],
 )
-def test_a_damaged_uv_lock_is_left_to_uv(ask: Ask, root: Path, damage: str) -> None:
+def test_a_damaged_uv_lock_is_left_to_uv(ask, root, damage):
     (root / "pyproject.toml").write_text('[project]\nname = "app"\nversion = "0"\n')
     (root / "uv.lock").write_text(f"version = 1\n{damage}\n")
     found = ask("uv.lock:dev")
@@ -454,7 +430,7 @@ def test_a_damaged_uv_lock_is_left_to_uv(ask: Ask, root: Path, damage: str) -> N
         "members = 3",
     ],
 )
-def test_members_of_a_workspace_that_are_none(ask: Ask, root: Path, line: str) -> None:
+def test_members_of_a_workspace_that_are_none(ask, root, line):
     (root / "pyproject.toml").write_text(
         '[project]\nname = "app"\nversion = "0"\ndependencies = ["other"]\n'
         f"[tool.uv.sources]\nother = {{ workspace = true }}\n[tool.uv.workspace]\n{line}\n"
@@ -462,7 +438,7 @@ def test_members_of_a_workspace_that_are_none(ask: Ask, root: Path, line: str) -
     assert ask("pyproject.toml").uv_project is not None
 
 
-def test_extras_and_groups_that_are_no_tables(ask: Ask, root: Path) -> None:
+def test_extras_and_groups_that_are_no_tables(ask, root):
     (root / "pyproject.toml").write_text(
         'dependency-groups = 3\n[project]\nname = "app"\noptional-dependencies = ["a"]\n'
     )
@@ -472,9 +448,7 @@ def test_extras_and_groups_that_are_no_tables(ask: Ask, root: Path) -> None:
     assert "no dependency group 'g'" in caught.value.context[1]
 
 
-def test_a_project_that_names_itself_is_never_looked_for(
-    lock: Callable[..., Lock], indexes: Indexes, root: Path, wheelhouse: Path
-) -> None:
+def test_a_project_that_names_itself_is_never_looked_for(lock, indexes, root, wheelhouse):
     """Beside settings of uv, which itself would take a stranger's package of that name."""
     make_wheel(wheelhouse, "my-proj", "3.0")
     (root / "pyproject.toml").write_text(

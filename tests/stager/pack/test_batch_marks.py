@@ -5,29 +5,27 @@ from __future__ import annotations
 import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 
 from stager.core.store import Store
 from stager.pack.bundle_file import DAYS, is_marked, mark, marked, marks_in, unmark
-from tests.support.building import Project
 
 DAY = 86400.0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "offline")
 
 
-def bundle_in(store: Store, name: str = "lab-0123456789ab.pkgs.tar") -> Path:
+def bundle_in(store, name="lab-0123456789ab.pkgs.tar"):
     path = store.bundles / name
     path.touch()
     return path
 
 
-def test_a_bundle_that_a_printed_script_names_survives_a_change(project: Project) -> None:
+def test_a_bundle_that_a_printed_script_names_survives_a_change(project):
     project.settings("alpha", more='[launch]\nlauncher = "processes"').build()
     script = project.stager("script", "--nodes", "2", "--", "train.py")
     assert script.returncode == 0, script.stderr
@@ -47,7 +45,7 @@ def test_a_bundle_that_a_printed_script_names_survives_a_change(project: Project
     assert not re.findall(r"\.pkgs\.tar", "".join(os.listdir(project.store.bundles)))
 
 
-def test_a_mark_counts_until_the_job_is_over(store: Store) -> None:
+def test_a_mark_counts_until_the_job_is_over(store):
     bundle, now = bundle_in(store), time.time()
     assert not is_marked(bundle, now)
     assert mark(store, bundle, "4711")
@@ -58,26 +56,26 @@ def test_a_mark_counts_until_the_job_is_over(store: Store) -> None:
     assert not is_marked(bundle, now)
 
 
-def test_a_mark_is_given_up_after_a_month(store: Store) -> None:
+def test_a_mark_is_given_up_after_a_month(store):
     bundle = bundle_in(store)
     assert mark(store, bundle)
     assert is_marked(bundle, time.time() + (DAYS - 1) * DAY)
     assert not is_marked(bundle, time.time() + (DAYS + 1) * DAY)
 
 
-def test_a_mark_is_of_one_bundle(store: Store) -> None:
+def test_a_mark_is_of_one_bundle(store):
     assert mark(store, bundle_in(store))
     assert not is_marked(bundle_in(store, "lab-fedcba987654.pkgs.tar"), time.time())
 
 
-def test_a_bundle_elsewhere_needs_no_mark(store: Store, tmp_path: Path) -> None:
+def test_a_bundle_elsewhere_needs_no_mark(store, tmp_path):
     elsewhere = tmp_path / "copy.pkgs.tar"
     elsewhere.touch()
     assert mark(store, elsewhere)
     assert [*marks_in(tmp_path)] == []
 
 
-def test_what_cannot_be_marked_is_said(store: Store) -> None:
+def test_what_cannot_be_marked_is_said(store):
     bundle = bundle_in(store)
     (store.root / "tmp").write_text("not a directory")
     assert not mark(store, bundle)

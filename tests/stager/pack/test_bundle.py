@@ -16,14 +16,13 @@ from packaging.utils import parse_wheel_filename
 
 from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
-from bundle.format.layer import HEAD_PREFIX, Frame, head_summary
-from bundle.format.manifest import Layer
+from bundle.format.layer import HEAD_PREFIX, head_summary
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.errors import BundleError, SpaceError, WheelError
 from stager.core.store import Store
 from stager.core.values import Digest, Target, Wheel
 from stager.layers.layer_build import make_layers
-from stager.pack.bundle import Contents, Packed, pack, requires, short_name, stored_index
+from stager.pack.bundle import Contents, pack, requires, short_name, stored_index
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
 from stager.pack.node_program import make_node_program
@@ -33,16 +32,16 @@ from tests.support.wheelhouse import conflicting_pair, make_wheel, standard_set
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def fitting_set(folder: Path) -> list[Path]:
+def fitting_set(folder):
     """The standard wheels without the versions of one that stand in each other's way."""
     return [wheel for wheel in standard_set(folder) if "beta-1" not in wheel.name]
 
 
-def contents_of(wheels: list[Path], store: Store, decompressor: Path | None = None) -> Contents:
+def contents_of(wheels, store, decompressor=None):
     """Make the layers of wheels; what a bundle of them is made from."""
     made = make_layers([source_of(wheel) for wheel in wheels], store=store, target=HOST, jobs=2)
     return Contents(
@@ -56,14 +55,12 @@ def contents_of(wheels: list[Path], store: Store, decompressor: Path | None = No
     )
 
 
-def packed(wheels: list[Path], store: Store, decompressor: Path | None = None) -> Packed:
+def packed(wheels, store, decompressor=None):
     with store.lock():
         return pack(contents_of(wheels, store, decompressor), store)
 
 
-def test_the_bundle_is_a_tar_in_the_promised_order(
-    tmp_path: Path, store: Store, zstandard_wheel: Path
-) -> None:
+def test_the_bundle_is_a_tar_in_the_promised_order(tmp_path, store, zstandard_wheel):
     made = packed(fitting_set(tmp_path / "wheels"), store, zstandard_wheel)
     assert made.path.stat().st_size == made.manifest.thin_size
     assert [line.rsplit(None, 1)[1] for line in listing(made.path)] == [
@@ -84,7 +81,7 @@ def test_the_bundle_is_a_tar_in_the_promised_order(
     assert not made.reused
 
 
-def test_the_layers_in_it_are_those_of_the_store(tmp_path: Path, store: Store) -> None:
+def test_the_layers_in_it_are_those_of_the_store(tmp_path, store):
     made = packed(fitting_set(tmp_path / "wheels"), store)
     out = tmp_path / "out"
     out.mkdir()
@@ -98,7 +95,7 @@ def test_the_layers_in_it_are_those_of_the_store(tmp_path: Path, store: Store) -
     assert [layer["name"] for layer in raw["layers"]] == [la.name for la in made.manifest.layers]
 
 
-def test_two_stores_give_the_same_bytes(tmp_path: Path, zstandard_wheel: Path) -> None:
+def test_two_stores_give_the_same_bytes(tmp_path, zstandard_wheel):
     bundles = []
     for number in range(2):
         wheels = fitting_set(tmp_path / f"wheels{number}")
@@ -107,7 +104,7 @@ def test_two_stores_give_the_same_bytes(tmp_path: Path, zstandard_wheel: Path) -
     assert bundles[0].read_bytes() == bundles[1].read_bytes()
 
 
-def test_a_second_time_writes_nothing(tmp_path: Path, store: Store) -> None:
+def test_a_second_time_writes_nothing(tmp_path, store):
     wheels = fitting_set(tmp_path / "wheels")
     first = packed(wheels, store)
     before = first.path.stat()
@@ -118,9 +115,7 @@ def test_a_second_time_writes_nothing(tmp_path: Path, store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "seal gone", "seal garbled", "gone"])
-def test_a_bundle_that_was_touched_is_written_again(
-    damage: str, tmp_path: Path, store: Store
-) -> None:
+def test_a_bundle_that_was_touched_is_written_again(damage, tmp_path, store):
     wheels = [make_wheel(tmp_path, "alpha")]
     made = packed(wheels, store)
     good = made.path.read_bytes()
@@ -143,7 +138,7 @@ def test_a_bundle_that_was_touched_is_written_again(
     assert packed(wheels, store).reused
 
 
-def test_a_thin_bundle_reads_as_its_one_file(tmp_path: Path, store: Store) -> None:
+def test_a_thin_bundle_reads_as_its_one_file(tmp_path, store):
     made = packed(fitting_set(tmp_path / "wheels"), store)
     data = copy_to(made.path, tmp_path / "whole").read_bytes()
     with BundleFile(str(made.path)) as thin, BundleFile(str(tmp_path / "whole")) as whole:
@@ -154,16 +149,14 @@ def test_a_thin_bundle_reads_as_its_one_file(tmp_path: Path, store: Store) -> No
             assert thin.read(start, len(wanted)) == wanted
 
 
-def read_last_frame(path: Path, layer: Layer, frame: Frame) -> None:
+def read_last_frame(path, layer, frame):
     with BundleFile(str(path)) as bundle:
         end = bundle.frames_start(layer) + layer.size - layer.head_size
         bundle.frame(end - frame.size, frame.size, frame.sha256)
 
 
 @pytest.mark.parametrize("fault", ["gone", "cut", "flip"])
-def test_a_thin_bundle_names_the_layer_that_cannot_be_used(
-    fault: str, tmp_path: Path, store: Store
-) -> None:
+def test_a_thin_bundle_names_the_layer_that_cannot_be_used(fault, tmp_path, store):
     made = packed(fitting_set(tmp_path / "wheels"), store)
     layer = made.manifest.layers[1]
     path = store.layer(layer.id)
@@ -186,9 +179,7 @@ def test_a_thin_bundle_names_the_layer_that_cannot_be_used(
         assert bundle.is_thin
 
 
-def test_only_layers_that_no_bundle_was_checked_with_are_read(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_layers_that_no_bundle_was_checked_with_are_read(tmp_path, store, monkeypatch):
     wheels = fitting_set(tmp_path / "wheels")
     packed(wheels, store)
     read: list[str] = []
@@ -202,9 +193,7 @@ def test_only_layers_that_no_bundle_was_checked_with_are_read(
 # --- packages that conflict ----------------------------------------------------------------------
 
 
-def test_two_wheels_with_different_files_of_one_name_are_refused(
-    tmp_path: Path, store: Store
-) -> None:
+def test_two_wheels_with_different_files_of_one_name_are_refused(tmp_path, store):
     pair = list(conflicting_pair(tmp_path))
     with pytest.raises(WheelError, match="packages conflict") as caught:
         packed(pair, store)
@@ -214,7 +203,7 @@ def test_two_wheels_with_different_files_of_one_name_are_refused(
     assert list(store.bundles.iterdir()) == []
 
 
-def test_all_such_files_are_named(tmp_path: Path, store: Store) -> None:
+def test_all_such_files_are_named(tmp_path, store):
     files = [{f"m{n}.py": f"WHO = {who}\n" for n in range(3)} for who in (1, 2)]
     wheels = [
         make_wheel(tmp_path, name, files=content)
@@ -226,12 +215,12 @@ def test_all_such_files_are_named(tmp_path: Path, store: Store) -> None:
         assert any(f"m{number}.py" in line for line in caught.value.context)
 
 
-def test_two_wheels_with_equal_files_are_accepted(tmp_path: Path, store: Store) -> None:
+def test_two_wheels_with_equal_files_are_accepted(tmp_path, store):
     wheels = [make_wheel(tmp_path, name, files={"shared.py": "X = 1\n"}) for name in ("a", "b")]
     assert packed(wheels, store).path.exists()
 
 
-def test_a_file_where_another_package_has_a_directory(tmp_path: Path, store: Store) -> None:
+def test_a_file_where_another_package_has_a_directory(tmp_path, store):
     wheels = [
         make_wheel(tmp_path, "one", files={"thing": "a file"}),
         make_wheel(tmp_path, "two", files={"thing/__init__.py": ""}),
@@ -247,9 +236,7 @@ def test_a_file_where_another_package_has_a_directory(tmp_path: Path, store: Sto
 
 
 @pytest.mark.parametrize("place", ["head", "index", "frame"])
-def test_a_flipped_bit_in_a_stored_layer_makes_no_bundle(
-    place: str, tmp_path: Path, store: Store
-) -> None:
+def test_a_flipped_bit_in_a_stored_layer_makes_no_bundle(place, tmp_path, store):
     wheels = fitting_set(tmp_path / "wheels")
     with store.lock():
         contents = contents_of(wheels, store)
@@ -268,7 +255,7 @@ def test_a_flipped_bit_in_a_stored_layer_makes_no_bundle(
     assert frames_of(layer)
 
 
-def test_a_layer_that_is_gone_is_named(tmp_path: Path, store: Store) -> None:
+def test_a_layer_that_is_gone_is_named(tmp_path, store):
     with store.lock():
         contents = contents_of([make_wheel(tmp_path, "alpha")], store)
         store.layer(contents.layers[0].id).unlink()
@@ -276,9 +263,7 @@ def test_a_layer_that_is_gone_is_named(tmp_path: Path, store: Store) -> None:
             pack(contents, store)
 
 
-def test_room_is_asked_for_before_anything_is_written(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_is_asked_for_before_anything_is_written(tmp_path, store, monkeypatch):
     with store.lock():
         contents = contents_of([make_wheel(tmp_path, "alpha")], store)
         state = list(os.statvfs(store.root))
@@ -292,7 +277,7 @@ def test_room_is_asked_for_before_anything_is_written(
 # --- the far side's program ----------------------------------------------------------------------
 
 
-def test_the_node_program_is_the_far_side_byte_for_byte() -> None:
+def test_the_node_program_is_the_far_side_byte_for_byte():
     program = make_node_program()
     assert program == make_node_program()
     repo = Path(__file__).resolve().parents[3]
@@ -304,7 +289,7 @@ def test_the_node_program_is_the_far_side_byte_for_byte() -> None:
             assert archive.read(name) == path.read_bytes()
 
 
-def test_the_node_program_runs_without_any_package(tmp_path: Path) -> None:
+def test_the_node_program_runs_without_any_package(tmp_path):
     program = tmp_path / "node.pyz"
     program.write_bytes(make_node_program())
     argv = [sys.executable, "-I", "-S", str(program), "--help"]
@@ -313,9 +298,7 @@ def test_the_node_program_runs_without_any_package(tmp_path: Path) -> None:
     assert "node.pyz" in done.stdout
 
 
-def test_every_part_is_checked_by_the_reader(
-    tmp_path: Path, store: Store, zstandard_wheel: Path
-) -> None:
+def test_every_part_is_checked_by_the_reader(tmp_path, store, zstandard_wheel):
     made = packed([make_wheel(tmp_path, "alpha")], store, zstandard_wheel)
     with BundleFile(str(made.path)) as bundle:
         part = bundle.manifest.decompressor
@@ -328,7 +311,7 @@ def test_every_part_is_checked_by_the_reader(
 # --- what a node must have -----------------------------------------------------------------------
 
 
-def wheels_tagged(*tags: str) -> list[Wheel]:
+def wheels_tagged(*tags):
     found = []
     for number, tag in enumerate(tags):
         path = Path(f"p{number}-1.0-{tag}.whl")
@@ -351,21 +334,21 @@ def wheels_tagged(*tags: str) -> list[Wheel]:
         (["cp311-cp311-linux_x86_64"], "2.28"),
     ],
 )
-def test_a_node_needs_the_newest_c_library_of_any_wheel(tags: list[str], version: str) -> None:
+def test_a_node_needs_the_newest_c_library_of_any_wheel(tags, version):
     target = Target(python="3.11", platform="manylinux_2_28_x86_64")
     needs = requires(target, wheels_tagged(*tags))
     assert (needs.python, needs.machine, needs.libc) == ("3.11", "x86_64", "glibc")
     assert needs.libc_version == version
 
 
-def test_musl_has_versions_of_its_own() -> None:
+def test_musl_has_versions_of_its_own():
     target = Target(python="3.11", platform="musllinux_1_2_x86_64")
     needs = requires(target, wheels_tagged("cp311-cp311-musllinux_1_1_x86_64"))
     assert (needs.libc, needs.libc_version) == ("musl", "1.1")
 
 
 @pytest.mark.parametrize("python", ["3.9", "3.10", "3.11", "3.12", "3.13"])
-def test_the_decompressors_member_name_fits_a_tar_header(python: str) -> None:
+def test_the_decompressors_member_name_fits_a_tar_header(python):
     for platform in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64"):
         lock = decompressor_lock(Target(python=python, platform=platform))
         assert lock is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from packaging.utils import parse_wheel_filename
 
@@ -22,7 +20,7 @@ PLATFORMS = [
 
 @pytest.mark.parametrize("python", ["3.9", "3.10", "3.11", "3.12", "3.13"])
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_there_is_one_wheel_for_each_target(python: str, platform: str) -> None:
+def test_there_is_one_wheel_for_each_target(python, platform):
     target = Target(python=python, platform=platform)
     lock = decompressor_lock(target)
     assert lock is not None
@@ -34,7 +32,7 @@ def test_there_is_one_wheel_for_each_target(python: str, platform: str) -> None:
     assert {tag.interpreter for tag in tags} == {target.python_tag}
 
 
-def test_all_targets_have_wheels_of_their_own() -> None:
+def test_all_targets_have_wheels_of_their_own():
     locks = [
         decompressor_lock(Target(python=f"3.{minor}", platform=platform))
         for minor in range(9, 14)
@@ -44,11 +42,11 @@ def test_all_targets_have_wheels_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("python", ["3.14", "3.15", "3.20"])
-def test_a_python_with_zstd_of_its_own_needs_none(python: str) -> None:
+def test_a_python_with_zstd_of_its_own_needs_none(python):
     assert decompressor_lock(Target(python=python, platform=HOST.platform)) is None
 
 
-def test_another_python_unpacks_a_bundle_that_brings_one_with_zstd() -> None:
+def test_another_python_unpacks_a_bundle_that_brings_one_with_zstd():
     lock = decompressor_lock(Target(python="3.14", platform=HOST.platform), bundled_python=True)
     assert lock is not None
     assert "-cp313-" in lock.files[0].filename
@@ -61,13 +59,13 @@ def test_another_python_unpacks_a_bundle_that_brings_one_with_zstd() -> None:
     [("3.8", "manylinux_2_28_x86_64"), ("3.11", "manylinux_2_28_mips64"),
      ("3.11", "manylinux_2_5_x86_64")],
 )  # fmt: skip
-def test_a_target_without_a_wheel_is_named(python: str, platform: str) -> None:
+def test_a_target_without_a_wheel_is_named(python, platform):
     with pytest.raises(ResolveError, match=rf"Python {python} on {platform}") as caught:
         decompressor_lock(Target(python=python, platform=platform))
     assert "3.9" in caught.value.hint
 
 
-def test_the_digest_is_that_of_the_published_file(zstandard_wheel: Path) -> None:
+def test_the_digest_is_that_of_the_published_file(zstandard_wheel):
     lock = decompressor_lock(HOST)
     assert lock is not None
     assert lock.files[0].filename == zstandard_wheel.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,11 +24,10 @@ from stager.pack.bundle_file import (
     remember,
 )
 from stager.pack.node_program import make_node_program
-from tests.support.building import Project
 
 
 @pytest.fixture(scope="module")
-def no_bundle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def no_bundle(tmp_path_factory):
     """Files that are no bundles, by what they are."""
     folder = tmp_path_factory.mktemp("no-bundles")
     files = {
@@ -45,19 +43,19 @@ def no_bundle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "zeros", "other tar", "folder", "absent"])
-def test_what_is_no_bundle_is_an_error_with_its_path(kind: str, no_bundle: dict[str, Path]) -> None:
+def test_what_is_no_bundle_is_an_error_with_its_path(kind, no_bundle):
     with pytest.raises(BundleError) as caught:
         manifest_of(no_bundle[kind])
     assert str(no_bundle[kind]) in caught.value.message
     assert "stager build" in caught.value.hint
 
 
-def test_the_manifest_is_the_builds_own(project: Project) -> None:
+def test_the_manifest_is_the_builds_own(project):
     packed = project.build().packed
     assert manifest_of(packed.path) == packed.manifest
 
 
-def test_damage_found_later_is_a_bundle_error_too(project: Project) -> None:
+def test_damage_found_later_is_a_bundle_error_too(project):
     packed = project.build().packed
     data = bytearray(packed.path.read_bytes())
     data[data.index(make_node_program()) + 100] ^= 1
@@ -74,7 +72,7 @@ def test_damage_found_later_is_a_bundle_error_too(project: Project) -> None:
     assert list(project.store.programs.iterdir()) == []
 
 
-def test_the_node_program_is_laid_out_once_and_runs(project: Project) -> None:
+def test_the_node_program_is_laid_out_once_and_runs(project):
     packed = project.build().packed
     program = node_program(packed.path, project.store)
     assert program.read_bytes() == make_node_program()
@@ -84,7 +82,7 @@ def test_the_node_program_is_laid_out_once_and_runs(project: Project) -> None:
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
-def test_a_damaged_program_is_laid_out_anew(project: Project) -> None:
+def test_a_damaged_program_is_laid_out_anew(project):
     packed = project.build().packed
     program = node_program(packed.path, project.store)
     program.write_bytes(b"something else")
@@ -95,12 +93,12 @@ def test_a_damaged_program_is_laid_out_anew(project: Project) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "store")
 
 
 @pytest.fixture
-def known(store: Store, tmp_path: Path) -> Newest:
+def known(store, tmp_path):
     """A bundle that is remembered for the project ``stager.toml``."""
     made = Newest(
         path=store.bundles / "p-1.pkgs.tar", id=Digest.of(b"id"), inputs=Digest.of(b"inputs")
@@ -110,16 +108,14 @@ def known(store: Store, tmp_path: Path) -> Newest:
     return made
 
 
-def test_what_is_remembered_is_found(store: Store, tmp_path: Path, known: Newest) -> None:
+def test_what_is_remembered_is_found(store, tmp_path, known):
     assert newest(store, tmp_path / "stager.toml") == known
     (tmp_path / "alias").symlink_to(tmp_path)
     assert newest(store, tmp_path / "alias" / "stager.toml") == known
     assert newest(store, tmp_path / "other" / "stager.toml") is None
 
 
-def test_a_bundle_that_is_gone_is_not_the_newest(
-    store: Store, tmp_path: Path, known: Newest
-) -> None:
+def test_a_bundle_that_is_gone_is_not_the_newest(store, tmp_path, known):
     known.path.unlink()
     assert newest(store, tmp_path / "stager.toml") is None
 
@@ -129,18 +125,14 @@ def test_a_bundle_that_is_gone_is_not_the_newest(
     ["", "{", "[]", "{}", "null", '{"bundle": 3, "inputs": "x"}', '{"bundle": "b", "inputs": 3}',
      b"\xff\xfe".decode("latin-1")],
 )  # fmt: skip
-def test_a_note_that_makes_no_sense_counts_as_none(
-    note: str, store: Store, tmp_path: Path, known: Newest
-) -> None:
+def test_a_note_that_makes_no_sense_counts_as_none(note, store, tmp_path, known):
     (path,) = store.projects.iterdir()
     assert json.loads(path.read_text())["project"] == str(tmp_path / "stager.toml")
     path.write_text(note, encoding="latin-1")
     assert newest(store, tmp_path / "stager.toml") is None
 
 
-def test_a_bundle_that_another_project_shares_is_named(
-    store: Store, tmp_path: Path, known: Newest
-) -> None:
+def test_a_bundle_that_another_project_shares_is_named(store, tmp_path, known):
     other = Newest(path=store.bundles / "other.pkgs.tar", id=known.id, inputs=known.inputs)
     remember(store, tmp_path / "two.toml", known)
     remember(store, tmp_path / "stager.toml", other)
@@ -149,7 +141,7 @@ def test_a_bundle_that_another_project_shares_is_named(
     assert not is_named(store, known.path)
 
 
-def test_a_bundle_in_use_is_not_cleared_away(project: Project) -> None:
+def test_a_bundle_in_use_is_not_cleared_away(project):
     packed = project.build().packed
     with BundleFile(str(packed.path)):
         assert not clear_away(packed.path)
@@ -159,7 +151,7 @@ def test_a_bundle_in_use_is_not_cleared_away(project: Project) -> None:
     assert not clear_away(packed.path), "it is gone already"
 
 
-def test_a_bundle_that_was_carried_here_was_not_made_here(project: Project, tmp_path: Path) -> None:
+def test_a_bundle_that_was_carried_here_was_not_made_here(project, tmp_path):
     """Its index is somebody else's word: each of its files is compared while it is unpacked."""
     packed = project.build().packed
     key = packed.manifest.id

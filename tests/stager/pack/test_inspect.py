@@ -10,10 +10,10 @@ import pytest
 from bundle.protocol.codec import encode
 from stager.core.errors import BundleError
 from stager.pack.members import InspectedFile, inspect, inspect_files
-from tests.support.building import HOST, SITE, Project, contents
+from tests.support.building import HOST, SITE, contents
 
 
-def test_the_summary_agrees_with_the_bundle(project: Project) -> None:
+def test_the_summary_agrees_with_the_bundle(project):
     packed = project.build().packed
     result = inspect(packed.path)
     assert (result.id, result.name) == (packed.manifest.id, "project")
@@ -33,7 +33,7 @@ def test_the_summary_agrees_with_the_bundle(project: Project) -> None:
     assert "listing" not in encode(result)
 
 
-def test_the_listing_names_every_file_with_its_digest(project: Project) -> None:
+def test_the_listing_names_every_file_with_its_digest(project):
     packed = project.build().packed
     listing = inspect_files(packed.path).listing
     found = {}
@@ -46,14 +46,14 @@ def test_the_listing_names_every_file_with_its_digest(project: Project) -> None:
     assert f"{SITE}/alpha/__init__.py" in found
 
 
-def test_a_compiled_wheel_shows_what_the_node_must_have(project: Project, native_wheel) -> None:  # type: ignore[no-untyped-def]
+def test_a_compiled_wheel_shows_what_the_node_must_have(project, native_wheel):
     project.settings(str(native_wheel))
     needs = ".".join(map(str, HOST.libc[1]))
     result = inspect(project.build().packed.path)
     assert result.platform == f"{HOST.machine}, {HOST.libc[0]} {needs} or newer"
 
 
-def test_damage_in_an_index_is_a_bundle_error(project: Project) -> None:
+def test_damage_in_an_index_is_a_bundle_error(project):
     packed = project.build().packed
     data = bytearray(packed.path.read_bytes())
     data[data.index(b"heads/" + packed.manifest.layers[0].id.encode()) + 512 + 40] ^= 1
@@ -63,7 +63,7 @@ def test_damage_in_an_index_is_a_bundle_error(project: Project) -> None:
         inspect_files(packed.path)
 
 
-def test_the_command_prints_people_or_json(project: Project) -> None:
+def test_the_command_prints_people_or_json(project):
     packed = project.build().packed
     done = project.stager("inspect", str(packed.path))
     assert done.returncode == 0

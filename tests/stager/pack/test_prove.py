@@ -6,8 +6,6 @@ import os
 import socket
 import subprocess
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,13 +13,13 @@ from bundle.protocol.job import Requires
 from stager.core.errors import BundleError, SpaceError
 from stager.core.values import Target
 from stager.pack.proof import Proof, Wanted, prove, unmet
-from tests.support.building import HOST, STAGER, Project, Recorder, layers_of, left_in_tmp
+from tests.support.building import HOST, STAGER, Recorder, layers_of, left_in_tmp
 from tests.support.namespaces import namespace
 from tests.support.needs import needs
 from tests.support.wheelhouse import Member, make_wheel, parts
 
 
-def refusal(project: Project) -> BundleError:
+def refusal(project):
     with pytest.raises(BundleError) as caught:
         project.build(prove=True)
     assert left_in_tmp(project.store) == []
@@ -33,12 +31,12 @@ def refusal(project: Project) -> BundleError:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def started(monkeypatch):
     """The commands that this process has started."""
     commands: list[object] = []
 
     class Noted(subprocess.Popen[str]):
-        def __init__(self, args: Any, **more: Any) -> None:
+        def __init__(self, args, **more):
             commands.append(args)
             super().__init__(args, **more)
 
@@ -46,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return commands
 
 
-def test_a_complete_environment_is_proved_once(project: Project, started: list[object]) -> None:
+def test_a_complete_environment_is_proved_once(project, started):
     first, again, changed = Recorder(), Recorder(), Recorder()
     built = project.build(first, prove=True)
     assert built.proof is not None
@@ -64,9 +62,7 @@ def test_a_complete_environment_is_proved_once(project: Project, started: list[o
     assert left_in_tmp(project.store) == []
 
 
-def test_a_requirement_in_metadata_that_a_given_lock_lacks(
-    project: Project, wheelhouse: Path
-) -> None:
+def test_a_requirement_in_metadata_that_a_given_lock_lacks(project, wheelhouse):
     project.locked(wheelhouse / "alpha-1.0-py3-none-any.whl")
     error = refusal(project)
     assert error.context == ("beta is missing; alpha needs it",)
@@ -74,7 +70,7 @@ def test_a_requirement_in_metadata_that_a_given_lock_lacks(
     assert project.build(prove=False).packed.path.exists()
 
 
-def test_everything_that_is_missing_is_named(project: Project, tmp_path: Path) -> None:
+def test_everything_that_is_missing_is_named(project, tmp_path):
     wheels = [
         make_wheel(tmp_path, "one", requires=["gone>=1", "two>=2", 'not-here; os_name == "nt"']),
         make_wheel(tmp_path, "two", requires=["lost"], files={"two.py": "import nowhere\n"}),
@@ -87,20 +83,20 @@ def test_everything_that_is_missing_is_named(project: Project, tmp_path: Path) -
     assert "not-here" not in text
 
 
-def test_a_declared_import_that_fails_is_named(project: Project) -> None:
+def test_a_declared_import_that_fails_is_named(project):
     project.settings("alpha", more='imports = ["alpha", "alpha.nothing"]')
     (line,) = refusal(project).context
     assert line.startswith("alpha.nothing: the module is missing")
 
 
-def test_an_import_that_raises_anything_is_named(project: Project, wheelhouse: Path) -> None:
+def test_an_import_that_raises_anything_is_named(project, wheelhouse):
     make_wheel(wheelhouse, "rude", files={"rude.py": "import sys\nsys.exit('no licence')\n"})
     project.settings("rude")
     (line,) = refusal(project).context
     assert line == "rude: the module cannot be imported: SystemExit: no licence"
 
 
-def test_pip_and_setuptools_together(project: Project, wheelhouse: Path) -> None:
+def test_pip_and_setuptools_together(project, wheelhouse):
     """The finder of setuptools, once it was asked for pip, prevents the import of setuptools."""
     hack = (
         "import sys\nasked = []\n"
@@ -121,7 +117,7 @@ def test_pip_and_setuptools_together(project: Project, wheelhouse: Path) -> None
     assert proof.done
 
 
-def test_an_import_that_needs_the_network_fails(project: Project, wheelhouse: Path) -> None:
+def test_an_import_that_needs_the_network_fails(project, wheelhouse):
     needs("namespaces")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -136,8 +132,8 @@ def test_an_import_that_needs_the_network_fails(project: Project, wheelhouse: Pa
 
 
 def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
-    project: Project, wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    project, wheelhouse, tmp_path, monkeypatch
+):
     forbidden = tmp_path / "bin" / "unshare"
     forbidden.parent.mkdir()
     forbidden.write_text("#!/bin/sh\nexit 1\n")
@@ -165,12 +161,8 @@ def test_where_no_namespace_is_allowed_proxies_lead_nowhere(
     ],
 )
 def test_what_cannot_run_here_is_not_proved_and_says_why(
-    change: dict[str, str],
-    why: str,
-    project: Project,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    change, why, project, tmp_path, monkeypatch
+):
     stand_in = tmp_path / "bin" / "python3.98"  # as a version manager leaves on PATH
     stand_in.parent.mkdir()
     stand_in.write_text("#!/bin/sh\necho 'python3.98: command not found' >&2\nexit 127\n")
@@ -190,9 +182,7 @@ def test_what_cannot_run_here_is_not_proved_and_says_why(
     assert list(project.store.proofs.iterdir()) == []
 
 
-def test_what_cannot_run_here_is_refused_by_the_metadata_of_its_packages(
-    project: Project, tmp_path: Path
-) -> None:
+def test_what_cannot_run_here_is_refused_by_the_metadata_of_its_packages(project, tmp_path):
     wheels = [make_wheel(tmp_path, "one", requires=["gone>=1", "two"]), make_wheel(tmp_path, "two")]
     packed = project.locked(*wheels).build().packed
     target = replace(HOST, platform="manylinux_2_28_riscv64")
@@ -215,7 +205,7 @@ def test_what_cannot_run_here_is_refused_by_the_metadata_of_its_packages(
     assert left_in_tmp(project.store) == []
 
 
-def test_too_little_room_for_the_proof(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_for_the_proof(project, monkeypatch):
     built = project.build()
     need = built.packed.manifest.unpacked_size
     state = list(os.statvfs(project.store.root))
@@ -229,11 +219,11 @@ def test_too_little_room_for_the_proof(project: Project, monkeypatch: pytest.Mon
 # --- requirements in metadata --------------------------------------------------------------------
 
 
-def site_with(tmp_path: Path, *wheels: Path) -> Path:
+def site_with(tmp_path, *wheels):
     return layers_of(tmp_path / "env", *wheels)
 
 
-def test_extras_count_where_somebody_asks_for_them(tmp_path: Path) -> None:
+def test_extras_count_where_somebody_asks_for_them(tmp_path):
     extra = "Provides-Extra: fast\nRequires-Dist: speed>=2 ; extra == 'fast'\n"
     site = site_with(
         tmp_path,
@@ -249,7 +239,7 @@ def test_extras_count_where_somebody_asks_for_them(tmp_path: Path) -> None:
     assert unmet(site, [], HOST) == ["speed is 1.0; lib needs speed>=2"]
 
 
-def test_extras_of_extras_are_followed(tmp_path: Path) -> None:
+def test_extras_of_extras_are_followed(tmp_path):
     extra = (
         "Provides-Extra: all\nProvides-Extra: fast\nRequires-Dist: lib[fast] ; extra == 'all'\n"
         "Requires-Dist: speed ; extra == 'fast'\n"
@@ -259,7 +249,7 @@ def test_extras_of_extras_are_followed(tmp_path: Path) -> None:
     assert unmet(site, ["lib[all]"], HOST) == ["speed is missing; lib needs it"]
 
 
-def test_markers_are_those_of_the_target(tmp_path: Path) -> None:
+def test_markers_are_those_of_the_target(tmp_path):
     wheel = make_wheel(tmp_path, "m", requires=['arm; platform_machine == "aarch64"',
                                                 'intel; platform_machine == "x86_64"'])  # fmt: skip
     site = site_with(tmp_path, wheel)
@@ -269,7 +259,7 @@ def test_markers_are_those_of_the_target(tmp_path: Path) -> None:
     assert unmet(site, ['nt; sys_platform == "win32"'], HOST)[0].startswith(("arm", "intel"))
 
 
-def test_names_are_normalized_and_prereleases_count(tmp_path: Path) -> None:
+def test_names_are_normalized_and_prereleases_count(tmp_path):
     site = site_with(
         tmp_path,
         make_wheel(tmp_path, "My.Odd_Name", "2.0rc1", spelled="My.Odd_Name"),
@@ -278,7 +268,7 @@ def test_names_are_normalized_and_prereleases_count(tmp_path: Path) -> None:
     assert unmet(site, ["MY_odd-name", "user"], HOST) == []
 
 
-def test_what_the_user_asked_for_is_checked_too(tmp_path: Path) -> None:
+def test_what_the_user_asked_for_is_checked_too(tmp_path):
     site = site_with(tmp_path, make_wheel(tmp_path, "lib"))
     assert unmet(site, ["lib==2", "other"], HOST) == [
         "lib is 1.0; environment.requirements needs lib==2",
@@ -286,12 +276,12 @@ def test_what_the_user_asked_for_is_checked_too(tmp_path: Path) -> None:
     ]
 
 
-def test_old_metadata_that_nobody_can_read_is_passed_over(tmp_path: Path) -> None:
+def test_old_metadata_that_nobody_can_read_is_passed_over(tmp_path):
     site = site_with(tmp_path, make_wheel(tmp_path, "old", requires=["what (is) this"]))
     assert unmet(site, ["old"], HOST) == []
 
 
-def test_metadata_without_a_name_is_a_fault(tmp_path: Path) -> None:
+def test_metadata_without_a_name_is_a_fault(tmp_path):
     base = parts("bad")
     members = tuple(m for m in base.members if not m.name.endswith("METADATA"))
     empty = Member(name=f"{base.dist_info}/METADATA", data=b"Metadata-Version: 2.1\n")
@@ -302,9 +292,7 @@ def test_metadata_without_a_name_is_a_fault(tmp_path: Path) -> None:
 # --- room ----------------------------------------------------------------------------------------
 
 
-def test_a_store_without_inodes_is_said_to_be_full_in_its_own_words(
-    project: Project, tmp_path: Path
-) -> None:
+def test_a_store_without_inodes_is_said_to_be_full_in_its_own_words(project, tmp_path):
     """No variable is named that nobody has set."""
     files = {f"many/f{number}.txt": "" for number in range(400)}
     project.locked(make_wheel(tmp_path, "many", files=files), more="[project]\npath = false")

@@ -3,7 +3,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from bundle.system.processes import CompletedCommand
 from stager import wheels
 from stager.core import store as digest_cache
 from stager.core.errors import ResolveError, WheelError
@@ -30,12 +28,12 @@ HERE = Target.of_host()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "offline")
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+def index(tmp_path, monkeypatch):
     """An index with two wheels; pip is configured for it and nothing else."""
     folder = tmp_path / "served"
     make_wheel(folder, "alpha")
@@ -48,7 +46,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         yield running
 
 
-def locked(file: Path, index: Index | None = None, **changes: object) -> LockedFile:
+def locked(file, index=None, **changes):
     """A lock's entry for a file on disk, or served."""
     name, version = ResolvedFile(filename=file.name).identity
     url = f"http://127.0.0.1:{index.port}/files/{file.name}" if index else None
@@ -61,12 +59,10 @@ def locked(file: Path, index: Index | None = None, **changes: object) -> LockedF
         url=url,
         path=None if index else file,
     )
-    return replace(entry, **changes)  # type: ignore[arg-type]
+    return replace(entry, **changes)
 
 
-def lock_of(
-    *files: LockedFile, target: Target = HERE, path: Path | None = None, **more: object
-) -> Lock:
+def lock_of(*files, target=HERE, path=None, **more):
     lock = Lock(
         path=path or Path("pylock.toml"),
         target=target,
@@ -76,27 +72,27 @@ def lock_of(
         indexes=Indexes(),
         sources=(),
     )
-    return replace(lock, **more)  # type: ignore[arg-type]
+    return replace(lock, **more)
 
 
-def served(index: Index) -> Lock:
+def served(index):
     return lock_of(*(locked(file, index) for file in sorted(index.folder.iterdir())))
 
 
-def counting() -> tuple[list[str], Callable[..., CompletedCommand]]:
+def counting():
     """A runner that starts the real programs and notes which command of pip it was."""
     calls: list[str] = []
 
-    def runner(argv: list[str], **options: object) -> CompletedCommand:
+    def runner(argv, **options):
         calls.append(argv[3])
-        return run(argv, **options)  # type: ignore[arg-type]
+        return run(argv, **options)
 
     return calls, runner
 
 
-def fails(*args: object, **options: object) -> WheelError:
+def fails(*args, **options):
     with pytest.raises(WheelError) as caught:
-        fetch(*args, **options)  # type: ignore[arg-type]
+        fetch(*args, **options)
     assert "Traceback" not in "".join(caught.value.context)
     return caught.value
 
@@ -104,7 +100,7 @@ def fails(*args: object, **options: object) -> WheelError:
 # --- fetching ------------------------------------------------------------------------------------
 
 
-def test_files_are_downloaded_checked_and_kept(index: Index, store: Store) -> None:
+def test_files_are_downloaded_checked_and_kept(index, store):
     lines: list[str] = []
     calls, runner = counting()
     wheels = fetch(served(index), store, offline=False, run=runner, progress=lines.append)
@@ -125,7 +121,7 @@ def test_files_are_downloaded_checked_and_kept(index: Index, store: Store) -> No
     assert not list((store.root / "tmp").iterdir())
 
 
-def test_what_is_there_is_not_fetched_again(index: Index, store: Store) -> None:
+def test_what_is_there_is_not_fetched_again(index, store):
     lock = served(index)
     first = fetch(lock, store, offline=False)
     calls, runner = counting()
@@ -133,15 +129,13 @@ def test_what_is_there_is_not_fetched_again(index: Index, store: Store) -> None:
     assert calls == []
 
 
-def test_what_was_read_once_is_not_read_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_read_once_is_not_read_again(store, monkeypatch):
     """So that an environment of large wheels takes no time."""
     files = [make_wheel(store.wheels, f"package-{number}") for number in range(50)]
     lock = lock_of(*(locked(file, path=None) for file in files))
     hashed: list[Path] = []
 
-    def counted(path: Path) -> Digest:
+    def counted(path):
         hashed.append(path)
         return sha256_of(path)
 
@@ -155,7 +149,7 @@ def test_what_was_read_once_is_not_read_again(
     assert (hashed, calls) == ([], [])
 
 
-def test_a_file_from_a_folder_is_copied(tmp_path: Path, store: Store) -> None:
+def test_a_file_from_a_folder_is_copied(tmp_path, store):
     file = make_wheel(tmp_path / "mine", "alpha")
     calls, runner = counting()
     (wheel,) = fetch(lock_of(locked(file)), store, offline=True, run=runner)
@@ -164,23 +158,21 @@ def test_a_file_from_a_folder_is_copied(tmp_path: Path, store: Store) -> None:
     assert wheel.path.stat().st_ino != file.stat().st_ino  # editing one must not change the other
 
 
-def test_a_file_from_a_folder_that_is_gone_is_looked_up_by_name(
-    index: Index, store: Store, tmp_path: Path
-) -> None:
+def test_a_file_from_a_folder_that_is_gone_is_looked_up_by_name(index, store, tmp_path):
     file = index.folder / "alpha-1.0-py3-none-any.whl"
     lock = lock_of(locked(file, path=tmp_path / "gone" / file.name))
     (wheel,) = fetch(lock, store, offline=False)
     assert wheel.sha256 == sha256_of(file)
 
 
-def test_files_for_another_target(index: Index, store: Store) -> None:
+def test_files_for_another_target(index, store):
     target = Target(python="3.99", platform="manylinux_2_28_aarch64")
     file = make_wheel(index.folder, "fast", tag="cp399-cp399-manylinux_2_17_aarch64")
     (wheel,) = fetch(lock_of(locked(file, index), target=target), store, offline=False)
     assert wheel.path.name == file.name
 
 
-def test_many_files_come_in_few_calls(index: Index, store: Store) -> None:
+def test_many_files_come_in_few_calls(index, store):
     for number in range(18):
         make_wheel(index.folder, f"package-{number:02}")
     calls, runner = counting()
@@ -191,20 +183,13 @@ def test_many_files_come_in_few_calls(index: Index, store: Store) -> None:
 # --- passwords -----------------------------------------------------------------------------------
 
 
-def test_a_private_index_in_pips_configuration(
-    index: Index, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_index_in_pips_configuration(index, store, monkeypatch):
     index.user, index.password = "me", "s3cret-pass"
     monkeypatch.setenv("PIP_INDEX_URL", index.url_with_password)
     assert len(fetch(served(index), store, offline=False)) == 2
 
 
-def test_a_private_index_of_the_spec(
-    index: Index,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_private_index_of_the_spec(index, store, monkeypatch, caplog):
     index.user, index.password = "me", "s3cret-pass"
     monkeypatch.setenv("PIP_INDEX_URL", "")
     known = Indexes(index_url=index.url_with_password)
@@ -220,7 +205,7 @@ def test_a_private_index_of_the_spec(
 # --- what is wrong -------------------------------------------------------------------------------
 
 
-def test_a_file_that_differs_from_the_lock(index: Index, store: Store) -> None:
+def test_a_file_that_differs_from_the_lock(index, store):
     lock = served(index)
     wrong = replace(lock.files[0], sha256=Digest("1" * 64))
     error = fails(replace(lock, files=(wrong, lock.files[1])), store, offline=False)
@@ -233,14 +218,14 @@ def test_a_file_that_differs_from_the_lock(index: Index, store: Store) -> None:
     assert [path.name for path in store.wheels.iterdir()] == [lock.files[1].filename]
 
 
-def test_a_file_in_a_folder_that_differs(tmp_path: Path, store: Store) -> None:
+def test_a_file_in_a_folder_that_differs(tmp_path, store):
     file = make_wheel(tmp_path / "mine", "alpha")
     lock = lock_of(locked(file, sha256=Digest("1" * 64)))
     (line,) = fails(lock, store, offline=False).context
     assert line.startswith(f"{file}: differs from the lock")
 
 
-def test_a_truncated_download(index: Index, store: Store) -> None:
+def test_a_truncated_download(index, store):
     lock = served(index)
     for file in index.folder.iterdir():
         os.truncate(file, file.stat().st_size // 2)
@@ -250,7 +235,7 @@ def test_a_truncated_download(index: Index, store: Store) -> None:
 
 
 @pytest.mark.parametrize("same_size", [True, False])
-def test_a_bad_file_in_the_store_is_replaced(index: Index, store: Store, same_size: bool) -> None:
+def test_a_bad_file_in_the_store_is_replaced(index, store, same_size):
     lock = served(index)
     wheels = fetch(lock, store, offline=False)
     bad = wheels[0].path
@@ -266,7 +251,7 @@ def test_a_bad_file_in_the_store_is_replaced(index: Index, store: Store, same_si
     assert sha256_of(bad) == wheels[0].sha256
 
 
-def test_offline_all_missing_files_are_listed(index: Index, store: Store) -> None:
+def test_offline_all_missing_files_are_listed(index, store):
     error = fails(served(index), store, offline=True)
     assert error.context == (
         "alpha-1.0-py3-none-any.whl: not in the offline root",
@@ -276,7 +261,7 @@ def test_offline_all_missing_files_are_listed(index: Index, store: Store) -> Non
     assert index.asked == []
 
 
-def test_files_that_are_gone_from_the_index(index: Index, store: Store) -> None:
+def test_files_that_are_gone_from_the_index(index, store):
     lock = served(index)
     shutil.rmtree(index.folder)
     index.folder.mkdir()
@@ -286,7 +271,7 @@ def test_files_that_are_gone_from_the_index(index: Index, store: Store) -> None:
     ]
 
 
-def test_no_network(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_network(store, monkeypatch, tmp_path):
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -303,11 +288,11 @@ def test_no_network(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.fixture
-def sdist_lock(sdist: Path, index_env: object) -> Lock:
+def sdist_lock(sdist, index_env):
     return lock_of(locked(sdist))
 
 
-def test_an_sdist_is_built_once(sdist_lock: Lock, store: Store, tmp_path: Path) -> None:
+def test_an_sdist_is_built_once(sdist_lock, store, tmp_path):
     calls, runner = counting()
     (wheel,) = fetch(sdist_lock, store, offline=False, run=runner)
     assert calls == ["wheel"]
@@ -324,16 +309,14 @@ def test_an_sdist_is_built_once(sdist_lock: Lock, store: Store, tmp_path: Path) 
     assert elsewhere[0].sha256 == wheel.sha256
 
 
-def test_an_sdist_that_does_not_build(wheelhouse: Path, index_env: object, store: Store) -> None:
+def test_an_sdist_that_does_not_build(wheelhouse, index_env, store):
     sdist = make_sdist(wheelhouse, "hopeless", files={"pyproject.toml": "[build-system]\nx = 1\n"})
     (line,) = fails(lock_of(locked(sdist)), store, offline=False).context
     assert line.startswith("hopeless-1.0.tar.gz: ")
     assert "build-system" in line
 
 
-def test_a_local_project_is_built_again_where_its_wheel_is_gone(
-    sdist: Path, index_env: object, store: Store, tmp_path: Path
-) -> None:
+def test_a_local_project_is_built_again_where_its_wheel_is_gone(sdist, index_env, store, tmp_path):
     root = tmp_path / "project"
     root.mkdir()
     shutil.unpack_archive(sdist, root)
@@ -363,7 +346,7 @@ def test_a_local_project_is_built_again_where_its_wheel_is_gone(
 # --- the record of what was checked --------------------------------------------------------------
 
 
-def test_a_digest_is_remembered_until_the_file_changes(store: Store) -> None:
+def test_a_digest_is_remembered_until_the_file_changes(store):
     path = store.wheels / "file"
     path.write_bytes(b"one")
     digest_cache = DigestCache(store)
@@ -382,14 +365,14 @@ def test_a_digest_is_remembered_until_the_file_changes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"wheels/file": 3}', '{"wheels/file": [1]}'])
-def test_a_damaged_record_counts_as_none(store: Store, record: str) -> None:
+def test_a_damaged_record_counts_as_none(store, record):
     path = store.wheels / "file"
     path.write_bytes(b"one")
     (store.root / "checked.json").write_text(record)
     assert DigestCache(store).digest(path) == hashlib.sha256(b"one").hexdigest()
 
 
-def test_the_record_forgets_files_that_are_gone(store: Store) -> None:
+def test_the_record_forgets_files_that_are_gone(store):
     for name in ("one", "two"):
         (store.wheels / name).write_bytes(b"x")
         digest_cache = DigestCache(store)
