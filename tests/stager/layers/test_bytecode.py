@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
+import zipfile
+from dataclasses import replace
+from importlib.util import source_hash
 from pathlib import Path
 
 import pytest
 
+from stager.core.errors import StagerError, WheelError
+from stager.core.store import Store
 from stager.core.values import Target
-from stager.layers.bytecode import bytecode_path, compile_module, worth_compiling
-from tests.support.building import HOST
+from stager.interpreter import compiler_for
+from stager.layers import bytecode
+from stager.layers.bytecode import (
+    LARGE,
+    Compiler,
+    bytecode_path,
+    compile_elsewhere,
+    compile_module,
+    compiling,
+    worth_compiling,
+)
+from stager.layers.layer_build import make_layers
+from stager.layers.source import LayerSource, layer_id
+from tests.support.building import HOST, contents, left_in_tmp, source_of, tree_of, wheel_of
+from tests.support.interpreters import OTHERS
+from tests.support.processes import is_alive, until
+from tests.support.wheelhouse import make_wheel, truncated
 
 SOURCE = b"""
 '''A module.'''
@@ -97,3 +119,364 @@ def test_its_place_is_where_the_interpreter_looks():
 )
 def test_test_modules_of_test_suites_get_no_bytecode(path, worth):
     assert worth_compiling(path) is worth
+
+
+# --- Bytecode for other versions of Python, made by Pythons of these versions
+
+
+FILES = {
+    "one/__init__.py": "NAME = 'one'\n",
+    "one/match.py": "def f(x):\n    return {c for c in 'abc'} | {x}\n",
+    "one/template.py": "{{ not python }} =\n",
+    "one/tests/test_it.py": "def test_it(): pass\n",
+    "one/data.txt": "no module",
+}
+
+
+def other(program):
+    """The target of a Python of another version, and that Python as a compiler."""
+    target = Target(python=Path(program).name.removeprefix("python"), platform=HOST.platform)
+    compiler = compiler_for(target, Path(program))
+    assert compiler is not None
+    assert compiler.version.startswith(f"{target.python}.")
+    return target, compiler
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_a_wheel_has_bytecode_that_the_other_python_runs(program, tmp_path):
+    target, compiler = other(program)
+    store = Store(tmp_path / "store")
+    source = replace(source_of(make_wheel(tmp_path, "one", files=FILES)), compiler=compiler)
+    with store.lock():
+        made = make_layers([source], store=store, target=target, jobs=1)
+    assert made.notes == ()
+    files = contents(store.layer(made.layers[0].id))
+    site = f"lib/python{target.python}/site-packages"
+    names = [name for name in files if name.endswith(".pyc")]
+    compiled = [bytecode_path(f"{site}/{name}", target) for name in list(FILES)[:2]]
+    assert sorted(names) == sorted(compiled)
+    for name in names:
+        assert files[name][:8].hex() == compiler.magic + "01000000", "unchecked, of that version"
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "match.pyc").write_bytes(files[compiled[1]])  # without its source
+    code = "import match, sys; print(sorted(match.f('d')))"
+    done = subprocess.run(
+        [program, "-c", code], cwd=tmp_path / "away", capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "['a', 'b', 'c', 'd']\n", done.stderr
+    record = files[f"{site}/one-1.0.dist-info/RECORD"].decode()
+    assert f"one/__pycache__/match.cpython-{target.python.replace('.', '')}.pyc" in record
+
+
+@pytest.mark.parametrize("program", OTHERS[-1:])
+def test_a_project_too_and_the_same_bytes_each_time(program, tmp_path):
+    target, compiler = other(program)
+    folder = tmp_path / "project"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    wheel = source_of(make_wheel(tmp_path, "one", files=FILES))
+    tree = LayerSource.of_tree("project", "p", tree_of(folder), "project")
+    sources = [replace(source, compiler=compiler) for source in (wheel, tree)]
+    layers = []
+    for number in (1, 2):
+        store = Store(tmp_path / f"store{number}")
+        with store.lock():
+            made = make_layers(sources, store=store, target=target, jobs=2)
+        layers.append([store.layer(layer.id).read_bytes() for layer in made.layers])
+    assert layers[0] == layers[1]
+    names = contents(store.layer(made.layers[1].id))
+    assert bytecode_path("project/one/match.py", target) in names
+    assert bytecode_path("project/one/template.py", target) not in names
+
+
+def test_the_version_that_runs_this_needs_no_other_process():
+    assert compiler_for(HOST) is None
+    assert compiler_for(replace(HOST, platform="manylinux_2_28_aarch64")) is None
+
+
+def test_for_another_processor_modules_are_compiled_all_the_same(tmp_path):
+    store = Store(tmp_path / "store")
+    source = source_of(make_wheel(tmp_path, "one", files=FILES))
+    arm = replace(HOST, platform="manylinux_2_28_aarch64")
+    with store.lock():
+        made = make_layers([source], store=store, target=arm, jobs=1)
+    assert made.notes == ()
+    assert layer_id(source, arm) == layer_id(source, HOST)
+
+
+def test_without_a_python_of_that_version_there_is_no_compiler(tmp_path):
+    shim = tmp_path / "python3.98"  # as a version manager leaves on PATH
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    target = Target(python="3.98", platform=HOST.platform)
+    env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    assert compiler_for(target, env=env) is None
+    assert compiler_for(target, tmp_path / "gone") is None
+    talks = tmp_path / "talks"
+    talks.write_text("#!/bin/sh\necho loading modules\necho 3.98.1 aa0d0d0a\n")
+    talks.chmod(0o755)
+    assert compiler_for(target, talks) is None
+
+
+def test_it_has_the_libraries_of_environment_modules(tmp_path, monkeypatch):
+    """Without them such a Python starts when it is looked for, and not when it compiles."""
+    program, source = tmp_path / "python", b"A = 1\n"
+    program.write_text(
+        f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/modules ] || exit 127\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/modules")
+    modules = compile_elsewhere(program, "one", [("one.py", source)], tmp_path)
+    assert modules.take("one.py", source_hash(source))
+
+
+def test_how_a_layer_was_compiled_is_part_of_its_id(tmp_path):
+    source = source_of(make_wheel(tmp_path, "one"))
+    target = Target(python="3.98", platform=HOST.platform)
+    first = Compiler(program=Path("/a/python"), version="3.98.1", magic="aa0d0d0a")
+    moved = replace(first, program=Path("/b/python"), version="3.98.2")
+    newer = replace(first, magic="ab0d0d0a")
+    ids = [layer_id(replace(source, compiler=one), target) for one in (None, first, moved, newer)]
+    assert ids[1] == ids[2], "where it lies does not matter"
+    assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("program", OTHERS[-1:])
+def test_a_module_that_changes_meanwhile_is_told(program, tmp_path):
+    _, compiler = other(program)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    source = [("one.py", b"A = 1\n")]
+    modules = compile_elsewhere(compiler.program, "one-1.0", source, scratch)
+    assert "one.py" in modules
+    assert "two.py" not in modules
+    with pytest.raises(StagerError, match=r"one-1\.0: one\.py changed while it was being read"):
+        modules.take("one.py", b"another.")
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("program", OTHERS[-1:])
+def test_a_damaged_wheel_is_refused_for_what_it_is(program, tmp_path):
+    target, compiler = other(program)
+    store = Store(tmp_path / "store")
+    source = replace(source_of(truncated(tmp_path)), compiler=compiler)
+    with store.lock(), pytest.raises(WheelError, match="damaged or cut short"):
+        make_layers([source], store=store, target=target, jobs=1)
+
+
+# --- Compiling the modules of a large wheel beside its unpacking: the same bytes, and nothing l...
+
+
+COMMENT = "#" * 78 + "\n"
+MODULES = 12
+
+
+def text(number):
+    """A module whose length is mostly comment, which costs little to compile."""
+    return f"VALUE = {number}\ndef f{number}(x): return x + VALUE\n" + COMMENT * (
+        LARGE // MODULES // len(COMMENT) + 1
+    )
+
+
+LARGE_FILES = {
+    "large/__init__.py": "",
+    **{f"large/m{number}.py": text(number) for number in range(MODULES)},
+    "large/template.py": "{{ not python }} =\n",
+    "large/tests/test_it.py": "def test_it(): pass\n",
+    "large/data.txt": "no module",
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A wheel of as much source as it takes."""
+    return make_wheel(tmp_path_factory.mktemp("large"), "large", files=LARGE_FILES)
+
+
+def no_children():
+    """Whether no process of multiprocessing is left."""
+    return not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+def test_a_layer_has_the_bytecode_of_every_module(large, tmp_path, jobs):
+    store = Store(tmp_path / "store")
+    with store.lock():
+        made = make_layers([source_of(large)], store=store, target=HOST, jobs=jobs)
+    found = contents(store.layer(made.layers[0].id))
+    site = f"lib/python{HOST.python}/site-packages"
+    modules = [name for name in LARGE_FILES if name.endswith(".py")][:-2]
+    for name in modules:
+        source = LARGE_FILES[name].encode()
+        assert found[f"{site}/{name}"] == source
+        assert found[f"{site}/{bytecode_path(name, HOST)}"] == compile_module(source, name)
+    assert sum(name.endswith(".pyc") for name in found) == len(modules)
+    record = found[f"{site}/large-1.0.dist-info/RECORD"].decode()
+    assert record.count(".pyc,,") == len(modules)
+    assert left_in_tmp(store) == []
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Processes forked from this one do not end by themselves."""
+    monkeypatch.setattr(bytecode, "compile_module", lambda source, path: time.sleep(600))
+
+
+def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(large, tmp_path):
+    with compiling(large, HOST, 1) as ahead:
+        assert no_children()
+        assert ahead is not None
+        source = LARGE_FILES["large/m3.py"].encode()
+        digest = importlib.util.source_hash(source)
+        assert ahead.take("large/m3.py", digest) == compile_module(source, "large/m3.py")
+
+
+def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(large, tmp_path):
+    with compiling(large, HOST, 2) as ahead:
+        assert ahead is not None
+        assert [name for name in LARGE_FILES if name not in ahead] == [
+            "large/tests/test_it.py",
+            "large/data.txt",
+        ]
+        digest = importlib.util.source_hash(LARGE_FILES["large/template.py"].encode())
+        assert ahead.take("large/template.py", digest) is None
+
+
+def test_a_small_wheel_is_compiled_as_it_is_read(tmp_path):
+    small = make_wheel(tmp_path, "small", files={"small.py": COMMENT * (LARGE // len(COMMENT) - 1)})
+    with compiling(small, HOST, 8) as ahead:
+        assert ahead is None
+        assert no_children()
+
+
+def test_for_another_python_nothing_is_compiled(large, tmp_path):
+    other = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
+    with compiling(large, other, 8) as ahead:
+        assert ahead is None
+
+
+def test_scripts_and_data_are_not_taken_for_modules_of_the_same_name(tmp_path):
+    more = {f"large-1.0.data/purelib/{name}": text for name, text in LARGE_FILES.items()}
+    wheel = make_wheel(tmp_path, "large", files={"large.py": "", **more})
+    with compiling(wheel, HOST, 2) as ahead:
+        assert ahead is None
+
+
+def test_a_wheel_that_changes_meanwhile_is_told(large, tmp_path):
+    with compiling(large, HOST, 2) as ahead:
+        assert ahead is not None
+        with pytest.raises(
+            StagerError, match=r"large-1\.0.*large/m1\.py changed while it was being read"
+        ):
+            ahead.take("large/m1.py", importlib.util.source_hash(b"another"))
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_process_that_was_killed_is_told(large, tmp_path):
+    with compiling(large, HOST, 2) as ahead:
+        (child,) = multiprocessing.active_children()
+        child.kill()
+        assert ahead is not None
+        with pytest.raises(StagerError, match=r"large-1\.0.* modules was killed") as caught:
+            ahead.take("large/m1.py", b"")
+    assert "--jobs 1" in (caught.value.hint or "")
+    assert no_children()
+
+
+@pytest.mark.parametrize("place", [0.02, 0.9])
+def test_a_damaged_wheel_is_refused_as_ever(large, tmp_path, place):
+    data = bytearray(large.read_bytes())
+    at = int(len(data) * place)
+    data[at : at + 40] = os.urandom(40)
+    damaged = tmp_path / large.name
+    damaged.write_bytes(data)
+    store = Store(tmp_path / "store")
+    with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
+        make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
+    assert left_in_tmp(store) == []
+    assert list(store.layers.iterdir()) == []
+
+
+def test_a_name_that_is_no_text_is_refused_as_ever(large, tmp_path):
+    data = large.read_bytes().replace(b"large/template.py", b"large/t\xff\xfeplate.py")
+    assert data.count(b"\xff\xfeplate.py") >= 2  # in the header and in the directory
+    flags = data.rfind(b"PK\x01\x02", 0, data.rfind(b"\xff\xfeplate.py")) + 8
+    damaged = tmp_path / large.name
+    damaged.write_bytes(data[:flags] + b"\x00\x08" + data[flags + 2 :])  # names are UTF-8
+    store = Store(tmp_path / "store")
+    with store.lock(), pytest.raises(WheelError, match=r"large-1\.0"):
+        make_layers([source_of(damaged)], store=store, target=HOST, jobs=4)
+    assert left_in_tmp(store) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_a_damaged_module_that_is_left_out_does_not_matter(tmp_path, jobs):
+    helper = "large/tests/helper.py"
+    tests = {"large/tests/__init__.py": "", helper: "# the last words of a helper\n" * 40_000}
+    wheel = make_wheel(tmp_path, "large", files={**LARGE_FILES, **tests})
+    with zipfile.ZipFile(wheel) as archive:
+        crc = archive.getinfo(helper).CRC.to_bytes(4, "little")
+    data = wheel.read_bytes()
+    assert data.count(crc) == 2
+    wheel.write_bytes(data.replace(crc, bytes(4)))
+    source = LayerSource.of_wheel(wheel_of(wheel), ("tests",))
+    store = Store(tmp_path / "store")
+    with store.lock():
+        made = make_layers([source], store=store, target=HOST, jobs=jobs)
+    found = contents(store.layer(made.layers[0].id))
+    assert not any("/tests/" in name for name in found)
+    modules = [name for name in LARGE_FILES if name.endswith(".py") and "tests" not in name]
+    assert sum(name.endswith(".pyc") for name in found) == len(modules) - 1  # but the template
+
+
+@pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), MemoryError(), KeyError("x")])
+def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_python(
+    large, tmp_path, monkeypatch, error
+):
+    def read(archive, name):
+        if name == "large/m7.py":
+            raise error
+        with archive.open(name) as member:
+            return member.read()
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", read)
+    with compiling(large, HOST, 2) as ahead:
+        assert ahead is not None
+        with pytest.raises(StagerError, match=r"large/m7\.py could not be compiled") as caught:
+            ahead.take("large/m7.py", b"")
+    assert type(error).__name__ in caught.value.context[0]
+
+
+def test_one_that_is_gone_is_left_to_whoever_unpacks_it(tmp_path):
+    with compiling(tmp_path / "gone.whl", HOST, 4) as ahead:
+        assert ahead is None
+
+
+@pytest.mark.usefixtures("slow")
+def test_an_error_in_the_block_ends_all(large):
+    with pytest.raises(KeyError), compiling(large, HOST, 8):
+        raise KeyError
+    assert no_children()
+
+
+def test_they_end_with_the_process_that_started_them(large, tmp_path):
+    code = f"""
+import os, time
+from pathlib import Path
+from stager.layers import bytecode as ahead
+from stager.core.values import Target
+def compile_module(source, path):  # asked for once the process will end with its parent
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(600)
+ahead.compile_module = compile_module
+with ahead.compiling(Path({str(large)!r}), Target.of_host(), 4):
+    time.sleep(600)
+"""
+    argv = [sys.executable, "-c", code]
+    cwd = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=cwd) as parent:
+        assert parent.stdout is not None
+        children = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    assert until(lambda: not any(map(is_alive, children)), pause=0.02), children

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import hashlib
 import io
 import random
@@ -11,11 +12,20 @@ import tarfile
 import pytest
 import zstandard
 
-from bundle.format.layer import LayerError
+from bundle.format.layer import HEAD_PREFIX, LayerError, decode_head, head_summary
 from stager.core.errors import WheelError
 from stager.layers import layer_file
-from stager.layers.layer_file import FRAME_TARGET, LayerWriter, compression, decompress_index
-from tests.support.building import ORIGIN, contents, frames_of, index_of, listing, plain_tar
+from stager.layers.layer_file import (
+    FRAME_TARGET,
+    LayerWriter,
+    StoredTar,
+    compression,
+    decompress_index,
+    top_modules,
+)
+from stager.layers.wheel import add_wheel
+from tests.support.building import HOST, ORIGIN, contents, frames_of, index_of, listing, plain_tar
+from tests.support.wheelhouse import make_wheel
 
 FILES = {
     "lib/z.py": b"last\n",
@@ -156,3 +166,133 @@ def test_an_index_that_does_not_decompress_is_a_layer_error():
     assert decompress_index(zstandard.compress(b"index")) == b"index"
     with pytest.raises(LayerError, match="cannot be decompressed"):
         decompress_index(b"no zstd at all")
+
+
+# ---
+
+
+NOISE = random.Random(3).randbytes(2 << 20)
+TEXT = b"the same words again and again, "
+
+
+@pytest.mark.parametrize("size", [0, 1, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, 2 << 20])
+def test_what_is_stored_comes_back(size):
+    packed = layer_file.stored(NOISE[:size])
+    assert zstandard.ZstdDecompressor().decompress(packed) == NOISE[:size]
+    assert len(packed) <= size + 16 + 3 * (size // (128 << 10) + 1)
+    assert zstandard.get_frame_parameters(packed).content_size == size
+
+
+def test_the_content_decides():
+    assert not layer_file.pays(NOISE)
+    assert layer_file.pays(TEXT * (len(NOISE) // len(TEXT)))
+    assert layer_file.pays(NOISE[:1000])  # too little to think about
+    half = TEXT * (len(NOISE) // 2 // len(TEXT))
+    assert layer_file.pays(NOISE[: len(half)] + half)
+
+
+def test_only_a_sampled_layer_stores(tmp_path):
+    """Weights as float32 shrink by less than a tenth; such a frame is not worth the time."""
+    drawn = random.Random(4)
+    weights = array.array("f", (drawn.gauss(0, 0.02) for _ in range(300_000))).tobytes()
+    layers = {}
+    for sampled in (False, True):
+        with LayerWriter(tmp_path, sampled=sampled) as writer:
+            writer.add("assets/weights", io.BytesIO(weights))
+            writer.write(tmp_path / "layer", ORIGIN)
+        layers[sampled] = (tmp_path / "layer").read_bytes()
+    assert weights[:100_000] in layers[True]
+    assert len(layers[False]) < len(weights) < len(layers[True])
+    assert zstandard.ZstdDecompressor().stream_reader(
+        layers[True], read_across_frames=True
+    ).read().count(weights) == 1  # fmt: skip
+
+
+# --- Parts of files, read from a layer that is compressed in frames
+
+
+CONTENT = {"a": b"", "b": random.Random(1).randbytes(9000), "c": b"short", "d": bytes(3000)}
+
+
+@pytest.fixture
+def layer(tmp_path, monkeypatch):
+    """A layer whose frames hold about a kilobyte each, so that a file lies in many of them."""
+    monkeypatch.setattr(layer_file, "FRAME_TARGET", 1000)
+    monkeypatch.setattr(layer_file, "COPY", 300)
+    path = tmp_path / "layer"
+    with LayerWriter(tmp_path) as writer:
+        for name, data in CONTENT.items():
+            writer.add(name, io.BytesIO(data))
+        writer.write(path, ORIGIN)
+    return path
+
+
+def head_of(layer):
+    data = layer.read_bytes()
+    size = head_summary(data[:HEAD_PREFIX]).head_size
+    return size, decode_head(data[:size], decompress_index)
+
+
+def test_any_part_of_any_file_is_what_was_written(layer):
+    size, index = head_of(layer)
+    assert len(index.frames) > 9
+    chance = random.Random(2)
+    with layer.open("rb") as handle:
+        tar = StoredTar(handle, size, index)
+        for entry in index.files:
+            whole = CONTENT[entry.path]
+            assert tar.file(entry, 0, len(whole)) == whole
+            for _ in range(20):
+                at, length = chance.randrange(10000), chance.randrange(4000)
+                assert tar.file(entry, at, length) == whole[at : at + length]
+
+
+def test_only_the_frames_that_are_asked_for_are_read(layer):
+    size, index = head_of(layer)
+    data = bytearray(layer.read_bytes())
+    data[-200:] = bytes(200)  # of the last file
+    layer.write_bytes(data)
+    with layer.open("rb") as handle:
+        tar = StoredTar(handle, size, index)
+        assert tar.file(index.files[1], 100, 700) == CONTENT["b"][100:800]
+        with pytest.raises(LayerError):
+            tar.file(index.files[3], 0, 3000)
+
+
+# --- Which modules a distribution is imported by, judged by real layers
+
+
+def modules(folder, name, *files, wheel=None):
+    made = wheel or make_wheel(folder, name, files=dict.fromkeys(files, ""))
+    with LayerWriter(folder) as writer:
+        add_wheel(writer, made, HOST)
+        writer.write(folder / "layer", ORIGIN)
+    return top_modules(name, index_of(folder / "layer"))
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        ("one", ["one/__init__.py", "one/two.py", "one/three/__init__.py"], ("one",)),
+        ("single", ["single.py"], ("single",)),
+        # The one named like the distribution, and no helper beside it.
+        ("torch", ["torch/__init__.py", "functorch/__init__.py", "torchgen.py"], ("torch",)),
+        ("my-thing", ["my_thing/__init__.py", "other.py"], ("my_thing",)),
+        ("pillow", ["PIL/__init__.py"], ("PIL",)),
+        ("pyyaml", ["yaml/__init__.py", "_yaml/__init__.py"], ("yaml",)),
+        ("attrs", ["attr/__init__.py", "attrs/__init__.py"], ("attrs",)),
+        ("two-names", ["b.py", "a/__init__.py"], ("a", "b")),
+        ("shipped-tests", ["mine.py", "tests/__init__.py", "docs/__init__.py"], ("mine",)),
+        # Nothing at the top: a namespace package is nobody's to import.
+        ("ns-one", ["shared_ns/one/__init__.py"], ()),
+        ("odd", ["not-a-name.py", "2fast/__init__.py", "data/file.txt"], ()),
+        ("abi", ["ext.abi3.so", "lib.libs/libx.so.1"], ("ext",)),
+        ("ext", ["ext.cpython-311-x86_64-linux-gnu.so"], ("ext",)),
+    ],
+)
+def test_what_is_imported(name, files, expected, tmp_path):
+    assert modules(tmp_path, name, *files) == expected
+
+
+def test_a_real_extension(tmp_path, native_wheel):
+    assert modules(tmp_path, "native-ext", wheel=native_wheel) == ("native_ext",)

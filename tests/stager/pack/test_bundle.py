@@ -8,26 +8,37 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
 from bundle.format.layer import HEAD_PREFIX, head_summary
 from bundle.protocol.problem import NodeError, ProblemCode
-from stager.core.errors import BundleError, SpaceError, WheelError
-from stager.core.store import Store
+from bundle.driver.plan import digest_of_all
+from stager.core.errors import BundleError, ResolveError, SpaceError, WheelError
+from stager.core.store import Store, sha256_of
 from stager.core.values import Digest, Target, Wheel
 from stager.layers.layer_build import make_layers
-from stager.pack.bundle import Contents, pack, requires, short_name, stored_index
+from stager.layers.source import LayerSource
+from stager.pack.bundle import (
+    FILE_NAME,
+    Contents,
+    file_needs,
+    pack,
+    requires,
+    short_name,
+    stored_index,
+)
 from stager.pack.decompressor import decompressor_lock
 from stager.pack.members import copy_to
 from stager.pack.node_program import make_node_program
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
-from tests.support.bundles import rot
+from tests.support.bundles import rot, wheel
+from tests.support.shared_objects import AARCH64, glibc, musl
 from tests.support.wheelhouse import conflicting_pair, make_wheel, standard_set
 
 
@@ -355,3 +366,204 @@ def test_the_decompressors_member_name_fits_a_tar_header(python):
         name = short_name(lock.files[0].filename)
         assert len(name) <= 100
         assert re.fullmatch(r"zstandard-[\d.]+-cp\d+-cp\d+-\w+\.whl", name)
+
+
+# --- What the shared libraries in wheels need of the C library, whatever their tags say
+
+
+TARGET = Target(python="3.11", platform="manylinux_2_28_x86_64")
+TAG = "cp311-cp311-manylinux2014_x86_64"
+
+
+@dataclass
+class House:
+    """Wheels, and the offline root that their layers are made in."""
+
+    folder: Path
+    store: Store
+    wheels: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name, tag=TAG, **libraries):
+        """Add a wheel with these libraries, each in the package's folder."""
+        files = {f"{name}/{stem}.so": data for stem, data in libraries.items()}
+        self.wheels.append(make_wheel(self.folder, name, files={f"{name}/a.py": "A = 1", **files}))
+        return self.tagged(tag)
+
+    def tagged(self, tag):
+        """Give the last wheel another tag."""
+        last = self.wheels.pop()
+        self.wheels.append(last.rename(str(last).replace("py3-none-any", tag)))
+        return self
+
+    def needs(self, target=TARGET, prune=()):
+        """Make the layers; return what they need."""
+        wheels = [wheel(path) for path in self.wheels]
+        sources = [LayerSource.of_wheel(one, prune) for one in wheels]
+        self.notes.clear()
+        with self.store.lock():
+            made = make_layers(sources, store=self.store, target=target, jobs=1)
+            found = file_needs(wheels, made.layers, self.store, target, self.notes.append)
+        self.requires = requires(target, wheels, files=found)
+        return found
+
+
+@pytest.fixture
+def house(tmp_path):
+    return House(tmp_path, Store(tmp_path / "store"))
+
+
+def test_the_file_that_needs_most_decides_where_the_tag_promises_more(house):
+    house.add("one", low=glibc("2.5"), most=glibc("2.17", "2.27"), other=glibc("2.26"))
+    house.add("two", any=glibc("2.4"))
+    first, second = house.needs()
+    assert str(first) == "one 1.0 (one/most.so)"
+    assert (first.version, second.version) == ((2, 27), (2, 4))
+    assert house.notes == [
+        "one 1.0 (one/most.so) needs glibc 2.27, though its tag is manylinux2014_x86_64: nodes "
+        "with an older one are refused"
+    ]
+    needs = house.requires
+    assert (needs.libc_version, needs.libc_needed_by) == ("2.27", "one 1.0 (one/most.so)")
+
+
+def test_a_tag_counts_where_no_file_needs_as_much(house):
+    """Nobody notes that a file needs less than its tag, or than the tag of another package."""
+    house.add("one", any=glibc("2.27"))
+    house.add("two", "cp311-cp311-manylinux_2_28_x86_64", any=glibc("2.4"))
+    assert len(house.needs()) == 2
+    assert house.notes == []
+    by = house.requires.libc_needed_by
+    assert (house.requires.libc_version, by) == ("2.28", "two 1.0 (manylinux_2_28_x86_64)")
+
+
+def test_more_than_the_nodes_have_is_refused_by_name(house):
+    house.add("one", any=glibc("2.34")).add("two", any=glibc("2.17")).add("three", x=glibc("2.31"))
+    with pytest.raises(WheelError, match="2 packages cannot be loaded on manylinux_2_28") as caught:
+        house.needs()
+    assert caught.value.context == (
+        "one 1.0 needs glibc 2.34 (one/any.so)",
+        "three 1.0 needs glibc 2.31 (three/x.so)",
+    )
+    assert 'environment.platform = "manylinux_2_34_x86_64"' in str(caught.value.hint)
+    assert '["one:/one/any.so"]' in str(caught.value.hint)
+    left_out = ["one:/one/any.so", "three:/three/x.so"]
+    assert [need.package for need in house.needs(prune=left_out)] == ["two 1.0"]
+
+
+def test_what_the_loader_does_not_ask_for_is_no_need(house):
+    weak, foreign = glibc("2.34", weak=True), glibc("2.34", machine=AARCH64)
+    house.add("one", weak=weak, arm=foreign, text=b"\x7fELF\x02\x01 and no more")
+    assert house.needs() == ()
+    assert house.requires.libc_version == "2.17"
+
+
+def test_a_library_for_musl_is_noted_and_needs_no_glibc(house):
+    house.add("one", alpine=musl(), usual=glibc("2.17"))
+    (need,) = house.needs()
+    assert need.because == "one/usual.so"
+    assert house.notes == ["one 1.0: one/alpine.so was built for musl, and the nodes have glibc"]
+
+
+def test_a_library_for_glibc_is_noted_where_the_nodes_have_musl(house):
+    house.add("one", "cp311-cp311-musllinux_1_1_x86_64", own=musl(), other=glibc("2.34"))
+    assert house.needs(Target(python="3.11", platform="musllinux_1_2_x86_64")) == ()
+    assert house.notes == ["one 1.0: one/other.so was built for glibc, and the nodes have musl"]
+    assert (house.requires.libc, house.requires.libc_version) == ("musl", "1.1")
+
+
+def test_wheels_for_any_platform_are_not_read(house):
+    house.add("one", "py3-none-any", any=glibc("2.34"))
+    assert house.needs() == ()
+    assert not (house.store.root / FILE_NAME).exists()
+
+
+def test_a_layer_is_read_once(house):
+    house.add("one", any=glibc("2.27"))
+    before = house.needs()
+    (layer,) = house.store.layers.iterdir()
+    _damage(layer)
+    assert house.needs() == before, "what was found is kept"
+    (house.store.root / FILE_NAME).write_text('{"no": "record"}')
+    with pytest.raises(BundleError, match=r"the stored layer of one 1\.0 is damaged"):
+        house.needs()
+    assert house.needs() == before, "it is made again, and read again"
+
+
+def test_what_was_found_in_layers_that_are_gone_is_forgotten(house):
+    house.add("one", any=glibc("2.27")).needs()
+    (gone,) = house.store.layers.iterdir()
+    gone.unlink()
+    house.wheels.clear()
+    house.add("two", any=glibc("2.27")).needs()
+    assert gone.name[:64] not in (house.store.root / FILE_NAME).read_text()
+
+
+def _damage(layer):
+    """Overwrite the frames, and leave the length and the head."""
+    data = layer.read_bytes()
+    layer.write_bytes(data[:-40] + bytes(40))
+
+
+# --- The pinned zstd decompressor: one true wheel for every target that Python has no zstd for
+
+
+PLATFORMS = [
+    f"{libc}_{machine}"
+    for libc in ("manylinux_2_28", "musllinux_1_2")
+    for machine in ("x86_64", "aarch64")
+]
+
+
+@pytest.mark.parametrize("python", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_there_is_one_wheel_for_each_target(python, platform):
+    target = Target(python=python, platform=platform)
+    lock = decompressor_lock(target)
+    assert lock is not None
+    (file,) = lock.files
+    name, version, _, tags = parse_wheel_filename(file.filename)
+    assert (name, version) == (file.name, file.version)
+    assert file.name == "zstandard"
+    assert not tags.isdisjoint(target.tags())
+    assert {tag.interpreter for tag in tags} == {target.python_tag}
+
+
+def test_all_targets_have_wheels_of_their_own():
+    locks = [
+        decompressor_lock(Target(python=f"3.{minor}", platform=platform))
+        for minor in range(9, 14)
+        for platform in PLATFORMS
+    ]
+    assert len({lock.files[0].sha256 for lock in locks if lock}) == len(locks)
+
+
+@pytest.mark.parametrize("python", ["3.14", "3.15", "3.20"])
+def test_a_python_with_zstd_of_its_own_needs_none(python):
+    assert decompressor_lock(Target(python=python, platform=HOST.platform)) is None
+
+
+def test_another_python_unpacks_a_bundle_that_brings_one_with_zstd():
+    lock = decompressor_lock(Target(python="3.14", platform=HOST.platform), bundled_python=True)
+    assert lock is not None
+    assert "-cp313-" in lock.files[0].filename
+    same = Target(python="3.12", platform=HOST.platform)
+    assert decompressor_lock(same, bundled_python=True) == decompressor_lock(same)
+
+
+@pytest.mark.parametrize(
+    ("python", "platform"),
+    [("3.8", "manylinux_2_28_x86_64"), ("3.11", "manylinux_2_28_mips64"),
+     ("3.11", "manylinux_2_5_x86_64")],
+)  # fmt: skip
+def test_a_target_without_a_wheel_is_named(python, platform):
+    with pytest.raises(ResolveError, match=rf"Python {python} on {platform}") as caught:
+        decompressor_lock(Target(python=python, platform=platform))
+    assert "3.9" in caught.value.hint
+
+
+def test_the_digest_is_that_of_the_published_file(zstandard_wheel):
+    lock = decompressor_lock(HOST)
+    assert lock is not None
+    assert lock.files[0].filename == zstandard_wheel.name
+    assert lock.files[0].sha256 == sha256_of(zstandard_wheel)

@@ -303,7 +303,7 @@ def test_a_long_temporary_directory(tmp_path):
     code = (
         "import pathlib, sys\n"
         "from stager.core.store import Store\n"
-        "from tests.stager.layers.test_build import make, source_of\n"
+        "from tests.stager.layers.test_layer_build import make, source_of\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "print(len(make([source_of(one) for one in here.glob('*.whl')], Store(here / 'store'))))\n"
     )
