@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -126,6 +127,13 @@ TORCH_INDEX = "https://download.pytorch.org/whl/"
 _VARIABLE = r"\$\{[A-Z0-9_]+\}"
 _SETTING = re.compile(r"(:env:|[\w-]+)\.([\w-]+)=(.*)")
 """A line of ``pip config list``."""
+_UV_VARIABLES = {
+    "SSL_CERT_FILE": "cert",
+    "SSL_CLIENT_CERT": "client-cert",
+    "UV_INSECURE_HOST": "trusted-host",
+    "ALL_PROXY": "proxy",
+}
+"""Variables that pass settings of pip to uv."""
 _ONLY_VARIABLES = re.compile(rf"{_VARIABLE}(:{_VARIABLE})?")
 
 
@@ -157,14 +165,15 @@ class Indexes:
 
     def lines(self) -> list[str]:
         """Return the options as the lines of a requirement file."""
-        lines = ["--no-index"] if self.no_index else []
-        if self.index_url and not self.no_index:
-            lines.append(f"--index-url {self.index_url}")
-        if not self.no_index:
-            lines += [f"--extra-index-url {url}" for url in self.extra_index_urls]
-        lines += [f"--find-links {_link(place)}" for place in self.find_links]
-        lines += [f"--only-binary {name}" for name in self.only_binary]
-        return [*lines, *(f"--no-binary {name}" for name in self.no_binary)]
+        options = {
+            "index-url": [self.index_url] if self.index_url and not self.no_index else [],
+            "extra-index-url": [] if self.no_index else self.extra_index_urls,
+            "find-links": list(map(_link, self.find_links)),
+            "only-binary": self.only_binary,
+            "no-binary": self.no_binary,
+        }
+        lines = [f"--{name} {value}" for name, values in options.items() for value in values]
+        return ["--no-index", *lines] if self.no_index else lines
 
     def pip_lines(self) -> list[str]:
         """Return the same lines, with the options that only pip reads from a file."""
@@ -260,21 +269,27 @@ def pip_settings(run: Runner = run) -> PipSettings:
     Raises:
         StagerError: pip cannot be started.
     """
-    values = _pip_values(run)
+    values = defaultdict(str, _pip_values(run))
+    environment = {uv: " ".join(values[pip].split()) for uv, pip in _UV_VARIABLES.items()}
+    environment["UV_HTTP_TIMEOUT"] = values["timeout"] or values["default-timeout"]
+    if values["keyring-provider"] == "subprocess":
+        environment["UV_KEYRING_PROVIDER"] = "subprocess"
     return PipSettings(
         indexes=Indexes(
-            index_url=values.get("index-url") or None,
-            extra_index_urls=tuple(values.get("extra-index-url", "").split()),
-            find_links=tuple(values.get("find-links", "").split()),
-            no_index=is_true(values.get("no-index", "")),
-            trusted_hosts=tuple(values.get("trusted-host", "").split()),
-            only_binary=_names(values.get("only-binary", "")),
-            no_binary=_names(values.get("no-binary", "")),
-            pre=is_true(values.get("pre", "")),
+            index_url=values["index-url"] or None,
+            extra_index_urls=tuple(values["extra-index-url"].split()),
+            find_links=tuple(values["find-links"].split()),
+            no_index=is_true(values["no-index"]),
+            trusted_hosts=tuple(values["trusted-host"].split()),
+            only_binary=tuple(filter(None, re.split(r"[\s,]+", values["only-binary"]))),
+            no_binary=tuple(filter(None, re.split(r"[\s,]+", values["no-binary"]))),
+            pre=is_true(values["pre"]),
         ),
-        environment=_uv_environment(values),
-        constraints=_read_places(values.get("constraint", ""), os.environ.get("UV_CONSTRAINT", "")),
-        require_hashes=is_true(values.get("require-hashes", "")),
+        environment={
+            name: value for name, value in environment.items() if value and name not in os.environ
+        },
+        constraints=_read_places(values["constraint"], os.environ.get("UV_CONSTRAINT", "")),
+        require_hashes=is_true(values["require-hashes"]),
     )
 
 
@@ -350,19 +365,6 @@ def _parse_config(listing: str) -> dict[str, str]:
     return {**sections["global"], **sections["install"], **sections[":env:"]}
 
 
-def _uv_environment(values: Mapping[str, str]) -> dict[str, str]:
-    variables = {
-        "SSL_CERT_FILE": values.get("cert", ""),
-        "SSL_CLIENT_CERT": values.get("client-cert", ""),
-        "UV_HTTP_TIMEOUT": values.get("timeout", "") or values.get("default-timeout", ""),
-        "UV_INSECURE_HOST": " ".join(values.get("trusted-host", "").split()),
-        "ALL_PROXY": values.get("proxy", ""),
-    }
-    if values.get("keyring-provider") == "subprocess":
-        variables["UV_KEYRING_PROVIDER"] = "subprocess"
-    return {name: value for name, value in variables.items() if value and name not in os.environ}
-
-
 def resolve_place_variables() -> dict[str, str]:
     """Return the variables of pip and uv that name files, for a process in another directory."""
     names = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "UV_BUILD_CONSTRAINT")
@@ -375,10 +377,6 @@ def _read_places(*values: str) -> tuple[str, ...]:
     words = [word for value in values for word in value.split()]
     places = [word if "://" in word else str(expand_user(word).absolute()) for word in words]
     return tuple(dict.fromkeys(places))
-
-
-def _names(value: str) -> tuple[str, ...]:
-    return tuple(name for name in re.split(r"[\s,]+", value) if name)
 
 
 def is_true(value: str) -> bool:

@@ -45,7 +45,6 @@ def python(own):
 
 
 def paths(interpreter):
-    assert interpreter.source.tree is not None
     return [file.path for file in interpreter.source.tree.files]
 
 
@@ -419,7 +418,6 @@ def file_of(prefix, path):
 
 def test_what_the_loader_is_told(prefix):
     header = elf.read(prefix / PROGRAM)
-    assert header is not None
     assert header.needed[0] == "libown.so.1"
     assert header.run_path == f"{prefix}/lib"
     data = (prefix / PROGRAM).read_bytes()
@@ -427,7 +425,6 @@ def test_what_the_loader_is_told(prefix):
     assert Path(header.loader).is_file()
     assert header.glibc >= (2, 0)
     module = elf.read(prefix / MODULE)
-    assert module is not None
     assert (module.loader, module.run_path) == ("", "")
 
 

@@ -172,14 +172,6 @@ def test_files_for_another_target(index, store):
     assert wheel.path.name == file.name
 
 
-def test_many_files_come_in_few_calls(index, store):
-    for number in range(18):
-        make_wheel(index.folder, f"package-{number:02}")
-    calls, runner = counting()
-    assert len(fetch(served(index), store, offline=False, run=runner)) == 20
-    assert calls == ["download"] * 3
-
-
 # --- passwords -----------------------------------------------------------------------------------
 
 
@@ -216,13 +208,6 @@ def test_a_file_that_differs_from_the_lock(index, store):
     assert "the lock is authoritative" in error.hint
     # What was right has arrived, what was wrong has not.
     assert [path.name for path in store.wheels.iterdir()] == [lock.files[1].filename]
-
-
-def test_a_file_in_a_folder_that_differs(tmp_path, store):
-    file = make_wheel(tmp_path / "mine", "alpha")
-    lock = lock_of(locked(file, sha256=Digest("1" * 64)))
-    (line,) = fails(lock, store, offline=False).context
-    assert line.startswith(f"{file}: differs from the lock")
 
 
 def test_a_truncated_download(index, store):
@@ -370,13 +355,3 @@ def test_a_damaged_record_counts_as_none(store, record):
     path.write_bytes(b"one")
     (store.root / "checked.json").write_text(record)
     assert DigestCache(store).digest(path) == hashlib.sha256(b"one").hexdigest()
-
-
-def test_the_record_forgets_files_that_are_gone(store):
-    for name in ("one", "two"):
-        (store.wheels / name).write_bytes(b"x")
-        digest_cache = DigestCache(store)
-        digest_cache.digest(store.wheels / name)
-        digest_cache.save()
-        (store.wheels / name).unlink()
-    assert "one" not in (store.root / "checked.json").read_text()

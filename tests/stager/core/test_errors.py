@@ -42,18 +42,6 @@ def test_every_error_has_the_root_and_says_why(kind):
     assert error.exit_code == (3 if kind is JobError else 1)
 
 
-def test_an_error_needs_no_hint():
-    error = StagerError("it broke")
-    assert (error.hint, error.context) == ("", ())
-
-
-def test_context_cannot_change_behind_an_errors_back():
-    lines = ["line 1"]
-    error = StagerError("it broke", context=lines)
-    lines.append("line 2")
-    assert error.context == ("line 1",)
-
-
 def test_a_failed_command_belongs_to_the_family():
     done = CompletedCommand(argv=("pip", "two words"), returncode=1, stdout="", stderr="")
     error = CommandError(done, reason="exit status 1")

@@ -50,16 +50,6 @@ def leftovers(store):
     return [path for path in files if not path.name.endswith(".lock")]
 
 
-def test_making_the_object_touches_nothing(store):
-    assert not store.root.parent.exists()
-
-
-def test_folders_are_made_when_asked_for(store):
-    folders = [store.wheels, store.built, store.layers, store.bundles, store.proofs]
-    assert len(set(folders)) == 5
-    assert all(folder.is_dir() and folder.parent == store.root for folder in folders)
-
-
 def test_a_file_where_a_folder_belongs(store):
     store.make_folder(store.root)
     (store.root / "programs").write_text("x")
@@ -88,21 +78,6 @@ def test_a_published_file_appears_whole(store):
     assert leftovers(store) == [final]
 
 
-def test_publishing_again_replaces(store):
-    final = store.layers / "a"
-    for content in (b"one", b"two"):
-        with store.publishing(final) as partial:
-            partial.write_bytes(content)
-    assert final.read_bytes() == b"two"
-
-
-def test_a_failed_block_publishes_nothing(store):
-    final = store.layers / "a"
-    with pytest.raises(ValueError, match="mine"):
-        publish_half(store, final)
-    assert leftovers(store) == []
-
-
 def test_a_failed_block_keeps_what_was_there(store):
     final = store.layers / "a"
     final.write_bytes(b"good")
@@ -126,7 +101,6 @@ with store.lock(), store.publishing(store.layers / 'a') as partial:
     sys.stdin.read()
 """
     with start(code, store.root) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
         assert process.wait(timeout=300) == -signal.SIGKILL
@@ -150,31 +124,6 @@ def test_what_a_user_had_in_tmp_stays(store):
         assert not left_over.exists()
     names = {path.name for path in (store.root / "tmp").iterdir()}
     assert (names, mine.read_text()) == ({"mine", "new-notes"}, "r")
-
-
-def test_the_lock_keeps_a_second_process_out_until_it_is_free(store):
-    code = """
-print('asking', flush=True)
-with store.lock():
-    print('inside', (store.root / 'first-is-done').exists(), flush=True)
-"""
-    with store.lock():
-        process = start(code, store.root)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "asking\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
-        (store.root / "first-is-done").touch()
-    with process:
-        assert process.stdout.readline() == "inside True\n"
-        assert process.wait(timeout=300) == 0
-
-
-def test_the_lock_sweeps_what_a_killed_build_left(store):
-    old = left_behind(store, "spool")
-    (old / "part").write_bytes(b"x")
-    with store.lock():
-        assert not old.exists()
 
 
 def test_the_lock_is_free_after_an_error(store):
@@ -242,11 +191,6 @@ def test_a_file_in_the_way_is_an_error_with_its_path(tmp_path):
         pass
 
 
-def test_a_place_that_takes_no_files_is_an_error():
-    with pytest.raises(StagerError, match="cannot write /proc/no-store-here"):
-        _ = Store(Path("/proc/no-store-here")).wheels  # not even root may
-
-
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1])
 def test_digest_of_a_file(size, tmp_path):
     data = bytes(range(251)) * (size // 251 + 1)
@@ -260,7 +204,6 @@ def test_the_lock_tells_who_has_to_wait(store):
         assert told == []
         code = "with store.lock(lambda: print('waiting', flush=True)): print('inside', flush=True)"
         process = start(code, store.root)
-        assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
     with process:
         assert process.stdout.readline() == "inside\n"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from pathlib import Path
 
 import pytest
 from packaging import tags
 from packaging.markers import Marker, default_environment
-from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from stager.core.errors import ConfigError
-from stager.core.values import Digest, LockedFile, Target
+from stager.core.values import Target
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 COMMON = Target(python="3.11", platform="manylinux_2_28_x86_64")
@@ -78,12 +74,6 @@ def test_musl_has_no_manylinux_names():
     assert target.libc == ("musl", (1, 2))
 
 
-def test_the_parts_of_a_target():
-    assert COMMON.python_tag == "cp311"
-    assert COMMON.machine == "x86_64"
-    assert COMMON.libc == ("glibc", (2, 28))
-
-
 @pytest.mark.parametrize("python", ["", "3", "3.11.2", "cp311", "2.7", "3.x", "3.11\n", " 3.11"])
 def test_a_python_that_is_none_names_its_key(python):
     with pytest.raises(ConfigError, match=r"environment\.python") as caught:
@@ -101,24 +91,3 @@ def test_a_platform_that_is_none_names_its_key(platform):
         Target(python="3.11", platform=platform)
     assert repr(platform) in caught.value.message
     assert "manylinux_2_28_x86_64" in caught.value.hint
-
-
-def test_values_are_frozen_and_keyword_only():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        COMMON.python = "3.12"
-    with pytest.raises(TypeError):
-        Target("3.11", COMMON.platform)
-
-
-def test_a_locked_file_knows_what_it_is():
-    def locked(filename):
-        return LockedFile(
-            name=canonicalize_name("My.Odd_Name"),
-            version=Version("1.0"),
-            filename=filename,
-            sha256=Digest("0" * 64),
-            path=Path(filename),
-        )
-
-    assert locked("my_odd_name-1.0-py3-none-any.whl").is_wheel
-    assert not locked("my_odd_name-1.0.tar.gz").is_wheel

@@ -61,7 +61,6 @@ def compiled_elsewhere(before, env):
 
 def test_the_header_says_never_to_look_at_the_source():
     data = compile_module(SOURCE, "m.py")
-    assert data is not None
     assert data[:4] == importlib.util.MAGIC_NUMBER
     assert data[4:8] == b"\x01\0\0\0"
     assert data[8:16] == importlib.util.source_hash(SOURCE)
@@ -137,7 +136,6 @@ def other(program):
     """The target of a Python of another version, and that Python as a compiler."""
     target = Target(python=Path(program).name.removeprefix("python"), platform=HOST.platform)
     compiler = compiler_for(target, Path(program))
-    assert compiler is not None
     assert compiler.version.startswith(f"{target.python}.")
     return target, compiler
 
@@ -326,7 +324,6 @@ def slow(monkeypatch):
 def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(large, tmp_path):
     with compiling(large, HOST, 1) as ahead:
         assert no_children()
-        assert ahead is not None
         source = LARGE_FILES["large/m3.py"].encode()
         digest = importlib.util.source_hash(source)
         assert ahead.take("large/m3.py", digest) == compile_module(source, "large/m3.py")
@@ -334,7 +331,6 @@ def test_where_one_layer_is_made_at_a_time_nothing_runs_beside_it(large, tmp_pat
 
 def test_what_is_no_module_or_is_not_worth_it_is_not_among_them(large, tmp_path):
     with compiling(large, HOST, 2) as ahead:
-        assert ahead is not None
         assert [name for name in LARGE_FILES if name not in ahead] == [
             "large/tests/test_it.py",
             "large/data.txt",
@@ -364,12 +360,13 @@ def test_scripts_and_data_are_not_taken_for_modules_of_the_same_name(tmp_path):
 
 
 def test_a_wheel_that_changes_meanwhile_is_told(large, tmp_path):
-    with compiling(large, HOST, 2) as ahead:
-        assert ahead is not None
-        with pytest.raises(
+    with (
+        compiling(large, HOST, 2) as ahead,
+        pytest.raises(
             StagerError, match=r"large-1\.0.*large/m1\.py changed while it was being read"
-        ):
-            ahead.take("large/m1.py", importlib.util.source_hash(b"another"))
+        ),
+    ):
+        ahead.take("large/m1.py", importlib.util.source_hash(b"another"))
 
 
 @pytest.mark.usefixtures("slow")
@@ -377,7 +374,6 @@ def test_a_process_that_was_killed_is_told(large, tmp_path):
     with compiling(large, HOST, 2) as ahead:
         (child,) = multiprocessing.active_children()
         child.kill()
-        assert ahead is not None
         with pytest.raises(StagerError, match=r"large-1\.0.* modules was killed") as caught:
             ahead.take("large/m1.py", b"")
     assert "--jobs 1" in (caught.value.hint or "")
@@ -442,7 +438,6 @@ def test_modules_that_a_process_could_not_read_are_not_taken_for_unreadable_pyth
 
     monkeypatch.setattr(zipfile.ZipFile, "read", read)
     with compiling(large, HOST, 2) as ahead:
-        assert ahead is not None
         with pytest.raises(StagerError, match=r"large/m7\.py could not be compiled") as caught:
             ahead.take("large/m7.py", b"")
     assert type(error).__name__ in caught.value.context[0]
@@ -476,7 +471,6 @@ with ahead.compiling(Path({str(large)!r}), Target.of_host(), 4):
     argv = [sys.executable, "-c", code]
     cwd = Path(__file__).resolve().parents[3]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=cwd) as parent:
-        assert parent.stdout is not None
         children = [int(parent.stdout.readline()) for _ in range(2)]
         parent.kill()
     assert until(lambda: not any(map(is_alive, children)), pause=0.02), children

@@ -124,14 +124,6 @@ def test_several_bad_wheels_are_all_reported_and_the_good_ones_kept(tmp_path, st
     assert left_in_tmp(store) == []
 
 
-@pytest.mark.parametrize("kind", ["truncated", "wrong-hash"])
-def test_one_bad_wheel_tells_its_own_story(kind, tmp_path, store):
-    wheel = DAMAGED[kind](tmp_path)
-    with store.lock(), pytest.raises(WheelError, match=wheel.name):
-        make_layers([source_of(wheel)], store=store, target=HOST, jobs=1)
-    assert list(store.layers.iterdir()) == []
-
-
 @pytest.mark.parametrize("keep", [0, 10, 40, -1])
 def test_a_layer_that_is_cut_short_is_made_again(keep, tmp_path, store):
     sources = [source_of(wheel) for wheel in standard_set(tmp_path / "wheels")]
@@ -197,12 +189,6 @@ def test_a_file_that_goes_away_meanwhile_is_named(folder, store):
     (folder / "data.csv").unlink()
     with store.lock(), pytest.raises(StagerError, match=r"data\.csv: No such file"):
         make_layers([source], store=store, target=HOST, jobs=1)
-
-
-def test_an_empty_project_is_a_layer_too(tmp_path, store):
-    source = LayerSource.of_tree("project", "p", Tree(files=(), links=(), skipped=()), "project")
-    make([source], store)
-    assert contents(store.layer(layer_id(source, HOST))) == {}
 
 
 # --- the note, the room, and processes that end --------------------------------------------------

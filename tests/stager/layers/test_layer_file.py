@@ -19,7 +19,6 @@ from stager.layers.layer_file import (
     FRAME_TARGET,
     LayerWriter,
     StoredTar,
-    compression,
     decompress_index,
     top_modules,
 )
@@ -112,12 +111,6 @@ def test_the_same_file_twice(tmp_path):
             writer.add("a", io.BytesIO(b"y"))
 
 
-def test_added_says_what_was_found(tmp_path):
-    with LayerWriter(tmp_path) as writer:
-        added = writer.add("a", io.BytesIO(b"content"))
-    assert added == (7, hashlib.sha256(b"content").digest())
-
-
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../up", "a/../../b", "a//b", "a/./b", "a\nb", "a\udcff"]
 )
@@ -156,19 +149,13 @@ def test_what_no_file_system_could_hold_is_refused_with_all_of_it(tmp_path):
     assert not (tmp_path / "layer").exists()
 
 
-def test_the_compression_names_library_level_and_frames():
-    name = compression()
-    for part in (".".join(map(str, zstandard.ZSTD_VERSION)), str(FRAME_TARGET)):
-        assert part in name
-
-
 def test_an_index_that_does_not_decompress_is_a_layer_error():
     assert decompress_index(zstandard.compress(b"index")) == b"index"
     with pytest.raises(LayerError, match="cannot be decompressed"):
         decompress_index(b"no zstd at all")
 
 
-# ---
+# --- Frames that are stored as they are, where compressing does not pay
 
 
 NOISE = random.Random(3).randbytes(2 << 20)

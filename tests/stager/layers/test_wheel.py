@@ -25,7 +25,7 @@ from stager.layers.layer_file import LayerWriter, Unread
 from stager.layers.wheel import add_wheel
 from stager.layers.wheel_members import LARGE, ChangedMemberError, LargeMember
 from tests.support.building import HOST, ORIGIN, SITE, contents, fake_installation, index_of
-from tests.support.wheelhouse import DAMAGED, Member, Parts, make_wheel, parts, write_zip
+from tests.support.wheelhouse import DAMAGED, Member, Parts, make_wheel, parts
 
 OTHER = Target(python="3.9" if HOST.python != "3.9" else "3.10", platform=HOST.platform)
 
@@ -193,10 +193,6 @@ def test_better_digests_than_sha256_count(algorithm, tmp_path):
 
 
 # --- unsound wheels ------------------------------------------------------------------------------
-
-
-def test_the_table_covers_every_kind():
-    assert set(FAULTS) == set(DAMAGED)
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
@@ -382,13 +378,6 @@ def rehashed(base, algorithm):
     return Rehashed(filename=base.filename, dist_info=base.dist_info, members=base.members)
 
 
-def test_a_file_that_is_no_archive(tmp_path):
-    wheel = tmp_path / "bad-1.0-py3-none-any.whl"
-    wheel.write_text("<html>404</html>")
-    assert "damaged or cut short" in story(refusal(tmp_path, wheel))
-    assert "not a valid wheel" in story(refusal(tmp_path, write_zip(wheel, [])))
-
-
 # --- Large members of wheels: the same bytes as through ``zipfile``, and all damage noticed
 
 
@@ -568,10 +557,3 @@ def test_most_of_a_frame_decides_its_level(tmp_path, pieces, dense, level):
     )
     content = zstandard.ZstdDecompressor().decompress(frame)
     assert frame == zstandard.ZstdCompressor(compression_params=parameters).compress(content)
-
-
-def test_the_settings_name_every_level():
-    settings = layer_file.compression()
-    assert f"-level{layer_file.LEVEL}-" in settings
-    assert f"huge{layer_file.HUGE}level{layer_file.HUGE_LEVEL}-" in settings
-    assert f"dense0.5level{layer_file.DENSE_LEVEL}-" in settings

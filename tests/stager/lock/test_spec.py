@@ -129,25 +129,10 @@ def test_a_pipe_as_a_requirement_file_is_refused_at_once(ask, root):
     assert problems(ask, "numpy", constraints=["pipe.txt"]) == (f"environment.constraints: {why}",)
 
 
-def test_a_pipe_in_an_included_file_is_refused_with_its_line(ask, root):
-    os.mkfifo(root / "pipe.txt")
-    write(root, "list.in", "-r pipe.txt\n-c pipe.txt\n")
-    assert problems(ask, "list.in") == (
-        "list.in:1: cannot read pipe.txt: is not a regular file",
-        "list.in:2: cannot read pipe.txt: is not a regular file",
-    )
-
-
 def test_a_file_of_nearly_that_name_is_offered(ask, root):
     write(root, "requirements.txt", "x")
     (problem,) = problems(ask, "requirments.txt")
     assert problem.endswith("No such file or directory; did you mean requirements.txt?")
-
-
-def test_a_pipe_in_place_of_pyproject_is_refused(ask, root):
-    os.mkfifo(root / "pyproject.toml")
-    (line,) = problems(ask, "pyproject.toml")
-    assert line.endswith("pyproject.toml: is not a regular file")
 
 
 def test_a_device_as_a_package_is_refused(ask):

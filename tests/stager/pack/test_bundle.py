@@ -39,7 +39,7 @@ from stager.pack.node_program import make_node_program
 from tests.support.building import HOST, frames_of, left_in_tmp, listing, source_of, wheel_of
 from tests.support.bundles import rot, wheel
 from tests.support.shared_objects import AARCH64, glibc, musl
-from tests.support.wheelhouse import conflicting_pair, make_wheel, standard_set
+from tests.support.wheelhouse import make_wheel, standard_set
 
 
 @pytest.fixture
@@ -204,16 +204,6 @@ def test_only_layers_that_no_bundle_was_checked_with_are_read(tmp_path, store, m
 # --- packages that conflict ----------------------------------------------------------------------
 
 
-def test_two_wheels_with_different_files_of_one_name_are_refused(tmp_path, store):
-    pair = list(conflicting_pair(tmp_path))
-    with pytest.raises(WheelError, match="packages conflict") as caught:
-        packed(pair, store)
-    text = "\n".join(caught.value.context)
-    assert "clash/shared.py: in clash-one 1.0 and clash-two 1.0" in text
-    assert caught.value.hint
-    assert list(store.bundles.iterdir()) == []
-
-
 def test_all_such_files_are_named(tmp_path, store):
     files = [{f"m{n}.py": f"WHO = {who}\n" for n in range(3)} for who in (1, 2)]
     wheels = [
@@ -309,16 +299,6 @@ def test_the_node_program_runs_without_any_package(tmp_path):
     assert "node.pyz" in done.stdout
 
 
-def test_every_part_is_checked_by_the_reader(tmp_path, store, zstandard_wheel):
-    made = packed([make_wheel(tmp_path, "alpha")], store, zstandard_wheel)
-    with BundleFile(str(made.path)) as bundle:
-        part = bundle.manifest.decompressor
-        assert part is not None
-        assert bundle.part(part) == zstandard_wheel.read_bytes()
-        assert bundle.part(bundle.manifest.node) == make_node_program()
-        assert bundle.manifest == made.manifest
-
-
 # --- what a node must have -----------------------------------------------------------------------
 
 
@@ -362,7 +342,6 @@ def test_musl_has_versions_of_its_own():
 def test_the_decompressors_member_name_fits_a_tar_header(python):
     for platform in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64"):
         lock = decompressor_lock(Target(python=python, platform=platform))
-        assert lock is not None
         name = short_name(lock.files[0].filename)
         assert len(name) <= 100
         assert re.fullmatch(r"zstandard-[\d.]+-cp\d+-cp\d+-\w+\.whl", name)
@@ -520,22 +499,12 @@ PLATFORMS = [
 def test_there_is_one_wheel_for_each_target(python, platform):
     target = Target(python=python, platform=platform)
     lock = decompressor_lock(target)
-    assert lock is not None
     (file,) = lock.files
     name, version, _, tags = parse_wheel_filename(file.filename)
     assert (name, version) == (file.name, file.version)
     assert file.name == "zstandard"
     assert not tags.isdisjoint(target.tags())
     assert {tag.interpreter for tag in tags} == {target.python_tag}
-
-
-def test_all_targets_have_wheels_of_their_own():
-    locks = [
-        decompressor_lock(Target(python=f"3.{minor}", platform=platform))
-        for minor in range(9, 14)
-        for platform in PLATFORMS
-    ]
-    assert len({lock.files[0].sha256 for lock in locks if lock}) == len(locks)
 
 
 @pytest.mark.parametrize("python", ["3.14", "3.15", "3.20"])
@@ -545,7 +514,6 @@ def test_a_python_with_zstd_of_its_own_needs_none(python):
 
 def test_another_python_unpacks_a_bundle_that_brings_one_with_zstd():
     lock = decompressor_lock(Target(python="3.14", platform=HOST.platform), bundled_python=True)
-    assert lock is not None
     assert "-cp313-" in lock.files[0].filename
     same = Target(python="3.12", platform=HOST.platform)
     assert decompressor_lock(same, bundled_python=True) == decompressor_lock(same)
@@ -564,6 +532,5 @@ def test_a_target_without_a_wheel_is_named(python, platform):
 
 def test_the_digest_is_that_of_the_published_file(zstandard_wheel):
     lock = decompressor_lock(HOST)
-    assert lock is not None
     assert lock.files[0].filename == zstandard_wheel.name
     assert lock.files[0].sha256 == sha256_of(zstandard_wheel)
