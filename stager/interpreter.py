@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 
 from bundle.environment.listing import OWN_PYTHON, own_python
@@ -328,10 +329,8 @@ class Libraries:
         known = set(self.own)
         folders = [*_run_path_folders(self.prefix, path, header)]
         by_run_path = []
-        for needed in header.needed:
+        for needed in filterfalse(_is_of_glibc, header.needed):
             name = needed.rpartition("/")[2]
-            if _OF_GLIBC.fullmatch(name):
-                continue
             if "/" in needed:
                 place = self._find_by_path(path, needed)
             else:
@@ -340,15 +339,17 @@ class Libraries:
             if place:
                 self.own.setdefault(name, place)
             elif name not in self.own:  # else what needs this file has loaded it
-                self.foreign[needed].append(path.rpartition("/")[2])
-                if name.startswith("libpython3"):
-                    why = f"it finds {name} by LD_LIBRARY_PATH, or in the system"
-                    self.faults.append(f"{path}: {why}")
+                self._leave_to_nodes(path, needed)
             if needed.startswith(f"{self.prefix}/"):
                 self.faults.append(f"{path}: it needs {needed}")
         if by_run_path:
             self._make_relative(path, header, folders)
         return [self.own[name] for name in self.own if name not in known]
+
+    def _leave_to_nodes(self, path: str, name: str) -> None:
+        self.foreign[name].append(path.rpartition("/")[2])
+        if name.startswith("libpython3"):
+            self.faults.append(f"{path}: it finds {name} by LD_LIBRARY_PATH, or in the system")
 
     def _find_by_path(self, path: str, needed: str) -> str:
         """Return the path in the folder of a library that is needed by its path; empty for none.
@@ -384,6 +385,10 @@ class Libraries:
             self.faults.append(f"{path}: its run path {header.run_path} has no room for {text}")
         elif new != old:
             self.run_paths[path] = RunPath(at=header.run_path_at, old=old, new=new)
+
+
+def _is_of_glibc(needed: str) -> bool:
+    return _OF_GLIBC.fullmatch(needed.rpartition("/")[2]) is not None
 
 
 def libraries_of(prefix: Path, program: str, modules: Sequence[str]) -> Libraries:

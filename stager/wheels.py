@@ -103,13 +103,10 @@ class _Fetcher:
         self._build_output: list[str] = []
 
     def fetch(self) -> tuple[Wheel, ...]:
-        builds = self.pip.builds
-        unbuilt = [file for file in self.lock.files if not file.is_wheel and not self.find(file)]
-        need_nvcc = [file.name for file in unbuilt if needs_nvcc(file.name, file.path)]
-        refuse_without_nvcc(need_nvcc, builds)
+        unbuilt = self._list_unbuilt()
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # each is read once
             list(pool.map(self._digest_in_place, self.lock.files))
-        later = [file for file in unbuilt if file.name in builds.in_environment]
+        later = [file for file in unbuilt if file.name in self.pip.builds.in_environment]
         missing = [file for file in self.lock.files if file not in later and self._is_missing(file)]
         if self.pip.offline:
             self.problems += map(self._offline_problem, missing)
@@ -119,6 +116,9 @@ class _Fetcher:
             self._build_in_environment(later)
         if self.problems:
             raise self._error()
+        return self._find_all()
+
+    def _find_all(self) -> tuple[Wheel, ...]:
         wheels = tuple(filter(None, map(self.find, self.lock.files)))
         if len(wheels) < len(self.lock.files):
             raise WheelError(
@@ -126,6 +126,13 @@ class _Fetcher:
                 hint="let only one build use an offline root at a time",
             )
         return wheels
+
+    def _list_unbuilt(self) -> list[LockedFile]:
+        """Return the sdists without a wheel; refuse those that cannot be built here."""
+        unbuilt = [file for file in self.lock.files if not file.is_wheel and not self.find(file)]
+        need_nvcc = [file.name for file in unbuilt if needs_nvcc(file.name, file.path)]
+        refuse_without_nvcc(need_nvcc, self.pip.builds)
+        return unbuilt
 
     def _obtain(self, files: Sequence[LockedFile]) -> None:
         self.store.require_space(sum(file.size or 0 for file in files), "the wheels")
@@ -201,16 +208,19 @@ class _Fetcher:
                 return False
         if path is None or not path.is_file():
             return True
-        if not file.is_wheel:
+        if file.is_wheel:
+            self._copy(file, path)
+        else:
             self._build(file)
-            return False
+        return False
+
+    def _copy(self, file: LockedFile, path: Path) -> None:
         digest = sha256_of(path)
         if digest != file.sha256:
             self.problems.append(_describe_other(str(path), file.sha256, digest))
-            return False
+            return
         with self.store.publishing(self.store.wheels / file.filename) as partial:
             shutil.copyfile(path, partial)
-        return False
 
     def _find_in_mirror(self, file: LockedFile) -> Path | None:
         known = self.lock.indexes.plus(self.pip.indexes).plus(pip_settings(self.pip.run).indexes)

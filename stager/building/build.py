@@ -178,15 +178,13 @@ def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, tar
         The files, in parentheses; empty if no file of the project differs, or it is not known.
     """
     was = _shipped(old, store)
-    projects = [one for one in trees if one.kind == "project" and one.tree is not None]
-    now = _contents(projects[0]) if was and projects else was
-    there = {layer.id for layer in old.layers}
-    assets = [one for one in trees if one.kind == "asset" and layer_id(one, target) not in there]
+    now = _find_contents(trees) if was else None
+    now = was if now is None else now
     added = now.keys() - was.keys()
     edited = [path for path in now.keys() & was.keys() if now[path] != was[path]]
     kinds = {
         "new": _merge_new_folders(added, folders_of(was)),
-        "changed": [*(asset.name for asset in assets), *edited],
+        "changed": [*_changed_assets(old, trees, target), *edited],
         "removed": list(was.keys() - now.keys()),
     }
     named = list(_name_some(kinds))
@@ -196,9 +194,19 @@ def changed_files(old: Manifest, trees: Sequence[LayerSource], store: Store, tar
     return f" ({'; '.join(named)})" if named else ""
 
 
-def _contents(project: LayerSource) -> dict[str, str]:
-    files = project.tree.files if project.tree else ()
-    return {file.path: digest for file, digest in zip(files, project.contents, strict=True)}
+def _find_contents(trees: Sequence[LayerSource]) -> dict[str, str] | None:
+    """Return the digests of the project's files; None where they have not been looked at."""
+    for one in trees:
+        if one.kind == "project" and one.tree is not None:
+            paths = [file.path for file in one.tree.files]
+            return dict(zip(paths, one.contents, strict=True))
+    return None
+
+
+def _changed_assets(old: Manifest, trees: Sequence[LayerSource], target: Target) -> list[str]:
+    there = {layer.id for layer in old.layers}
+    assets = (one for one in trees if one.kind == "asset")
+    return [one.name for one in assets if layer_id(one, target) not in there]
 
 
 def _name_some(kinds: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -159,17 +159,21 @@ def names_used(source: bytes, path: str) -> set[str]:
     package = posixpath.dirname(path).replace("/", ".")
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".") if node.level else []
-            base = [*parts[: len(parts) - node.level + 1], *filter(None, [node.module])]
-            names.update(".".join([*base, alias.name]) for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            name = node.value.lstrip(".")  # with dots as in import_module(".tests", __package__)
-            if _DOTTED.fullmatch(name):
-                names.add(name if node.value == name else f"{package}.{name}")
+        names.update(_names_in(node, package))
     return {name for name in names if not set(TEST_FOLDERS).isdisjoint(name.split("."))}
+
+
+def _names_in(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parts = package.split(".") if node.level else []
+        base = [*parts[: len(parts) - node.level + 1], *filter(None, [node.module])]
+        yield from (".".join([*base, alias.name]) for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        name = node.value.lstrip(".")  # with dots as in import_module(".tests", __package__)
+        if _DOTTED.fullmatch(name):
+            yield name if node.value == name else f"{package}.{name}"
 
 
 def entry_point_modules(archive: zipfile.ZipFile) -> set[str]:
@@ -418,11 +422,15 @@ def _unneeded_folders(archive: zipfile.ZipFile, members: Sequence[_Member]) -> s
         for module in modules:
             if not _within(module.path, folders):
                 names |= references(module)
-        paths = (name.replace(".", "/") + "/" for name in names)
-        needed = folders & {above for path in paths for above in _above(path, TEST_FOLDERS)}
+        needed = folders & _test_folders_above(names)
         if not needed:
             return folders
         folders -= needed
+
+
+def _test_folders_above(modules: Iterable[str]) -> set[str]:
+    paths = (name.replace(".", "/") + "/" for name in modules)
+    return {above for path in paths for above in _above(path, TEST_FOLDERS)}
 
 
 def _above(path: str, names: Sequence[str]) -> Iterator[str]:

@@ -46,6 +46,10 @@ from .wheel_members import DAMAGED, LARGE, METHODS, ChangedMemberError, LargeMem
 _MISMATCH = "does not have the size and hash that RECORD gives"
 
 
+def _hash_name(record: RecordEntry | None) -> str:
+    return record.hash_.name if record is not None and record.hash_ is not None else ""
+
+
 def decode_sha256(record: RecordEntry) -> bytes | None:
     """Return the raw sha256 in a line of RECORD; None if it is none."""
     value = record.hash_.value if record.hash_ is not None else ""
@@ -266,7 +270,7 @@ class _CheckedWheel(WheelFile):
         self.record = self.large = None
 
     def _large(self, record: RecordEntry | None) -> LargeMember | None:
-        if record is None or record.hash_ is None or record.hash_.name != "sha256":
+        if record is None or _hash_name(record) != "sha256":
             return None
         info, digest = self._zipfile.getinfo(record.path), decode_sha256(record)
         if info.file_size < LARGE or info.compress_type not in METHODS or digest is None:
@@ -330,7 +334,7 @@ class _LayerDestination(WheelDestination):
     ) -> RecordEntry:
         path = os.fspath(path)
         record, self._source.record = self._source.record, None
-        algorithm = record.hash_.name if record is not None and record.hash_ is not None else ""
+        algorithm = _hash_name(record)
         if algorithm and algorithm not in _HASHES:
             self._faults.append(
                 f"{path}: RECORD has only its {algorithm}, which is not a secure hash"
@@ -348,7 +352,7 @@ class _LayerDestination(WheelDestination):
         if scheme == "scripts":
             return self._add_script(path, data)
         entry = self._add(scheme, path, io.BytesIO(data), executable=is_executable)
-        if scheme in ("purelib", "platlib") and entry.hash_ is not None:
+        if entry.hash_ is not None:
             self._add_bytecode(scheme, path, data)
         return entry
 
@@ -440,7 +444,8 @@ class _LayerDestination(WheelDestination):
         return self._add(Scheme("scripts"), path, io.BytesIO(program), executable=True)
 
     def _add_bytecode(self, scheme: Scheme, path: str, source: bytes) -> None:
-        if not path.endswith(".py") or not worth_compiling(path):
+        is_module = path.endswith(".py") and scheme in ("purelib", "platlib")
+        if not is_module or not worth_compiling(path):
             return
         if self._modules is not None and path in self._modules:
             self._pending.append((scheme, path, importlib.util.source_hash(source)))

@@ -24,7 +24,7 @@ from ..core.processes import Runner, run
 from ..core.store import DigestCache, Store, sha256_of
 from ..core.values import LockedFile
 from . import pip_tools, resolver, uv
-from .indexes import TORCH_INDEX, Indexes, pip_settings
+from .indexes import TORCH_INDEX, Indexes, PipSettings, pip_settings
 from .pip import Pip, condense
 from .pylock import (
     Lock,
@@ -375,20 +375,16 @@ def make_lock(
             with what exists), CUDA packages in a CPU environment (all of them).
         StagerError: the lock cannot be written.
     """
-    if not is_valid_pylock_path(path):
-        raise ConfigError(
-            f"{path.name} is not a name for a lock",
-            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
-        )
+    _refuse_other_name(path)
     automatic = spec.torch_backend == resolver.AUTO
     spec = resolver.settled(spec, path, options.driver, options.note)
     supplied = spec.pylock is not None or spec.uv_lock is not None
     settings = None if supplied else pip_settings(run)
-    if settings is not None and settings.require_hashes and not spec.require_hashes:
-        spec = replace(spec, require_hashes="pip's configuration")
-    earlier = earlier_lock(path, spec.target) if settings is not None else None
-    if settings is not None and earlier is not None:  # a mirror's wheels replace builds of commits
-        take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
+    earlier = None
+    if settings is not None:
+        if settings.require_hashes and not spec.require_hashes:
+            spec = replace(spec, require_hashes="pip's configuration")
+        earlier = _read_earlier(path, spec, store, settings)
     keep = _kept(options, earlier)
     with store.scratch("lock") as scratch:
         request = replace(_resolve_request(spec, store, scratch, options, run), settings=settings)
@@ -417,6 +413,22 @@ def make_lock(
     if spec.pylock is None or spec.pylock.absolute() != path.absolute():
         publish(path, render(lock))
     return lock
+
+
+def _refuse_other_name(path: Path) -> None:
+    if not is_valid_pylock_path(path):
+        raise ConfigError(
+            f"{path.name} is not a name for a lock",
+            hint="PEP 751 requires pylock.toml or pylock.NAME.toml",
+        )
+
+
+def _read_earlier(path: Path, spec: Spec, store: Store, settings: PipSettings) -> Lock | None:
+    """Return the lock to start from; a mirror's wheels replace builds of its git sources."""
+    earlier = earlier_lock(path, spec.target)
+    if earlier is not None:
+        take_built(earlier, store, spec.all_indexes.plus(settings.indexes))
+    return earlier
 
 
 def _answer(

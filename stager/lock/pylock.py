@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.markers import Environment, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import (
     Package,
     PackageArchive,
@@ -24,6 +24,7 @@ from packaging.pylock import (
     PylockValidationError,
 )
 from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag
 from packaging.utils import BuildTag, parse_wheel_filename
 from packaging.version import Version
 
@@ -108,24 +109,17 @@ def select(
     files: list[ResolvedFile] = []
     unavailable: list[UnavailablePackage] = []
     for entry in entries or []:
-        # As uv writes it when no file fits the platform.
-        if isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys():
+        if _has_no_file(entry):
             unavailable.append(_unavailable(entry))
             continue
         # One package at a time, so that each is reported by itself if nothing of it fits.
         single = _parse({**data, "packages": [_order_wheels(entry)]}, source)
         try:
-            for package, selected in single.select(environment=environment, tags=tags):
+            for package, selected in _chosen(single, environment, tags, source):
                 if build and isinstance(selected, PackageVcs | PackageDirectory):
                     files.append(build(package, selected, base))
                 else:
                     files.append(_resolved_file(package, selected, base, source))
-        except (UndefinedComparison, UndefinedEnvironmentName) as exc:
-            names = ", ".join(package.name for package in single.packages)
-            raise ResolveError(
-                f"{source}: the marker of {names or 'its environments'} has no meaning: {exc}",
-                hint="correct it, or lock again",
-            ) from exc
         except PylockSelectError as exc:
             if "satisfy" in str(exc):  # the lock, or the package, is for another Python or system
                 raise ResolveError(
@@ -135,6 +129,24 @@ def select(
             unavailable.append(_unavailable(entry or {}))
     _require_one_each(files, source)
     return files, unavailable
+
+
+def _has_no_file(entry: object) -> bool:
+    """Return whether a package lists no file, as uv writes it when none fits the platform."""
+    return isinstance(entry, dict) and "name" in entry and not _FILE_KEYS & entry.keys()
+
+
+def _chosen(
+    single: Pylock, environment: Environment, tags: Sequence[Tag], source: str
+) -> list[tuple[Package, SelectedFile]]:
+    try:
+        return list(single.select(environment=environment, tags=tags))
+    except (UndefinedComparison, UndefinedEnvironmentName) as exc:
+        names = ", ".join(package.name for package in single.packages)
+        raise ResolveError(
+            f"{source}: the marker of {names or 'its environments'} has no meaning: {exc}",
+            hint="correct it, or lock again",
+        ) from exc
 
 
 def drop_other_files(entry: dict[str, Any], hashes: Collection[str]) -> None:

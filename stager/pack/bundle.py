@@ -199,13 +199,10 @@ def file_needs(
     tags = {str(wheel.name): tag_need(wheel, newest) for wheel in wheels}
     native = [layer for layer in layers if layer.kind == "wheel" and any(tags[layer.name].version)]
     libraries = _remembered(native, store, target)
-    other = "musl" if libc == "glibc" else "glibc"
     for layer in native:
-        found = libraries[layer.id]
-        stranger = found.musl if libc == "glibc" else found.file
+        stranger = _find_stranger(libraries[layer.id], libc)
         if stranger:
-            package = tags[layer.name].package
-            note(f"{package}: {stranger} was built for {other}, and the nodes have {libc}")
+            note(f"{tags[layer.name].package}: {stranger}, and the nodes have {libc}")
     if libc != "glibc":
         return ()
     needs = [
@@ -216,6 +213,12 @@ def file_needs(
     _note_understated(needs, tags, newest, note)
     _refuse_newer([need for need in needs if need.version > newest], target)
     return tuple(needs)
+
+
+def _find_stranger(libraries: _Libraries, libc: str) -> str:
+    if libc == "glibc":
+        return f"{libraries.musl} was built for musl" if libraries.musl else ""
+    return f"{libraries.file} was built for glibc" if libraries.file else ""
 
 
 def _note_understated(
