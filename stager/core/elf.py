@@ -95,25 +95,14 @@ def parsed(read: Read) -> Elf | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Segment:
-    kind: int
-    offset: int
-    address: int
-    size: int
-
-
 class _File:
     def __init__(self, read: Read) -> None:
         self._read = read
         machine, start, size, count = _HEADER.unpack(read(0, _HEADER.size))
         table = read(start, size * min(count, _MOST))
         self._machine = MACHINES.get(machine, "")
-        self._segments = [
-            _Segment(kind=kind, offset=offset, address=address, size=length)
-            for kind, offset, address, length in (
-                _SEGMENT.unpack_from(table, number * size) for number in range(count)
-            )
+        self._segments: list[tuple[int, int, int, int]] = [
+            _SEGMENT.unpack_from(table, number * size) for number in range(count)
         ]
         self._dynamic: dict[int, list[int]] = defaultdict(list)
         for tag, value in self._entries():
@@ -134,9 +123,9 @@ class _File:
 
     def _of_kind(self, kind: int) -> Sequence[bytes]:
         return [
-            self._read(segment.offset, min(segment.size, _TEXT * _DYNAMIC.size))
-            for segment in self._segments
-            if segment.kind == kind
+            self._read(offset, min(size, _TEXT * _DYNAMIC.size))
+            for found, offset, _, size in self._segments
+            if found == kind
         ]
 
     def _entries(self) -> Iterator[tuple[int, int]]:
@@ -170,9 +159,9 @@ class _File:
 
     def _offset(self, address: int) -> int:
         """Return the file offset of an address; ValueError if no segment contains it."""
-        for segment in self._segments:
-            if segment.kind == _LOAD and 0 <= address - segment.address < segment.size:
-                return segment.offset + address - segment.address
+        for kind, offset, begin, size in self._segments:
+            if kind == _LOAD and 0 <= address - begin < size:
+                return offset + address - begin
         raise ValueError(address)
 
     def _text(self, at: int) -> str:
