@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
+from bundle.driver.plan import digest_of_all
 from bundle.format.archive import BundleFile
 from bundle.format.layer import HEAD_PREFIX, head_summary
 from bundle.protocol.problem import NodeError, ProblemCode
-from bundle.driver.plan import digest_of_all
 from stager.core.errors import BundleError, ResolveError, SpaceError, WheelError
 from stager.core.store import Store, sha256_of
 from stager.core.values import Digest, Target, Wheel
