@@ -281,6 +281,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     from .launch import exec_command, program_variables
     from .launch.exec_command import step_variables
     from .launch.program_variables import environment_variables
+    from .launch.wrapper import find_src_folder
 
     directories = _directories(environment)
     program_variables.prepare(directories, os.environ)
@@ -289,7 +290,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     variables.update(step_variables(os.environ))
     variables["STAGER_PATCHES"] = variables.get("STAGER_PATCHES", "1")
     own_code = [
-        *exec_command.sources(variables["STAGER_PROJECT"]),
+        *filter(None, [find_src_folder(variables["STAGER_PROJECT"])]),
         *exec_command.trainer(variables),
     ]
     if own_code:  # an empty one would be the working directory

@@ -18,18 +18,12 @@ from ..system import files
 from ..system.hostlist import expand_hostlist
 from ..system.own_program import source_of
 from .program_variables import JobDirectories, environment_variables
+from .wrapper import find_src_folder
 
 # --- What any program in an environment finds besides the packages: the user's code, and the
 # trainer
 
 # For ranks the run wrapper arranges ``sys.path``; any other program is told by ``PYTHONPATH``.
-
-
-def sources(project: str) -> list[str]:
-    """Return the directory of a project's packages in a src layout; none for another layout."""
-    folder = os.path.join(project, "src")
-    is_layout = os.path.isdir(folder) and not os.path.exists(os.path.join(folder, "__init__.py"))
-    return [folder] if is_layout else []
 
 
 def trainer(variables: Mapping[str, str]) -> list[str]:
@@ -178,7 +172,7 @@ def variables(directories: JobDirectories, place: str, base: Mapping[str, str]) 
     own, _, rest = found["PATH"].partition(os.pathsep)
     found["PATH"] = os.pathsep.join([own, os.path.join(place, "bin"), rest])
     project = os.path.join(place, "project")
-    own_code = [project, *sources(project), *trainer(found)]
+    own_code = [project, *filter(None, [find_src_folder(project)]), *trainer(found)]
     found["PYTHONPATH"] = os.pathsep.join(own_code)
     return found
 

@@ -58,6 +58,15 @@ class Rank:
     """Names of what keeps its process running, once it has gone on for too long; None before."""
 
     @property
+    def is_running(self) -> bool:
+        """True until its program has finished, or its process has ended."""
+        return self.ended is None and self.finished is None
+
+    def has_ended_before(self, time: float) -> bool:
+        """Return whether its process had ended by itself before a time, as far as is known well."""
+        return self.ended is not None and self.ended < time and not self.code
+
+    @property
     def finished_well(self) -> bool:
         """True if its program has finished with status 0."""
         return self.finished is not None and self.status == 0
@@ -266,17 +275,13 @@ class RankMonitor:
         If all ranks of a node have left their group, the program is made that way; but a single
         rank of a node may be waited for by those of other nodes.
         """
-        ranks = list(self.ranks.values())
-        running = [rank for rank in ranks if rank.ended is None and rank.finished is None]
-        late = [rank for rank in running if self._is_long_out(rank)]
-        if len(ranks) > 1 and all(rank.left is not None for rank in running):
-            late = []
-        limit = time.time() - self._seconds
-        ended = [rank.ended for rank in ranks if rank.ended is not None and not rank.code]
-        if ended and min(ended) < limit:
-            late = running
-        for rank in late:
-            self._note_lingering(rank, ())
+        ranks, limit = list(self.ranks.values()), time.time() - self._seconds
+        running = [rank for rank in ranks if rank.is_running]
+        is_left_alone = any(rank.has_ended_before(limit) for rank in ranks)
+        may_be_missed = len(ranks) == 1 or None in [rank.left for rank in running]
+        for rank in running:
+            if is_left_alone or (may_be_missed and self._is_long_out(rank)):
+                self._note_lingering(rank, ())
 
     def _is_long_out(self, rank: Rank) -> bool:
         return rank.left is not None and rank.left < time.time() - self._seconds

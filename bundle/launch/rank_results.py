@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from dataclasses import replace
 from ..protocol.codec import decode
 from ..protocol.counts import counted
 from ..protocol.messages import FailureRecord
-from .rank_monitor import Rank, RankMonitor
+from .rank_monitor import RankMonitor
 from .wrapper import keep_own_frame
 
 _RANK = re.compile(r"^\s+rank\s+: (\d+) \(local_rank: (\d+)\)")
@@ -119,14 +120,11 @@ def settled(
     listed = reported(launcher)
     root_cause = listed[-1][0] if listed else None  # the last entry of torchrun's report
     pids = signalled(launcher)
-    return [
-        _settled(record, monitor, pids, is_root_cause=record.rank == root_cause)
-        for record in records
-    ]
+    return [_settle(record, monitor, pids, record.rank == root_cause) for record in records]
 
 
-def _settled(
-    record: FailureRecord, monitor: RankMonitor, pids: Collection[int], *, is_root_cause: bool
+def _settle(
+    record: FailureRecord, monitor: RankMonitor, pids: Collection[int], is_root_cause: bool
 ) -> FailureRecord:
     rank = monitor.ranks.get(record.rank)
     ended = record.time
@@ -149,12 +147,6 @@ def signalled(launcher: Iterable[str]) -> set[int]:
     """Return the ids of the processes that torchrun reports to have told to end."""
     matches = (_SIGNALLED.search(line) for line in launcher)
     return {int(match[1]) for match in matches if match}
-
-
-def unreported(rank: Rank, node: str, by_rank: Mapping[int, Sequence[str]]) -> FailureRecord:
-    """Return the record of a rank that failed before its stopped launcher could report it."""
-    code, lines = rank.code or 0, by_rank.get(rank.rank, ())
-    return unrecorded(node, rank.rank, rank.local_rank, code, lines, rank.ended or 0.0)
 
 
 def single(job_dir: str, failure: FailureRecord) -> FailureRecord:
@@ -243,20 +235,9 @@ def out_of_memory(
 
 def _records(folder: str) -> list[FailureRecord]:
     records = []
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    for name in names:
-        if not name.endswith(".json"):
-            continue
-        # Any other file (the program may write there too) is left out: torchrun's report of the
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.json"))):
+        # What is no record (the program may write there too) is left out: torchrun's report of the
         # same rank is used then.
-        with contextlib.suppress(OSError, ValueError):
-            records.append(_record(os.path.join(folder, name)))
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as handle:
+            records.append(decode(FailureRecord, json.load(handle), strict=False))
     return records
-
-
-def _record(path: str) -> FailureRecord:
-    with open(path, encoding="utf-8") as handle:
-        return decode(FailureRecord, json.load(handle), strict=False)

@@ -124,7 +124,9 @@ def _failures(
     by_rank = {rank: list(lines) for rank, lines in recent.by_rank.items()}
     failed = rank_results.failures(job_dir, node, recent.tail, time.time(), by_rank)
     for rank in monitor.unreported({record.rank: record for record in failed}):
-        failed.append(rank_results.unreported(rank, node, by_rank))
+        numbers = (rank.rank, rank.local_rank, rank.code or 0)
+        lines = by_rank.get(rank.rank, ())
+        failed.append(rank_results.unrecorded(node, *numbers, lines, rank.ended or 0.0))
     return rank_results.settled(failed, monitor, list(recent.launcher))
 
 

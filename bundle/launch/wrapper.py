@@ -120,7 +120,7 @@ def arrange_path(program: Program) -> None:
         site.addsitedir(packages)  # not a plain entry: its .pth files count, too
     head = [entry for entry in sys.path if os.path.realpath(entry) == packages]
     tail = os.environ.get("STAGER_TRAINER")
-    own_code = [_first_entry(program), _project(), _sources()]
+    own_code = [_first_entry(program), _project(), find_src_folder(_project())]
     sys.path[:] = _distinct([*own_code, *head, *sys.path, tail])
 
 
@@ -137,14 +137,14 @@ def _project() -> Optional[str]:
     return project if project and Path(project).is_dir() else None
 
 
-def _sources() -> Optional[str]:
-    """Return the directory of the project's packages in a src layout; None for another layout.
+def find_src_folder(project: Optional[str]) -> Optional[str]:
+    """Return the directory of a project's packages in a src layout; None for another layout.
 
     https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/
     """
-    sources = Path(_project() or "", "src")
+    sources = Path(project or "", "src")
     is_layout = sources.is_dir() and not (sources / "__init__.py").exists()
-    return str(sources) if _project() and is_layout else None
+    return str(sources) if project and is_layout else None
 
 
 def _distinct(entries: Iterable[Optional[str]]) -> list[str]:

@@ -113,9 +113,8 @@ class ResultsWriter:
                 raise
             self._leave_out(info, error_text(exc))
             return
-        if info.isreg():
-            self.files += 1
-            self.bytes += info.size
+        self.files += info.isreg()
+        self.bytes += info.size
         if not info.isdir():
             self.names.add(info.name)
             self._nonempty.add(root)

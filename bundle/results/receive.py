@@ -115,7 +115,7 @@ def receive(
         with _alone(target) if sent is not None else contextlib.nullcontext():
             writer.publish(complete=complete)
             removed = 0
-            if complete and end is not None and not (end.gaps or writer.problems):
+            if complete and not (end.gaps or writer.problems):
                 removed = writer.remove_deleted(end.deleted, header.missing)
         return Received(
             complete=complete,
@@ -126,8 +126,8 @@ def receive(
             renamed=writer.renamed,
             missing=header.missing,
             left_out=some_of({**header.left_out, **writer.left_out}),
-            changed=end.changed if end else {},
-            gaps=end.gaps if end else 0,
+            changed=end.changed,
+            gaps=end.gaps,
             removed=removed,
             problems=(*([problem] if problem else []), *writer.problems),
         )
@@ -212,22 +212,24 @@ class _Reader:
 
 def _unpack(
     reader: _Reader, writer: ResultsWriter, header: StreamHead, target: str, source: str
-) -> tuple[Problem | None, StreamEnd | None]:
-    """Unpack the tar; return why it is incomplete, and the end mark; None for either."""
+) -> tuple[Problem | None, StreamEnd]:
+    """Unpack the tar; return why it is incomplete, and the end mark, an empty one if it is."""
+    end = StreamEnd(end=1, sha256="", changed={}, gaps=0)
     try:
         for info in _members(reader, header):
             writer.add(info, reader.pieces(info.size))
         digest = reader.digest.hexdigest()
-        end = read_end(reader.line())
-        if end.sha256 != digest:
+        read = read_end(reader.line())
+        if read.sha256 != digest:
             raise InvalidStream("it does not have the digest that its end mark names")
+        end = read
     except _Truncated as exc:
-        return _incomplete(source, f"the stream was cut: {exc}"), None
+        return _incomplete(source, f"the stream was cut: {exc}"), end
     except InvalidStream as exc:
-        return _incomplete(source, f"the stream is damaged: {exc}"), None
+        return _incomplete(source, f"the stream is damaged: {exc}"), end
     except OSError as exc:
         values = {"why": error_text(exc)}
-        return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), None
+        return Problem(ProblemCode.RESULTS_CUT_BY_DISK, target, values), end
     if writer.left_out:
         name, reason = next(iter(writer.left_out.items()))
         why = f"{len(writer.left_out)} could not be written: {name}: {reason}"

@@ -242,19 +242,22 @@ class RelayWait:
         Raises:
             SourceEnded: the source has ended, and nodes still lack the file.
         """
-        step, awaited, reached = self._run.step, self._awaited, self._reachability
-        while awaited.nodes and not (reached.why or step.ended) and time.monotonic() < deadline:
+        awaited, reached = self._awaited, self._reachability
+        while self._must_wait() and time.monotonic() < deadline:
             heard = awaited.take_news()
             for node in heard:
                 self._take(node)
-            if not heard:  # else an answer may be among what is still to be read
-                why = self._source_failure() if awaited.nodes else ""
+            if not heard and awaited.nodes:  # else an answer may be among what is still to be read
+                why = self._source_failure()
                 if why:
                     raise SourceEnded(why)
         reports = self._run.answers.relayed.items()
         failed = {node: report.failure for node, report in reports if report.failure}
-        late = set() if step.ended else awaited.nodes
+        late = set() if self._run.step.ended else awaited.nodes
         return {**failed, **dict.fromkeys(late, reached.why or "it did not finish in time")}
+
+    def _must_wait(self) -> bool:
+        return bool(self._awaited.nodes) and not (self._reachability.why or self._run.step.ended)
 
     def _take(self, node: str) -> None:
         answers = self._run.answers

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bundle.format.manifest import Manifest
-from bundle.launch.exec_command import sources, step_variables, trainer, view
+from bundle.launch.exec_command import step_variables, trainer, view
+from bundle.launch.wrapper import find_src_folder
 from stager.core.store import Store
 from tests.support.bundles import make_bundle
 from tests.support.wheelhouse import make_wheel
@@ -52,11 +53,11 @@ def test_what_is_no_rank_by_slurm(changed: dict[str, str | None]) -> None:
 
 
 def test_a_src_layout_has_its_packages_in_src(tmp_path: Path) -> None:
-    assert sources(str(tmp_path)) == []
+    assert find_src_folder(str(tmp_path)) is None
     (tmp_path / "src").mkdir()
-    assert sources(str(tmp_path)) == [str(tmp_path / "src")]
+    assert find_src_folder(str(tmp_path)) == str(tmp_path / "src")
     (tmp_path / "src" / "__init__.py").touch()  # a package that is called so
-    assert sources(str(tmp_path)) == []
+    assert find_src_folder(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("name", ["trainer", "trainer.py"])

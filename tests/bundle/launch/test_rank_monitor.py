@@ -301,9 +301,8 @@ def test_what_failed_before_the_launcher_was_to_end_is_known(job_dir: Path) -> N
     (failed,) = monitor.unreported({})
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
     assert monitor.unreported({1: None}) == []
-    (record,) = rank_results.settled(
-        [rank_results.unreported(failed, "n1", {1: ["last"]})], monitor, []
-    )
+    seen = rank_results.unrecorded("n1", 1, 1, -signal.SIGKILL, ["last"], failed.ended or 0.0)
+    (record,) = rank_results.settled([seen], monitor, [])
     assert (record.told_to_end, record.lines) == (False, ("last",))
 
 
