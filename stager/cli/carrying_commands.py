@@ -69,10 +69,10 @@ class ExportFlags:
         from ..carrying.carry import ExportOptions
         from ..carrying.exports import Base
 
-        if self.squashfs and (self.base or self.since or self.with_tool or self.offline):
-            other = next(name for name in _OF_CARRIED if getattr(self, name))
-            name = f"--{other.replace('_', '-')}"
-            raise typer.BadParameter("cannot be used with --squashfs", param_hint=name)
+        for name in _OF_CARRIED:
+            if self.squashfs and getattr(self, name):
+                hint = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter("cannot be used with --squashfs", param_hint=hint)
         if self.base and self.since:
             raise typer.BadParameter("cannot be used with --since", param_hint="--base")
         if self.offline and not self.with_tool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -90,6 +90,19 @@ class Config:
     def is_fixed(self, path: str) -> bool:
         """Return whether the site's file fixes a key, alone or with its table."""
         return any(is_within(path, key) for key in self.fixed)
+
+    def refuse_fixed(self, paths: Iterable[str]) -> None:
+        """Refuse to change keys that the site's file fixes.
+
+        Raises:
+            ConfigError: it fixes one; all such are named.
+        """
+        wrong = [path for path in paths if self.is_fixed(path)]
+        if wrong:
+            raise ConfigError(
+                f"fixed by your site in {SITE_FILE}: {', '.join(wrong)}",
+                hint="leave out the option that changes it",
+            )
 
 
 class NoSettingsError(ConfigError):

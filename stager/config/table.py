@@ -323,8 +323,7 @@ class SettingsReader:
         self.problems.append(f"{variable}: {problem}")
         self.places[variable] = None
 
-    def finish(self) -> list[str]:
-        """Return all problems, including keys and variables that nothing read."""
+    def _note_unknown_keys(self) -> None:
         tables = [key for key in self._known if "." not in key]
         for table in ("", *tables):
             for source in self._sources:
@@ -332,6 +331,10 @@ class SettingsReader:
                     if path not in self._known:
                         suggestion = _suggestion(path, self._known)
                         self._note(path, source, f"unknown key; {suggestion}")
+
+    def finish(self) -> list[str]:
+        """Return all problems, including keys and variables that nothing read."""
+        self._note_unknown_keys()
         for source in self._sources:
             for key in source.fixed:
                 if not any(is_within(path, key) for path in self._known):

@@ -48,10 +48,14 @@ def hosts_of(options: JobOptions, config: Config, env: Mapping[str, str]) -> Hos
     An option counts more than the job that this runs in, and that more than the settings.
 
     Raises:
-        ConfigError: a list of hosts cannot be read, or names one twice.
+        ConfigError: a list of hosts cannot be read, or names one twice; or an option names hosts,
+            and the site has fixed them.
     """
     excluded = join_nodes(config.cluster.exclude, options.exclude)
-    found = _by_option(options) or _by_job(env)
+    found = _by_option(options)
+    if found is not None:
+        config.refuse_fixed(["cluster.hosts"])
+    found = found or _by_job(env)
     if found is None and config.cluster.hosts:
         found = Hosts(
             names=_listed(config.cluster.hosts, "[cluster] hosts"), origin="[cluster] hosts"

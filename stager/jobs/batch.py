@@ -20,7 +20,7 @@ from ..building.current_bundle import offline_root
 from ..core.errors import JobError, StagerError
 from ..core.processes import CommandError, feed, run
 from ..core.store import Store
-from ..logs.job_files import of_job
+from ..logs.job_files import LogFile, of_job
 from ..logs.job_record import parse_event
 from ..logs.lines import LogReader
 from ..pack.bundle_file import node_program
@@ -59,20 +59,22 @@ class BatchOutput:
             return
         for log in logs:
             is_first = log.node == nodes[0]
-            if not log.own or not (is_first or self._all_nodes):
-                continue
-            reader = self._readers.setdefault(log.path, LogReader(log))
-            new = (line.text for line in reader.rest(whole=not ended))
-            lines = [line for line in new if not _BEFORE.match(line)]
-            if lines:
-                event = OutputShown(
-                    node=log.node,
-                    rank=log.rank,
-                    lines=tuple(lines[-_MOST_LINES:]),
-                    head=is_first,
-                    skipped=max(0, len(lines) - _MOST_LINES),
-                )
-                yield Record(event, job_id=self._job_id, phase=PhaseName.LAUNCH)
+            if log.own and (is_first or self._all_nodes):
+                yield from self._read(log, is_first=is_first, ended=ended)
+
+    def _read(self, log: LogFile, *, is_first: bool, ended: bool) -> Iterator[Record]:
+        reader = self._readers.setdefault(log.path, LogReader(log))
+        new = (line.text for line in reader.rest(whole=not ended))
+        lines = [line for line in new if not _BEFORE.match(line)]
+        if lines:
+            event = OutputShown(
+                node=log.node,
+                rank=log.rank,
+                lines=tuple(lines[-_MOST_LINES:]),
+                head=is_first,
+                skipped=max(0, len(lines) - _MOST_LINES),
+            )
+            yield Record(event, job_id=self._job_id, phase=PhaseName.LAUNCH)
 
 
 # --- Batch jobs: submitting the script, and following the job to its end -------------------------
@@ -243,8 +245,12 @@ def follow(
     while outcome.result is None and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         look()
-    if outcome.ok:
-        return
+    if not outcome.ok:
+        _explain_end(submitted, outcome)
+
+
+def _explain_end(submitted: Submitted, outcome: Outcome) -> None:
+    """Ask Slurm how a job ended that failed, or that left no result."""
     facts = _facts(submitted)
     if outcome.result is None:
         raise _no_result(submitted, outcome.job, facts)

@@ -35,7 +35,6 @@ from ..config.job_settings import (
 )
 from ..config.load import Config, choose_ranks
 from ..config.sections import tracker_outputs
-from ..config.table import SITE_FILE
 from ..core.errors import ConfigError, StagerError
 from ..core.files import expanded
 from ..core.store import keep_out_of_projects
@@ -56,7 +55,7 @@ def settle(config: Config, options: JobOptions) -> Config:
     """
     settled = _apply(config, options)
     if config.fixed:
-        _refuse_fixed(config, options, settled)
+        _refuse_fixed(config, settled)
     most, min_nodes = settled.cluster.nodes[1], settled.cluster.min_nodes
     if min_nodes is not None and min_nodes > most:
         raise ConfigError(
@@ -66,21 +65,15 @@ def settle(config: Config, options: JobOptions) -> Config:
     return settled
 
 
-def _refuse_fixed(config: Config, options: JobOptions, after: Config) -> None:
+def _refuse_fixed(config: Config, after: Config) -> None:
     before = _apply(config, JobOptions())
-    changed = ["cluster.hosts"] if options.hosts or options.host_file else []
-    changed += [
+    changed = [
         f"{section}.{key_of(name)}"
         for section in _SECTIONS
         for name, value in vars(getattr(before, section)).items()
         if value != getattr(getattr(after, section), name)
     ]
-    wrong = [path for path in changed if config.is_fixed(path)]
-    if wrong:
-        raise ConfigError(
-            f"fixed by your site in {SITE_FILE}: {', '.join(wrong)}",
-            hint="leave out the option that changes it",
-        )
+    config.refuse_fixed(changed)
 
 
 def _apply(config: Config, options: JobOptions) -> Config:

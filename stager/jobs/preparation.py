@@ -103,18 +103,16 @@ def _refuse_absent_module(name: str, bundle: Path) -> None:
     top, place = name.partition(".")[0], name.replace(".", "/")
     if top in sys.stdlib_module_names or top == "trainer":  # every bundle brings the latter
         return
-    wanted = (f"{place}.py", f"{place}/__main__.py")
+    wanted = {f"{place}.py", f"{place}/__main__.py"}
     with opened(bundle) as held:
         staged = set(layer_paths(held, "project"))
         if not staged and any(map(_is_here, wanted)):
             return
-        folders = (_PROJECT, f"{_PROJECT}src/")
-        if not staged.isdisjoint(folder + file for folder in folders for file in wanted):
+        own = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
+        installed = (_PACKAGES.sub("", path, count=1) for path in layer_paths(held, "wheel"))
+        if not (wanted.isdisjoint(own) and wanted.isdisjoint(installed)):
             return
-        if any(_PACKAGES.sub("", path, count=1) in wanted for path in layer_paths(held, "wheel")):
-            return
-    files = {path.removeprefix(_PROJECT).removeprefix("src/") for path in staged}
-    modules = [file[:-3].replace("/", ".") for file in sorted(files) if file.endswith(".py")]
+    modules = [file[:-3].replace("/", ".") for file in sorted(own) if file.endswith(".py")]
     similar = difflib.get_close_matches(name[:_MAX_SHOWN], modules, n=1)
     raise ConfigError(
         f"there is no module {_shown(name)} to start: neither in the project nor in the packages "
@@ -408,9 +406,8 @@ def _with_hosts(config: Config, options: JobOptions) -> JobOptions:
     names = hosts.names if hosts else ()
     least, most = options.nodes or (len(names), len(names))
     # Hosts on the command line count more than a number in the settings.
-    if not (
-        options.nodes or (hosts and hosts.origin.startswith("--")) or config.cluster.nodes == (1, 1)
-    ):
+    given = options.nodes or options.hosts or options.host_file
+    if not given and config.cluster.nodes != (1, 1):
         least, most = config.cluster.nodes
     needed = options.min_nodes or config.cluster.min_nodes or least
     if len(names) < needed:
@@ -489,14 +486,7 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
     if options.command and config.project.path is not None:
         name = prefer_here(converted.command[0], config.project.path)
         converted = replace(converted, command=(name, *converted.command[1:]))
-    restarts = converted.max_restarts
-    if restarts not in (None, config.launch.max_restarts):
-        if config.is_fixed("launch.max-restarts"):
-            raise ConfigError(
-                f"--max-restarts={restarts}: launch.max-restarts is fixed by your site",
-                hint="leave it out of the command",
-            )
-        config = replace(config, launch=replace(config.launch, max_restarts=restarts))
+    config = _set_restarts(config, converted.max_restarts)
     notes = converted.notes
     if options.nodes and converted.nnodes and options.nodes != converted.nnodes:
         notes = (*notes, "the command's number of nodes is left out: --nodes counts")
@@ -508,3 +498,14 @@ def _converted(config: Config, options: JobOptions) -> tuple[Config, JobOptions,
         backend=options.backend or converted.backend,
     )
     return config, options, notes
+
+
+def _set_restarts(config: Config, restarts: int | None) -> Config:
+    if restarts in (None, config.launch.max_restarts):
+        return config
+    if config.is_fixed("launch.max-restarts"):
+        raise ConfigError(
+            f"--max-restarts={restarts}: launch.max-restarts is fixed by your site",
+            hint="leave it out of the command",
+        )
+    return replace(config, launch=replace(config.launch, max_restarts=restarts))

@@ -26,6 +26,9 @@ COMMANDS = ("salloc", "sbatch", "srun", "sbcast", "scontrol", "squeue")
 INSIDE = ("srun", "sbcast", "scontrol", "squeue")
 """What must be on PATH inside an allocation."""
 
+GivenOption = tuple[str, str, list[str]]
+"""An option's long name, its value, and the words that give it."""
+
 Source = Literal["local", "ssh", "inside", "salloc", "sbatch"]
 """Processes on this machine; hosts; the allocation this runs in; a new allocation; a batch job."""
 
@@ -97,23 +100,22 @@ def choose(
                 "tmux",
             )
         return "ssh"
-    return _choose_slurm(asked, nodes=nodes, batch=batch, inside=inside, found=found)
-
-
-def _choose_slurm(
-    asked: str, *, nodes: int, batch: bool, inside: str, found: Collection[str]
-) -> Source:
     source: Source = "sbatch" if batch else "inside" if inside else "salloc"
     missing = [name for name in (INSIDE if source == "inside" else COMMANDS) if name not in found]
     if not missing:
         return source
-    if asked == "auto" and source == "salloc" and nodes == 1:
-        return "local"
-    if asked == "auto" and source == "salloc":
+    option = "--batch" if batch else "--allocation slurm" if asked == "slurm" else ""
+    return _choose_without_slurm(option or (inside and f"job {inside}"), nodes, missing)
+
+
+def _choose_without_slurm(needed_by: str, nodes: int, missing: Sequence[str]) -> Source:
+    """Return the source of a job that needs no Slurm; refuse one that does."""
+    if needed_by:
+        reason = f"{needed_by}: Slurm's commands are missing here"
+    elif nodes > 1:
         reason = f"the job needs {nodes} nodes, and Slurm is not available here"
     else:
-        option = "--batch" if batch else "--allocation slurm" if asked == "slurm" else ""
-        reason = f"{option or f'job {inside}'}: Slurm's commands are missing here"
+        return "local"
     raise ConfigError(
         f"{reason} (not on PATH: {', '.join(missing)})",
         hint="go to a login node of the cluster (or load its module: module load slurm); "
@@ -172,6 +174,12 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
         comment=f"stager:{bundle_id[:12]}" if bundle_id else None,
     )
     _refuse_contradictions(given, asked)
+    _refuse_fixed(config, own, asked)
+    return asked
+
+
+def _refuse_fixed(config: Config, own: Sequence[GivenOption], asked: Request) -> None:
+    """Refuse options of ``$SALLOC_OPTS`` that change what the site has fixed."""
     named = asked.named_options()
     for name, value, words in own:
         if config.is_fixed(f"cluster.{name}") and value != named.get(name):
@@ -179,7 +187,6 @@ def request(config: Config, env: Mapping[str, str], bundle_id: str = "") -> Requ
                 f"SALLOC_OPTS: {' '.join(words)}: cluster.{name} is fixed by your site",
                 hint="leave it out of that variable",
             )
-    return asked
 
 
 def _user_options(env: Mapping[str, str]) -> list[str]:
@@ -202,12 +209,17 @@ def salloc_argv(asked: Request, command: Sequence[str]) -> tuple[str, ...]:
     return ("salloc", *asked.options(), *fixed, *asked.salloc_args, *command)
 
 
-def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each option's long name, its value, and the words that give it."""
+def _long_names() -> dict[str, str]:
+    """Return the long names of salloc's short options, of those that matter here."""
     long_names = {"J": "job-name", "n": "ntasks"}
-    for row_name, row in slurm_options().items():
-        if row.slurm and row.slurm.short:
-            long_names[row.slurm.short] = key_of(row_name)
+    long_names |= {
+        row.slurm.short: key_of(key) for key, row in slurm_options().items() if row.slurm
+    }
+    return long_names
+
+
+def _read_options(words: Sequence[str], place: str) -> Iterator[GivenOption]:
+    long_names = _long_names()
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -226,7 +238,7 @@ def _read_options(words: Sequence[str], place: str) -> Iterator[tuple[str, str, 
         yield name, value, given
 
 
-def _refuse_contradictions(given: Sequence[tuple[str, str, Sequence[str]]], asked: Request) -> None:
+def _refuse_contradictions(given: Sequence[GivenOption], asked: Request) -> None:
     """Refuse options of the settings that would override what the job relies on."""
     free = ("exclude", "comment")  # joined; and the user's own wins
     own = {name: value for name, value in asked.named_options().items() if name not in free}

@@ -347,9 +347,6 @@ def test_an_option_changes_nothing_that_the_site_has_fixed(tmp_path: Path) -> No
     assert settle(fixed, JobOptions(qos="long")).cluster.qos == "long"
     with pytest.raises(ConfigError, match=r"fixed by your site in .*: cluster.partition, launch.b"):
         settle(fixed, JobOptions(partition="mine", backend="nccl"))
-    hosts = replace(fixed, fixed=("cluster.hosts",))
-    with pytest.raises(ConfigError, match=r"cluster\.hosts"):
-        settle(hosts, JobOptions(hosts=("n1",)))
     request(fixed, {"SALLOC_OPTS": "--mem=1G"})
     with pytest.raises(ConfigError, match=r"-p mine: cluster.partition is fixed by your site"):
         request(fixed, {"SALLOC_OPTS": "-p mine"})

@@ -92,6 +92,15 @@ def test_how_many_of_the_hosts_are_used(
     assert list(made.job.nodes) == [f"n{number}" for number in range(1, expected + 1)]
 
 
+def test_hosts_that_the_site_has_fixed_are_used_and_not_changed(tmp_path: Path) -> None:
+    site = replace(config(tmp_path, cluster={"hosts": ["n[1-2]"]}), fixed=("cluster.hosts",))
+    options, bundle = JobOptions(command=("train.py",)), tmp_path / "demo.pkgs.tar"
+    made = prepare(site, options, (bundle, manifest("torch")), action=Action.RUN, source="ssh")
+    assert made.job.nodes == ("n1", "n2")
+    with pytest.raises(ConfigError, match=r"fixed by your site in .*: cluster\.hosts"):
+        source_of(replace(options, hosts=("n9",)), site, batch=False)
+
+
 def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     made = make(tmp_path, "train.py", pass_env=("HF_TOKEN",))
