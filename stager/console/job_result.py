@@ -338,7 +338,7 @@ class Console(Events, JobLogs):
 
     def _show_table(self, outcome: Outcome) -> None:
         from ..jobs.outcome import verify_result
-        from .node_table import node_table
+        from .tables import node_table
 
         self._print_table(node_table(verify_result(outcome).nodes, self._width()))
 

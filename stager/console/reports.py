@@ -175,15 +175,12 @@ class Reports(Output):
 
     def _print_build(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
         from rich.console import Console as RichConsole
-        from rich.table import Table
-        from rich.text import Text
+
+        from .tables import draw_table
 
         self.stop()
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("step", "what", "bytes", "time"):
-            table.add_column(name, justify="right" if name in ("bytes", "time") else "left")
-        for row in rows:
-            table.add_row(*(Text(visible(text)) for text in row))
+        columns = [("step", "text"), ("what", "text"), ("bytes", "right"), ("time", "right")]
+        table = draw_table(columns, ([visible(text) for text in row] for row in rows))
         RichConsole(stderr=True, no_color=not self._colour).print(table)
 
     def locked(self, result: LockResult) -> None:

@@ -1,11 +1,11 @@
-"""Tables of results, as lines and for a terminal: failed nodes, forecasts, traces, the network."""
+"""Tables of results, as lines and for a terminal: nodes, failed nodes, forecasts, traces, pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bundle.protocol.counts import counted, sized
 
@@ -19,7 +19,96 @@ if TYPE_CHECKING:
 
     from ..forecast import Estimate
     from ..incidents.node_history import NodesResult
+    from ..jobs.outcome import NodeCheck
     from ..tracing import TraceResult, UnreadFiles
+
+
+Cell = str | tuple[str, str]
+"""A text, or a text and its style."""
+_LAYOUTS: Mapping[str, dict[str, Any]] = {
+    "text": {},
+    "whole": {"no_wrap": True},
+    "number": {"no_wrap": True, "justify": "right"},
+    "right": {"justify": "right"},
+    "folded": {"overflow": "fold"},
+    "rest": {"ratio": 1},
+}
+"""The layouts of a column; ``rest`` takes the width that the others leave."""
+
+
+def draw_table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[Cell]]) -> Table:
+    """Return a table for a terminal; a column is a title and a layout."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, layout in columns:
+        table.add_column(Text(title), **_LAYOUTS[layout])
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
+    return table
+
+
+# --- The nodes of a verification -----------------------------------------------------------------
+
+SHORT = {"transformers": "tfm"}
+"""Names of packages that the one-line form shortens as well."""
+REPORTED = ("torch", "transformers", "datasets", "numpy")
+"""Packages that come first; a project without them has its own."""
+MAX_PACKAGES = 5
+"""Columns for packages: more do not fit on a screen."""
+_KEPT_COLUMNS = 2
+"""Columns that are shown whole on any terminal: node and state."""
+_PROBLEM_WIDTH = 40
+"""Characters that are left for a column of problems."""
+
+
+def node_table(nodes: Sequence[NodeCheck], width: int) -> Table:
+    """Return a row for each node of a result of ``verify``.
+
+    Node and state are never shortened: where the columns do not fit, the last facts are left out.
+    """
+    has_problems = any(node.problems for node in nodes)
+    titles, rows = _fit(nodes, width - _PROBLEM_WIDTH if has_problems else width)
+    columns = [(title, "number" if title == "seconds" else "whole") for title in titles]
+    if has_problems:
+        columns.append(("problem", "rest"))
+    drawn: list[list[Cell]] = []
+    for node, (name, state, *facts) in zip(nodes, rows, strict=True):
+        problem = [visible("; ".join(node.problems))] if has_problems else []
+        drawn.append([name, (state, "green" if node.ok else "bold red"), *facts, *problem])
+    return draw_table(columns, drawn)
+
+
+def _fit(nodes: Sequence[NodeCheck], width: int) -> tuple[list[str], list[list[str]]]:
+    packages = _packages(nodes)
+    titles = [SHORT.get(name, visible(name)) for name in packages]
+    titles = ["node", "state", "python", *titles, "interface", "address", "seconds"]
+    rows = [_cells(node, packages) for node in nodes]
+    count = len(titles)
+    widths = [max(map(len, column)) + 2 for column in zip(titles, *rows, strict=True)]
+    while count > _KEPT_COLUMNS and sum(widths[:count]) > width:
+        count -= 1
+    return titles[:count], [row[:count] for row in rows]
+
+
+def _cells(node: NodeCheck, packages: Sequence[str]) -> list[str]:
+    return [
+        visible(node.node),
+        "OK" if node.ok else "FAILED",
+        visible(node.python or ""),
+        *(visible(node.packages.get(name) or "") for name in packages),
+        visible(node.interface or ""),
+        visible(node.address or ""),
+        "" if node.seconds is None else f"{node.seconds:.1f}",
+    ]
+
+
+def _packages(nodes: Sequence[NodeCheck]) -> list[str]:
+    present = dict.fromkeys(name for node in nodes for name in node.packages)
+    first = [name for name in REPORTED if name in present]
+    others = [name for name in present if name not in REPORTED]
+    return [*first, *others][:MAX_PACKAGES]
 
 
 # --- The nodes that failed lately, as lines and as a table ---------------------------------------
@@ -50,19 +139,13 @@ def _align_failed_node(cells: tuple[str, ...]) -> str:
 
 def make_failed_node_table(result: NodesResult) -> Table:
     """Return the same rows for a terminal, with causes as a whole."""
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    drawn.add_column(TITLES[0], overflow="fold")  # a name is never shortened
-    for title in TITLES[1:-1]:
-        drawn.add_column(title, no_wrap=True, justify="right" if title == "times" else "left")
-    drawn.add_column(TITLES[-1], ratio=1)
-    before = ""
+    # A node's name is never shortened.
+    layouts = ("folded", "number", "whole", "whole", "rest")
+    rows, before = [], ""
     for node, *cells in _list_failed_nodes(result):
-        drawn.add_row(*map(Text, ("" if node == before else node, *cells)))
+        rows.append(("" if node == before else node, *cells))
         before = node
-    return drawn
+    return draw_table(zip(TITLES, layouts, strict=True), rows)
 
 
 def _list_failed_nodes(result: NodesResult) -> Iterator[tuple[str, ...]]:
@@ -104,27 +187,15 @@ def _align_forecast(cells: Sequence[str]) -> str:
 
 def forecast_table(estimate: Estimate) -> Table:
     """Return the same rows for a terminal; the alternatives to staging stand out."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("nodes", justify="right", no_wrap=True)
-    table.add_column("case", no_wrap=True)
-    for name in PHASES:
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = [("nodes", "number"), ("case", "whole"), *((name, "number") for name in PHASES)]
+    rows: list[list[Cell]] = []
     before = None
     for nodes, case, cells in _list_forecasts(estimate):
-        style = _style(case)
+        style = "bold" if case == _COLD else "yellow" if case.startswith("run") else ""
         count = "" if nodes == before else str(nodes)
-        table.add_row(count, Text(visible(case)), *(Text(cell, style=style) for cell in cells))
+        rows.append([count, visible(case), *((cell, style) for cell in cells)])
         before = nodes
-    return table
-
-
-def _style(case: str) -> str:
-    if case == _COLD:
-        return "bold"
-    return "yellow" if case.startswith("run") else ""
+    return draw_table(columns, rows)
 
 
 def _list_forecasts(estimate: Estimate) -> Iterator[tuple[int, str, list[str]]]:
@@ -167,16 +238,8 @@ def format_trace(trace: TraceResult) -> list[str]:
 
 def make_trace_table(trace: TraceResult) -> Table:
     """Return the same rows for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _HEAD:
-        right = name in ("files", "bytes")
-        made.add_column(name, justify="right" if right else "left", no_wrap=right)
-    for row in _list_unread(trace):
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+    layouts = ("text", "text", "number", "number")
+    return draw_table(zip(_HEAD, layouts, strict=True), _list_unread(trace))
 
 
 def _align_trace(row: Sequence[str]) -> str:
@@ -276,21 +339,16 @@ def summarize_network(measured: AllReduceMeasured) -> list[str]:
 
 def pair_table(measured: AllReduceMeasured) -> Table:
     """Return the same pairs for a terminal; the slowest stands out."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node", overflow="fold")  # a name is never shortened
-    table.add_column("node", overflow="fold")
-    table.add_column("GB/s", justify="right", no_wrap=True)
-    table.add_column("latency/us", justify="right", no_wrap=True)
+    # A node's name is never shortened.
+    columns = [("node", "folded"), ("node", "folded"), ("GB/s", "number"), ("latency/us", "number")]
     pairs = choose_pairs(measured)
     slowest = min(map(_rate, pairs), default=0.0) if len(pairs) > 1 else -1.0
+    rows: list[list[Cell]] = []
     for pair in pairs:
         style = "yellow" if _rate(pair) == slowest else ""
         cells = (pair.a, pair.b, f"{pair.gb_per_s:.2f}", f"{pair.latency_us:.0f}")
-        table.add_row(*(Text(visible(cell), style=style) for cell in cells))
-    return table
+        rows.append([(visible(cell), style) for cell in cells])
+    return draw_table(columns, rows)
 
 
 def _rate(pair: NodePair) -> float:

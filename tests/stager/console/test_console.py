@@ -23,7 +23,7 @@ from stager.cleanup import CleanedItem, CleanResult
 from stager.cli.application import boundary
 from stager.config.template import InitResult
 from stager.console.job_result import Console
-from stager.console.node_table import node_table
+from stager.console.tables import node_table
 from stager.core.errors import StagerError
 from stager.forecast import JobForecast, PhaseSeconds, PlannedJob
 from stager.jobs.outcome import Outcome, run_result, verify_result
@@ -572,7 +572,7 @@ def test_a_file_that_is_printed_is_whole_or_an_error(tmp_path: Path) -> None:
 SHOWN = """\
 import time
 from stager.console.job_result import Console
-from stager.console.node_table import node_table
+from stager.console.tables import node_table
 from stager.core.errors import StagerError
 console = Console()
 console.begin("layers")
