@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 
 from bundle.system.processes import CompletedCommand
 from stager.console.job_result import Console
-from stager.console.node_table import node_table
+from stager.console.tables import node_table
 from stager.core import errors
 from stager.core.errors import TURNING, JobError, StagerError, in_one_line, overwritten, visible
 from stager.core.processes import CommandError

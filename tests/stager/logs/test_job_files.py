@@ -1,14 +1,41 @@
-"""A file that a command makes about a job does not take the place of the job's own files."""
+"""The files of a job: its description, and where a command writes."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from bundle.protocol.enumerations import LogMode
 from stager.core.errors import StagerError
-from stager.logs.job_files import JobFiles, find, output_place
+from stager.logs.job_files import JobFiles, KeptJob, KeptLaunch, find, kept_job, output_place
+
+# --- A job's description, of whatever version, and damaged ---------------------------------------
+
+
+def test_what_cannot_be_used_is_left_out_and_the_rest_is_read() -> None:
+    raw = {
+        "v": 99,
+        "name": "p",
+        "nodes": ["n1", 5, "n2"],
+        "run_dir": None,
+        "log_mode": "group",
+        "launch": {"command": ["train.py", "\0"], "pass_env": "KEY"},
+    }
+    launch = KeptLaunch(command=("train.py", "\0"))
+    assert kept_job(json.dumps(raw).encode()) == KeptJob(
+        name="p", nodes=("n1", "n2"), log_mode=LogMode.GROUP, launch=launch
+    )
+
+
+def test_what_is_no_description_says_nothing() -> None:
+    for content in (b"", b"[]", b'{"name": ', b"\xff", b"[" * 100_000):
+        assert kept_job(content) == KeptJob()
+
+
+# --- A file that a command makes about a job does not take the place of the job's own files.
 
 
 @pytest.fixture

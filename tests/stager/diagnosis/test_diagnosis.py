@@ -1,4 +1,4 @@
-"""A diagnosis from files: what the driver told, what only the logs tell, what Slurm remembers."""
+"""A diagnosis from files: what the driver told, what only the logs tell, what proves it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from typing import Any
 import pytest
 
 from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import FailureClass
+from bundle.protocol.problem import Problem, ProblemCode
 from bundle.system.processes import CompletedCommand
+from stager.diagnosis import diagnosis
 from stager.diagnosis.diagnosis import diagnose
-from stager.diagnosis.failure import Diagnosis, ranks_in_words
-from stager.logs.job_files import find, of_job
+from stager.diagnosis.failure import Diagnosis, Evidence, FirstFailure, ranks_in_words
+from stager.logs.job_files import find, kept_job, of_job
 from stager.slurm import messages
+from tests.support.building import Project
+from tests.support.jobs import job_for
+
+# --- A diagnosis from files: what the driver told, what only the logs tell, what Slurm remembers.
+
 
 PEER = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711"
 WAITED = "RuntimeError: [/x/gloo/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation"
@@ -290,3 +298,121 @@ def test_the_last_words_of_a_rank_that_hangs(
     assert (found.first.rank, found.first.lines) == (2, lines)
     assert ("printed nothing" in found.first.hint) == (not lines)
     assert found.evidence
+
+
+# --- What shows a failure that no line of a log does: the driver's own notes ---------------------
+
+
+NO_ROOM = Problem(ProblemCode.NO_ROOM, "n2", {"why": 'needs 2 GB, 1 GB are free in "/tmp"'})
+DAMAGED = Problem(ProblemCode.BUNDLE_DAMAGED, "/é.tar", {"why": "no digest"})
+
+
+def made(folder: Path, *events: dict[str, Any], preflight: str = "") -> tuple[Diagnosis, Evidence]:
+    """The diagnosis of job 17, and its only proof, which stands where it says."""
+    told = [{"event": "job", "nodes": ["n1", "n2"]}, *events]
+    lines = [json.dumps({"v": 1, "job_id": "17", **event}) for event in told]
+    (folder / "events.17.jsonl").write_text("\n".join(lines) + '\n{"v": 1, "event": "ha')
+    (folder / "demo.17.n1.0.out").write_text("step 1\n")
+    if preflight:
+        (folder / "preflight.17.txt").write_text(preflight)
+    found = diagnose(of_job(folder, "17"))
+    (proof,) = found.evidence
+    assert proof.text in proof.path.read_text().splitlines()[proof.number - 1]
+    return found, proof
+
+
+def result(**changed: Any) -> dict[str, Any]:
+    return {"event": "result", "ok": False, "ended_by": "", "problems": {}, **changed}
+
+
+def test_what_was_seen_before_anything_was_sent(tmp_path: Path) -> None:
+    lines = f"n1 proj=ok\nn2 proj=ok\nn2 problem: {NO_ROOM}\n"
+    told = result(problems={"n2": [NO_ROOM.to_json()]})
+    found, proof = made(tmp_path, told, preflight=lines)
+    assert found.first is not None
+    assert found.first.kind == "disk-full"
+    assert (proof.path.name, proof.number) == ("preflight.17.txt", 3)
+
+
+def test_what_an_agent_answered(tmp_path: Path) -> None:
+    answer = {"event": "unpack", "node": "n2", "ok": False, "problems": [DAMAGED.to_json()]}
+    other = {"event": "unpack", "node": "n1", "ok": True, "problems": []}
+    found, proof = made(tmp_path, other, answer, result(problems={"n2": [DAMAGED.to_json()]}))
+    assert found.first is not None
+    assert (found.first.node, found.first.kind) == ("n2", "damaged-copy")
+    assert (proof.path.name, proof.number) == ("events.17.jsonl", 3)
+    assert "the bundle is damaged" in proof.text
+
+
+@pytest.mark.parametrize("how", ["time-limit", "preempted", "cancelled", "node-failure"])
+def test_what_slurm_did(tmp_path: Path, how: str) -> None:
+    _, proof = made(tmp_path, result(ended_by=how))
+    assert (proof.number, proof.text) == (2, f'"ended_by": "{how}"')
+
+
+def test_how_a_rank_ended_that_left_no_word(tmp_path: Path) -> None:
+    record = {
+        "node": "n2", "rank": 1, "local_rank": 0, "exit_code": -9, "exception": "", "message": "",
+        "lines": ["step 1"], "time": 5.0,
+    }  # fmt: skip
+    answer = {"event": "launch", "node": "n2", "ok": False, "problems": [], "failures": [record]}
+    found, proof = made(tmp_path, answer, result(failures=[record], problems={"n2": []}))
+    assert found.first is not None
+    assert (found.first.rank, found.first.kind) == (1, "killed")
+    assert (proof.number, proof.text) == (2, '"exit_code": -9')
+
+
+def test_a_line_of_another_failure_proves_nothing(tmp_path: Path) -> None:
+    """A rank that Slurm ended with the job may have complained; that is not why it ended."""
+    (tmp_path / "demo.17.n2.1.out").write_text(
+        'Traceback (most recent call last):\n  File "t.py", line 1\n    go()\nKeyError: 7\n'
+    )
+    _, proof = made(tmp_path, result(ended_by="time-limit"))
+    assert proof.path.name == "events.17.jsonl"
+
+
+# --- A module that a rank did not find: what the bundle and the project's folder tell of it.
+
+
+def test_the_remedy_is_that_of_this_project(project: Project, tmp_path: Path) -> None:
+    for path in ("lib/tools.py", "src/own/__init__.py", "left_out/__init__.py", "train.py"):
+        (project.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (project.root / path).touch()
+    packed = project.settings("alpha", more='[project]\nexclude = ["left_out/"]').build().packed
+    job = kept_job(
+        json.dumps(job_for(packed, tmp_path, run_dir=str(project.root)).to_json()).encode()
+    )
+
+    def said(module: str) -> tuple[str, str]:
+        first = FirstFailure(
+            node="n1",
+            kind=FailureClass.MISSING_MODULE,
+            cause=f"ModuleNotFoundError: No module named '{module}'",
+            hint="",
+            entry="module-missing",
+        )
+        told = diagnosis.explain_missing_module(first, job)
+        return told.meaning, told.hint
+
+    meaning, hint = said("tools")
+    assert meaning.startswith("the project has tools in lib, where Python does not look")
+    assert hint.startswith("import it as lib.tools; or move lib/tools.py to")
+    meaning, hint = said("left_out")
+    assert meaning == f"left_out/ is in {project.root}, but not in the bundle"
+    assert 'add "!/left_out/" to project.exclude' in hint
+    assert said("sklearn.metrics") == (
+        "no package in the bundle has the module sklearn, nor has the project",
+        "add scikit-learn to environment.requirements in stager.toml, then `stager build`",
+    )
+    assert said("einops")[1] == (
+        "add einops to environment.requirements in stager.toml (if the package of einops has "
+        "another name, that one), then `stager build`"
+    )
+    assert said("alpha.absent")[0] == (
+        "alpha is in the bundle in version 1.0, which has no module alpha.absent"
+    )
+    assert said("_lzma")[1].endswith('environment.interpreter = "bundled"')
+    (project.root / "uv.lock").touch()
+    assert said("sklearn")[1] == "`uv add scikit-learn`, then `stager build`"
+    packed.path.unlink()
+    assert said("sklearn") == ("", "")
