@@ -156,14 +156,15 @@ def _line(peer: socket.socket) -> str:
 
 
 def _unreached(where: str, exc: OSError, connected: float, timeout: float) -> Problem:
-    host, seconds = socket.gethostname(), f"{timeout:g}"
+    values = {"host": socket.gethostname(), "seconds": f"{timeout:g}"}
     if connected >= 0:
-        return Problem(ProblemCode.HEAD_MUTE, where, {"host": host, "seconds": seconds})
+        return Problem(ProblemCode.HEAD_MUTE, where, values)
     if isinstance(exc, ConnectionRefusedError):
-        return Problem(ProblemCode.HEAD_REFUSES, where, {"host": host, "seconds": seconds})
+        return Problem(ProblemCode.HEAD_REFUSES, where, values)
     if isinstance(exc, socket.timeout):
-        return Problem(ProblemCode.HEAD_SILENT, where, {"host": host, "seconds": seconds})
-    return Problem(ProblemCode.HEAD_UNREACHED, where, {"host": host, "why": error_text(exc)})
+        return Problem(ProblemCode.HEAD_SILENT, where, values)
+    why = {"host": values["host"], "why": error_text(exc)}
+    return Problem(ProblemCode.HEAD_UNREACHED, where, why)
 
 
 SHOWN = 20

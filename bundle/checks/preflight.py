@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..environment import damage, hard_links
 from ..format.archive import BundleFile
@@ -30,18 +30,6 @@ _OF_TASK = re.compile(r".+\.\d+\.\d+")
 """Names of directories in ``jobs/`` that an agent makes for its ranks: job, node and task."""
 _STALE_SECONDS = 3600.0
 """A directory that nobody has written to for so long belongs to a job that has gone."""
-
-
-@dataclass(frozen=True)
-class NodeAddress:
-    """The address at which others reach a node."""
-
-    address: str = ""
-    """Its address; empty if none is known."""
-    port: int = 0
-    """A free port there; 0 if the node cannot be the head."""
-    no_head: Problem | None = None
-    """Why it cannot be the head; the address is then that of its way to the driver's host."""
 
 
 def base_by_need(request: PreflightRequest) -> str:
@@ -89,15 +77,16 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
             python = interpreter.find(job.requires.python, job.python_hints)
     host = host_facts(root)
     problems += probe.check_requires(job.requires, host)
-    place, reached = NodeAddress(), hostlist.reached_address(os.environ)
+    address, port, no_head = "", 0, None
     with _collecting(problems):
-        place = _node_address(request)
+        address, port, no_head = _find_address(request)
+    reached = hostlist.reached_address(os.environ)
     answer = PreflightAnswer(
         root=root,
         python=python,
-        address=place.address,
-        port=place.port,
-        no_head=place.no_head,
+        address=address,
+        port=port,
+        no_head=no_head,
         loopback=reached if network.is_loopback(reached) else "",
         proj=os.path.exists(os.path.join(job.run_dir, request.marker)),
         host=host,
@@ -107,14 +96,20 @@ def preflight(request: PreflightRequest) -> PreflightAnswer:
     return replace(answer, gpus=question.answer(), problems=tuple(problems))
 
 
-def _node_address(request: PreflightRequest) -> NodeAddress:
-    """Return its address; unless it is the first node, a problem only rules it out as head."""
-    if request.node_rank == 0:
-        return NodeAddress(*_address_and_port(request))
+def _find_address(request: PreflightRequest) -> tuple[str, int, Problem | None]:
+    """Return this node's address, its port as the head, and why it cannot be the head.
+
+    A problem with the address only rules a node out as the head, unless it is the first one.
+
+    Raises:
+        NodeError: it is the first node, and has no address for others.
+    """
     try:
-        return NodeAddress(*_address_and_port(request))
+        return (*_address_and_port(request), None)
     except NodeError as exc:
-        return NodeAddress(_way_to_driver(), no_head=exc.problem)
+        if request.node_rank == 0:
+            raise
+        return _way_to_driver(), 0, exc.problem
 
 
 def _way_to_driver() -> str:
@@ -152,6 +147,7 @@ def _advertised_address(*, alone: bool) -> str:
 def _with_bundle_state(
     answer: PreflightAnswer, request: PreflightRequest, processes: int
 ) -> PreflightAnswer:
+    """Add the state of the environment here, or else the layers that it lacks."""
     job, root = request.job, answer.root
     env, started = env_path(root, job.bundle_id), time.monotonic()
     faults = damage.look(env, processes) if root else None
@@ -168,25 +164,17 @@ def _with_bundle_state(
     )
     if not request.heads or ready:
         return answer
-    return _with_missing_layers(answer, request, processes)
-
-
-def _with_missing_layers(
-    answer: PreflightAnswer, request: PreflightRequest, processes: int
-) -> PreflightAnswer:
-    """Add the numbers of the layers in no older environment, and whether one has the wheel."""
-    envs = os.path.join(answer.root, "envs")
+    envs = os.path.join(root, "envs")
     # Where there is damage, more is likely: environments are trusted only after a check.
     older: Collection[str]
     if answer.damage is not None:
         older = hard_links.sound_layers(envs, processes)
     else:
         older = hard_links.older_layers(envs, request.heads)
-    wheel = request.wheel
     return replace(
         answer,
         lacks=tuple(number for number, head in enumerate(request.heads) if head not in older),
-        has_wheel=wheel is None or hard_links.has_decompressor(envs, *wheel),
+        has_wheel=request.wheel is None or hard_links.has_decompressor(envs, *request.wheel),
     )
 
 

@@ -72,6 +72,8 @@ class Row:
     """
     follows: bool = False
     """True if it follows from another node's problem."""
+    is_unreachable: bool = False
+    """True if nothing can be started on the node."""
 
 
 # --- The table
@@ -366,6 +368,7 @@ class ProblemCode(enum.Enum):
         _SEE_SINFO,
         failure_class=FailureClass.NODE_FAILURE,
         node_fault=NodeFault.NODE_FAILURE,
+        is_unreachable=True,
     )
     """The node does not answer Slurm: it went down after the job got it, or `slurmd` died. `sinfo`
     takes up to a minute to notice. With `--min-nodes` the other nodes go on without it, even if
@@ -377,6 +380,7 @@ class ProblemCode(enum.Enum):
         failure_class=FailureClass.NODE_FAILURE,
         node_fault=NodeFault.NODE_FAILURE,
         least_nodes=1,
+        is_unreachable=True,
     )
     """The node stopped answering Slurm while a step was running there."""
     NO_ANSWER_UNREACHABLE = Row(
@@ -424,6 +428,7 @@ class ProblemCode(enum.Enum):
         fix=f"check whether it is up and runs sshd (ssh {{where}} true), {_LEAVE_OUT}",
         failure_class=FailureClass.NODE_FAILURE,
         node_fault=NodeFault.NODE_FAILURE,
+        is_unreachable=True,
     )
     """The host is down, its sshd does not run or listens on another port (a `Port` line for it
     belongs into `~/.ssh/config`), or a firewall is in between."""
@@ -432,11 +437,13 @@ class ProblemCode(enum.Enum):
         fix="correct it in --hosts, the host file or [cluster] hosts; a name that only ssh knows "
         "belongs into ~/.ssh/config",
         failure_class=FailureClass.NAME_RESOLUTION,
+        is_unreachable=True,
     )
     SSH_NO_LOGIN = Row(
         "the host does not let you in without a password",
         fix="put your key on it (ssh-copy-id {where}), or load it into an agent (ssh-add); "
         "write user@host where your user name there is another one",
+        is_unreachable=True,
     )
     """Nobody is there to type a password when a job starts, so `ssh` must get in with a key, a
     ticket or host-based trust. Try it: `ssh -o BatchMode=yes HOST true`."""
@@ -444,6 +451,7 @@ class ProblemCode(enum.Enum):
         "the host's key is not known here, so ssh does not trust it",
         fix="connect to it once by hand and compare the key (ssh {where} true); or let your "
         "administrators publish the keys in /etc/ssh/ssh_known_hosts",
+        is_unreachable=True,
     )
     """With `StrictHostKeyChecking accept-new` in `~/.ssh/config`, keys of hosts that are new are
     accepted by themselves."""
@@ -451,6 +459,7 @@ class ProblemCode(enum.Enum):
         "the host has another key than it had before",
         fix="ask your administrators whether {where} was installed anew; if so, forget the old "
         "key: ssh-keygen -R {where}",
+        is_unreachable=True,
     )
     """Either the host was installed anew, or another machine answers in its name."""
     SSH_TURNED_AWAY = Row(
@@ -459,6 +468,7 @@ class ProblemCode(enum.Enum):
         f"logins at a time (MaxStartups), or none of yours (AllowUsers, PAM); {_LEAVE_OUT}",
         failure_class=FailureClass.NODE_FAILURE,
         node_fault=NodeFault.NODE_FAILURE,
+        is_unreachable=True,
     )
     """Sshd takes ten logins at a time as a rule, and closes more and more of any further
     connections at once. A host that was turned away is tried again a few times, and fewer are
@@ -469,6 +479,7 @@ class ProblemCode(enum.Enum):
         fix=f"{_TRY_IT}; {_LEAVE_OUT}",
         failure_class=FailureClass.NODE_FAILURE,
         node_fault=NodeFault.NODE_FAILURE,
+        is_unreachable=True,
     )
     """`ssh` or the host's login has ended, or did nothing for too long: a home directory that is
     not served, a full table of processes, an account that has expired."""

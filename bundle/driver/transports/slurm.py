@@ -127,7 +127,7 @@ class SlurmLook:
         unreachable = {
             node: Problem(fault.problem, node, fault.values).why
             for node, fault in slurm_text.step_faults(_read(self._errors)).items()
-            if fault.problem in slurm_text.UNREACHABLE
+            if fault.problem.row.is_unreachable
         }
         for node, state in slurm_text.down_nodes(_read(self._states)).items():
             if node in self._nodes:
@@ -185,8 +185,6 @@ def ended_by(
 
 class SlurmCluster:
     """The allocation that this process runs in."""
-
-    unreachable: Collection[ProblemCode] = slurm_text.UNREACHABLE
 
     def __init__(self, job: Job) -> None:
         """Look at the allocation once.

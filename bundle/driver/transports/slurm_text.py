@@ -17,8 +17,6 @@ from .transport import TOLD_TO_END, Step, StepFault
 
 # --- The errors of Slurm's commands, by node: what each of them means for a job. Pure functions
 
-UNREACHABLE = (ProblemCode.NO_ANSWER_NO_START, ProblemCode.NO_ANSWER_NODE_FAILURE)
-"""The problems of nodes that cannot be used themselves."""
 _TASK = re.compile(r"srun: error: (\S+?): tasks? ([\d,-]+): (.+)")
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?): (.+)")
 _LOST = re.compile(r"Node failure on (\S+)")

@@ -47,7 +47,6 @@ class SshCluster:
     """The hosts of a job."""
 
     carries = False
-    unreachable: Collection[ProblemCode] = ssh_faults.UNREACHABLE
 
     def __init__(self, job: Job) -> None:
         """Look at the names of the hosts.

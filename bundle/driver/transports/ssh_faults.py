@@ -20,8 +20,6 @@ _SSH_FAILED = 255
 _KILLED = 128 + 9
 _TAIL = 3
 """Lines of a host that are shown."""
-UNREACHABLE = {*(code for code, _ in ssh_fanout.REASONS), ProblemCode.SSH_LOGIN_FAILED}
-"""The problems of hosts on which nothing has begun."""
 
 
 @dataclass(frozen=True)

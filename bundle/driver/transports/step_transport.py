@@ -138,8 +138,6 @@ class StepCluster(Protocol):
     """Seconds that nodes may go on after the first has ended well; 0 for any time."""
     errors: StepErrors
     """The reader of what the command writes to standard error."""
-    unreachable: Collection[ProblemCode]
-    """The problems of nodes that cannot be used themselves."""
 
     def argv(self, step: Step, bootstrap: str, command: str) -> list[str]:
         """Return the command that starts agents."""
@@ -275,10 +273,10 @@ class StepTransport:
     ) -> set[str]:
         """Return nodes where nothing can start; add reasons of those down before to ``ended``."""
         silent = {node: ended[node] for node in requests if node not in answers.answered}
-        followed = _with_problem(silent, _FOLLOWED)
+        followed = {node for node, end in silent.items() if end.problem is _FOLLOWED}
         if followed and answers.phase != PhaseName.LAUNCH:
             return requests.keys() - followed
-        blocking = _with_problem(silent, *self._cluster.unreachable)
+        blocking = {node for node, end in silent.items() if end.problem.row.is_unreachable}
         if blocking or answers.answered:
             return blocking
         down = self._cluster.down(requests)
@@ -496,10 +494,6 @@ class StepTransport:
         return self._cluster.ended_by(self._latest.errors if self._latest else "")
 
 
-def _with_problem(ended: Mapping[str, Ended], *problems: ProblemCode) -> set[str]:
-    return {node for node, end in ended.items() if end.problem in problems}
-
-
 def describe_ends(
     requests: Requests, step: DriverChannel, cluster: StepCluster, failed: Iterable[str] = ()
 ) -> dict[str, Ended]:
@@ -516,6 +510,6 @@ def describe_ends(
             fault = StepFault(_FOLLOWED, {"first": blamed}, fault.status)
         code = fault.status
         if code is None:  # srun itself may have ended well
-            code = step.code or int(fault.problem in cluster.unreachable)
+            code = step.code or int(fault.problem.row.is_unreachable)
         ends[node] = Ended(code, fault.problem, fault.values)
     return ends

@@ -48,8 +48,8 @@ def started(code: str, opening: bytes = b"") -> DriverChannel:
     return DriverChannel([sys.executable, "-c", code], os.environ, opening, slurm_text)
 
 
-SSH: Any = SimpleNamespace(errors=ssh_faults, unreachable=())
-SLURM: Any = SimpleNamespace(errors=slurm_text, unreachable=())
+SSH: Any = SimpleNamespace(errors=ssh_faults)
+SLURM: Any = SimpleNamespace(errors=slurm_text)
 FRAME = "print('\\x1en1:0 0 0 - . ' + {}, flush=True)\n"
 
 

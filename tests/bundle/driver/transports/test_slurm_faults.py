@@ -6,7 +6,6 @@ import pytest
 
 from bundle.driver.transports.slurm_text import (
     PATIENCE,
-    UNREACHABLE,
     general_fault,
     patience,
     step_argv,
@@ -95,7 +94,7 @@ def test_one_that_follows_counts_as_killed() -> None:
 
 def test_what_to_do() -> None:
     for fault in step_faults(NO_START)["node02"], step_faults(LOST)["node03"]:
-        assert fault.problem in UNREACHABLE
+        assert fault.problem.row.is_unreachable
         assert "--exclude=n7" in worded("n7", fault).fix
     assert worded("n7", step_faults(KILLED)["node02"]).fix == "see its log in /logs"
 
