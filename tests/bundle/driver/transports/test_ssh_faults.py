@@ -108,7 +108,7 @@ class Sshd:
             mark: a file that a host makes; the time for all logins is over then.
         """
         code = (
-            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.channel import "
+            f"import sys; sys.path.insert(0, {str(REPO)!r}); from bundle.driver.transports import "
             f"ssh_fanout; import os, time, types\n"
             f"ahead = lambda: 3600 * os.path.exists({mark!r})\n"
             "ssh_fanout.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead())"
