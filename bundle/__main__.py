@@ -52,22 +52,14 @@ def main(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str]) -> int:
     # Modules and indexes stay; there is little else to collect.
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
-    parser = _parser(_phases() if argv[:1] == ["agent"] else [])
+    parser = _parser()
     options = parser.parse_args(argv)
     # If the starting process ignores it, no child could be waited for: that passes through exec.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if options.command in ("exec", "mounted") and not _command(options):
         parser.error(f"{options.command}: the command is missing")
     try:
-        acts: Mapping[str, Callable[[], int]] = {
-            "drive": lambda: _drive(options.job),
-            "fanout": lambda: _fanout(options.script, options.hosts, attached=options.attached),
-            "agent": lambda: _agent(options.phase, options.request),
-            "clean-node": lambda: _clean_node(options),
-            "mounted": lambda: _mounted(options.place, _command(options)),
-        }
-        act = acts.get(options.command)
-        return act() if act else _use_environment(options, argv)
+        return _ACTS.get(options.command, _use_environment)(options)
     except NodeError as exc:
         if getattr(options, "json", False):
             print(json.dumps({"v": 1, "ok": False, "problem": exc.problem.to_json()}))
@@ -89,8 +81,8 @@ def _tell(error: NodeError) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    environment = _environment(options, argv)
+def _use_environment(options: argparse.Namespace) -> int:
+    environment = _environment(options)
     if environment.mended is not None:
         print(f"stager: {environment.mended}", file=sys.stderr)
     if options.command == "exec":
@@ -101,12 +93,12 @@ def _use_environment(options: argparse.Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _drive(path: str) -> int:
+def _drive(options: argparse.Namespace) -> int:
     from .protocol.job import load
     from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
-    job = load(path)
+    job = load(options.job)
     begun = None
     if job.allocation is Allocation.LOCAL:
         from .driver.transports import local
@@ -124,18 +116,20 @@ def _drive(path: str) -> int:
         return EXIT_INTERRUPTED
 
 
-def _agent(phase: str, handle: int | None) -> int:
+def _agent(options: argparse.Namespace) -> int:
     from .agent import agent
 
-    return agent.collect(handle) if phase == PhaseName.COLLECT else agent.main(phase, handle)
+    if options.phase == PhaseName.COLLECT:
+        return agent.collect(options.request)
+    return agent.main(options.phase, options.request)
 
 
-def _fanout(script: str, hosts: Sequence[str], *, attached: bool) -> int:
+def _fanout(options: argparse.Namespace) -> int:
     from .driver.transports import ssh_fanout
     from .system.processes import signal_at_parent_death
 
     signal_at_parent_death(signal.SIGTERM)
-    return ssh_fanout.main(hosts, script, attached=attached)
+    return ssh_fanout.main(options.hosts, options.script, attached=options.attached)
 
 
 def _clean_node(options: argparse.Namespace) -> int:
@@ -150,14 +144,7 @@ def _clean_node(options: argparse.Namespace) -> int:
     return 1 if any(one.problems for one in cleaned) else 0
 
 
-def _phases() -> list[str]:
-    from .agent import agent
-
-    alone = [PhaseName.SESSION, PhaseName.COLLECT]
-    return [str(phase) for phase in (*sorted(agent.PHASES), *alone)]
-
-
-def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node.pyz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("drive").add_argument("job")
@@ -166,7 +153,7 @@ def _parser(phases: Sequence[str]) -> argparse.ArgumentParser:
     fanout.add_argument("script")
     fanout.add_argument("hosts", nargs="+")
     agent = commands.add_parser("agent")
-    agent.add_argument("phase", choices=phases)
+    agent.add_argument("phase", choices=[str(phase) for phase in PhaseName])
     agent.add_argument("--request", type=int, help="descriptor that holds the request")
     mounted = commands.add_parser("mounted")
     mounted.add_argument("place", help="where the image is mounted")
@@ -196,7 +183,7 @@ def _command(options: argparse.Namespace) -> list[str]:
     return words[1:] if words[:1] == ["--"] else words
 
 
-def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Environment:
+def _environment(options: argparse.Namespace) -> unpack.Environment:
     from .checks import probe
     from .environment.listing import own_python
     from .format.archive import BundleFile
@@ -215,7 +202,7 @@ def _environment(options: argparse.Namespace, argv: Sequence[str]) -> unpack.Env
     if not manifest.requires.bundled_python:
         python = interpreter.find(version, options.python)
         if not own_program.loads_modules_for(version):
-            os.execv(python, [python, "-I", "-S", sys.argv[0], *argv])
+            os.execv(python, [python, "-I", "-S", *sys.argv])
     base = base_for(options.base, manifest.id, room_for(manifest.layers, manifest), os.environ)
     root = secure_root(base)
     python = python or own_python(env_path(root, manifest.id), version)
@@ -298,7 +285,7 @@ def _exec(environment: unpack.Environment, command: list[str]) -> int:
     return _become(command, variables)
 
 
-def _mounted(place: str, command: list[str]) -> int:
+def _mounted(options: argparse.Namespace) -> int:
     """Become the command in an environment that a mounted image contains."""
     from .checks import probe
     from .environment.unpack import write_problem
@@ -307,7 +294,7 @@ def _mounted(place: str, command: list[str]) -> int:
     from .node.machine import host_facts
     from .node.node_root import choose_base, secure_root
 
-    place = os.path.realpath(place)
+    place = os.path.realpath(options.place)
     manifest = exec_command.manifest_of(place)
     for problem in probe.check_requires(manifest.requires, host_facts()):
         raise NodeError(problem)
@@ -320,7 +307,7 @@ def _mounted(place: str, command: list[str]) -> int:
         raise NodeError(write_problem(exc, root)) from exc
     variables = exec_command.variables(directories, place, os.environ)
     variables.update(step_variables(os.environ))
-    return _become(exec_command.program(directories, command), variables)
+    return _become(exec_command.program(directories, _command(options)), variables)
 
 
 def _become(command: list[str], variables: dict[str, str]) -> int:
@@ -333,6 +320,16 @@ def _become(command: list[str], variables: dict[str, str]) -> int:
         if os.path.isfile(command[0]):  # PATH does not have this directory
             print(f"hint: for a script write: python {command[0]}", file=sys.stderr)
         return 127 if isinstance(exc, FileNotFoundError) else 126
+
+
+_ACTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "drive": _drive,
+    "fanout": _fanout,
+    "agent": _agent,
+    "clean-node": _clean_node,
+    "mounted": _mounted,
+}
+"""The commands that need no environment, or find one by themselves."""
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, cast
 
 from ...channel.frames import Lines
@@ -36,7 +36,7 @@ from ...redaction.secret_names import without_secrets
 from ...system import permissions, processes, signals
 from . import apptainer
 from .slurm_text import PYTHONS
-from .transport import Delivery, Ended, Event, OnEvent, Requests, Transfer, saving_note
+from .transport import Delivery, Ended, OnEvent, Requests, Transfer, saving_note
 
 FAILURE_GRACE = 3.0
 """Seconds that the other nodes get to end by themselves after one has failed.
@@ -45,6 +45,8 @@ Short: the grace period after SIGTERM comes on top of it.
 """
 _FAILED = 3
 """Exit status of an agent that did not do its part."""
+_ENDED = 256
+"""Stands for the exit status of an agent that has ended without an answer."""
 _POLL_SECONDS = 1.0
 """Longest time for which the output of agents is waited for at once."""
 _LEAVE_SECONDS = 0.5
@@ -106,7 +108,9 @@ class LocalTransport:
         for agent in self._agents.values():
             _close_input(agent)
         until = time.monotonic() + _LEAVE_SECONDS
-        while time.monotonic() < until and _any_runs(self._agents):
+        while time.monotonic() < until and any(
+            agent.poll() is None for agent in self._agents.values()
+        ):
             time.sleep(_LEAVE_SECONDS / 100)
         _stop_all(self._agents, self._grace)
 
@@ -198,10 +202,6 @@ def _count_missing(job: Job) -> int:
     return missing
 
 
-def _any_runs(agents: Mapping[str, processes.Process]) -> bool:
-    return any(agent.poll() is None for agent in agents.values())
-
-
 def _close_input(agent: processes.Process) -> None:
     if agent.stdin is not None:
         with contextlib.suppress(OSError):
@@ -236,67 +236,46 @@ def _attend(
     Returns:
         Exit status of each; of an agent that has answered, the status that it would end with.
     """
-    attendance = _Attendance(agents, phase)
-    with attendance.selector:
-        while attendance.selector.get_map() and time.monotonic() < until:
-            attendance.pass_signals_on()
-            for key, _ in attendance.selector.select(attendance.wait_seconds(until)):
-                for event in attendance.read(key):
-                    on_event(event)
-                attendance.settle(key)
-            attendance.end_others()
-    return {node: attendance.codes.get(node, _FAILED) for node in agents}
-
-
-class _Attendance:
-    """Agents of one phase; ``codes`` has the exit status of those that are done."""
-
-    def __init__(self, agents: Mapping[str, processes.Process], phase: str) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.codes: dict[str, int] = {}
-        self._agents, self._phase = agents, phase
-        self._deadline: float | None = None
-        """The time at which the others are told to end; None while no agent has failed."""
+    codes: dict[str, int] = {}
+    end_others_at, is_told = math.inf, False
+    with selectors.DefaultSelector() as selector:
         for node, agent in agents.items():
-            self.selector.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
+            selector.register(_output(agent), selectors.EVENT_READ, (node, Lines()))
+        while selector.get_map() and time.monotonic() < until:
+            for number in signals.take_user_signals():
+                _send_signal(agents.values(), number)
+            wait = min(until, end_others_at) - time.monotonic()
+            for key, _ in selector.select(max(0.0, min(_POLL_SECONDS, wait))):
+                node, lines = key.data
+                code = _pass_on(key.fd, lines, node, phase, on_event)
+                if code is None:
+                    continue
+                codes[node] = agents[node].wait() if code == _ENDED else code
+                selector.unregister(key.fileobj)
+                if codes[node] and not is_told:
+                    end_others_at = min(end_others_at, time.monotonic() + FAILURE_GRACE)
+            if time.monotonic() > end_others_at:
+                end_others_at, is_told = math.inf, True
+                keys = selector.get_map().values()
+                _send_signal([agents[key.data[0]] for key in keys], signal.SIGTERM)
+    return {node: codes.get(node, _FAILED) for node in agents}
 
-    def read(self, key: selectors.SelectorKey) -> Iterator[Event]:
-        node, lines = key.data
-        chunk = os.read(key.fd, _CHUNK)
-        for line in lines.feed(chunk or b"\n"):
-            if line:
-                event = read_agent_line(line, node, self._phase)
-                if isinstance(event, Answer) and event.event == self._phase:
-                    self.codes[node] = 0 if event.ok else _FAILED
-                yield event
-        if not chunk:
-            self.codes.setdefault(node, self._agents[node].wait())
 
-    def pass_signals_on(self) -> None:
-        for number in signals.take_user_signals():
-            for agent in self._agents.values():
-                agent.send_signal(number)
+def _pass_on(handle: int, lines: Lines, node: str, phase: str, on_event: OnEvent) -> int | None:
+    """Pass on the events that can be read; return the status by the answer, None without one."""
+    chunk = os.read(handle, _CHUNK)
+    code = None if chunk else _ENDED
+    for line in filter(None, lines.feed(chunk or b"\n")):
+        event = read_agent_line(line, node, phase)
+        if isinstance(event, Answer) and event.event == phase:
+            code = 0 if event.ok else _FAILED
+        on_event(event)
+    return code
 
-    def wait_seconds(self, until: float) -> float:
-        deadline = math.inf if self._deadline is None else self._deadline
-        return max(0.0, min(_POLL_SECONDS, min(until, deadline) - time.monotonic()))
 
-    def settle(self, key: selectors.SelectorKey) -> None:
-        node, _ = key.data
-        if node not in self.codes:
-            return
-        self.selector.unregister(key.fileobj)
-        if self.codes[node] != 0 and self._deadline is None:
-            self._deadline = time.monotonic() + FAILURE_GRACE
-
-    def end_others(self) -> None:
-        """End the other agents, once, some time after the first failure."""
-        if self._deadline is None or time.monotonic() <= self._deadline:
-            return
-        self._deadline = math.inf
-        for key in list(self.selector.get_map().values()):
-            node, _ = key.data
-            self._agents[node].send_signal(signal.SIGTERM)
+def _send_signal(agents: Iterable[processes.Process], number: int) -> None:
+    for agent in agents:
+        agent.send_signal(number)
 
 
 def _output(agent: processes.Process) -> IO[bytes]:
