@@ -1,7 +1,8 @@
-"""An agent that has said all: how long it stays, what it says again, and when it goes."""
+"""An agent's end of the channel: real processes, and the driver's frames."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
@@ -18,11 +19,13 @@ from typing import Any
 import pytest
 
 from bundle.channel import agent_channel
+from bundle.channel.agent_channel import HANG_SECONDS, TaskProgress
 from bundle.channel.frames import FrameReader, heartbeat
 from bundle.driver.transports import agent_program
 from bundle.protocol.codec import encode
 from bundle.protocol.job import Job
 from bundle.protocol.messages import StepMessage
+from bundle.system.processes import TaskState
 from tests.support.jobs import PLAIN
 
 REPO = str(Path(__file__).resolve().parents[3])
@@ -229,3 +232,40 @@ def test_a_request_may_be_compressed_and_leave_out_the_job_that_is_known(tmp_pat
         ["preflight", PLAIN.id, 1],
         ["clean", "2", 1],
     ]
+
+
+# --- What a node's heartbeats say that it hangs in -----------------------------------------------
+
+
+WRITER = TaskState(999_999_999, "D", 5)  # no such process: its command and its wait are not known
+LOOKS = 12
+
+
+def looks(progress: TaskProgress, tasks: tuple[TaskState, ...], count: int) -> list[str]:
+    """What is found in so many looks, over the time after which processes hang."""
+    return [progress.find_hang(tasks, HANG_SECONDS / LOOKS) for _ in range(count)]
+
+
+def test_a_hang_is_named_after_a_minute_and_not_before() -> None:
+    progress = TaskProgress((WRITER,))
+    found = looks(progress, (WRITER,), LOOKS)
+    assert found == [""] * (LOOKS - 1) + ["a process (pid 999999999, state D)"]
+    assert progress.still_seconds == HANG_SECONDS
+
+
+def test_a_slow_disk_is_no_hang() -> None:
+    """It answers shortly before the time is over, each time."""
+    progress = TaskProgress((WRITER,))
+    for switches in range(6, 9):
+        assert looks(progress, (WRITER,), LOOKS - 1) == [""] * (LOOKS - 1)
+        slow = dataclasses.replace(WRITER, switches=switches)
+        assert progress.find_hang((slow,), HANG_SECONDS / LOOKS) == ""
+        assert looks(progress, (slow,), LOOKS - 1) == [""] * (LOOKS - 1)
+        assert progress.find_hang((WRITER,), HANG_SECONDS / LOOKS) == ""
+
+
+def test_few_of_many_are_named() -> None:
+    many = tuple(dataclasses.replace(WRITER, pid=10**9 + number) for number in range(5))
+    *_, found = looks(TaskProgress(many), many, LOOKS)
+    assert found.count("state D") == 3
+    assert found.endswith("; and 2 more")

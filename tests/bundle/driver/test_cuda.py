@@ -1,12 +1,25 @@
-"""The table of CUDA versions and drivers, and what a bundle needs of it."""
+"""NVIDIA drivers and the CUDA of a bundle: what runs, what does not, and what is said."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from bundle.driver import cuda
 from bundle.driver.cuda import CudaNeed, driver_problem, needed, parsed
-from bundle.protocol.messages import GpuFacts
+from bundle.driver.phases import described, line, list_driver_notes
+from bundle.protocol.messages import Gpu, GpuFacts
+from stager.core.store import Store
+from stager.core.values import Wheel
+from tests.support.bundles import make_bundle
+from tests.support.gpu_machines import nvidia_smi
+from tests.support.jobs import job_for
+from tests.support.wheelhouse import make_wheel
 
 
 @pytest.mark.parametrize(
@@ -72,3 +85,77 @@ def test_the_table_is_in_order() -> None:
     assert [cuda.minimal_driver(version) for version in ((11, 0), (11, 8), (12, 9), (13, 7))] == [
         *("450.51.05", "450.80.02", "525.60.13", "580.65.06"),
     ]
+
+
+# --- What a preflight says about drivers and GPUs; nothing is sent where a driver is too old -----
+
+
+A100 = Gpu("NVIDIA A100-SXM4-80GB", 81920 << 20)
+H100 = Gpu("NVIDIA H100 80GB HBM3", 81559 << 20)
+PARTED = Gpu("NVIDIA A100-SXM4-80GB", 81920 << 20, ("3g.40gb", "3g.40gb"))
+CUDA_128 = CudaNeed((12, 8), "torch 2.9.0+cu128")
+
+
+def test_six_nodes_of_several_kinds() -> None:
+    new, old = "580.65.06", "535.54.03"
+    said = list_driver_notes(
+        {
+            "n1": GpuFacts(new, gpus=(A100, A100)),
+            "n2": GpuFacts(new, gpus=(H100,)),
+            "n3": GpuFacts(old, gpus=(A100, A100)),
+            "n4": GpuFacts(new, gpus=(PARTED,)),
+            "n5": GpuFacts("470.1", fault="Driver/library version mismatch"),
+            "n6": None,
+        },
+        CUDA_128,
+    )
+    assert said == [
+        "n5: the NVIDIA driver does not work: Driver/library version mismatch",
+        "n6: no NVIDIA driver, so what torch 2.9.0+cu128 is for, CUDA 12.8, cannot be used there",
+        "n3: the driver is older than the one of CUDA 12.8 (570.26): built kernels run, what the "
+        "driver must compile (PTX) does not",
+        "the nodes' GPUs differ, and the slowest sets the pace: "
+        "n1, n3: 2 x NVIDIA A100-SXM4-80GB (80 GiB); "
+        "n2: 1 x NVIDIA H100 80GB HBM3 (80 GiB); "
+        "n4: 1 x NVIDIA A100-SXM4-80GB (80 GiB) as MIG 3g.40gb+3g.40gb; "
+        "n5, n6: no NVIDIA GPU",
+    ]
+
+
+def test_nodes_that_are_alike_need_no_word() -> None:
+    two = {"n1": GpuFacts("580.65.06", gpus=(A100,)), "n2": GpuFacts("590.1", gpus=(A100, A100))}
+    assert list_driver_notes(two, CUDA_128) == []
+    assert list_driver_notes({"n1": None, "n2": None}, None) == []
+    assert described((A100, H100, A100)).startswith("2 x NVIDIA A100")
+    assert line("n1", GpuFacts("580.65.06")) == "n1 driver=580.65.06 gpus=none"
+
+
+@pytest.mark.parametrize("driver", ["525.60.13", "580.65.06"])
+def test_nothing_is_sent_where_the_driver_is_too_old(
+    store: Store, zstd_wheel: Wheel | None, program: Path, tmp_path: Path, driver: str
+) -> None:
+    runtime = make_wheel(tmp_path, "nvidia-cuda-runtime", "13.0.96")
+    packed = make_bundle(store, [runtime], decompressor=zstd_wheel, name="accelerated")
+    nvidia_smi(tmp_path / "bin", f"{A100.name}, 81920, {driver}, [N/A]")
+    job = job_for(packed, tmp_path)
+    (tmp_path / "job.json").write_text(json.dumps(job.to_json()))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(program), "drive", str(tmp_path / "job.json")],
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    log = (tmp_path / "logs" / "preflight.4711.txt").read_text()
+    assert f"local1 driver={driver} gpus=1 x {A100.name} (80 GiB)" in log
+    begun = [event["phase"] for event in events if event["event"] == "begin"]
+    if driver == "580.65.06":
+        assert (done.returncode, begun[-1]) == (0, "probe"), done.stderr
+        return
+    assert (done.returncode, begun) == (3, ["preflight"])
+    what = "has driver 525.60.13, the bundle's CUDA 13.0 needs 580.65.06 or newer"
+    found = events[-1]["problems"]
+    assert {node: found[node][0]["what"] for node in found} == {"local1": what, "local2": what}
+    assert f"local2 problem: local2: {what}; nvidia-cuda-runtime 13.0.96" in log

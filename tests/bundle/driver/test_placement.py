@@ -1,14 +1,12 @@
-"""Bringing files to nodes: who is tried again when ``sbcast`` fails, and what is told of whom.
-
-Real bundles, excerpts and node roots; only the sending itself is a stand-in, as what it does is
-what the tests are about. On a real cluster it is tested in tests/slurm.
-"""
+"""Bringing the environment to the nodes: each failure, and what is tried next."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +14,15 @@ from typing import IO, Any
 
 import pytest
 
-from bundle.driver import placement
+from bundle.driver import driver, placement
 from bundle.driver.logs import Logs
+from bundle.driver.phases import PlacePhase
+from bundle.driver.placement import problems_of_own_disk, scratch
 from bundle.driver.state import NodesFailed, State
 from bundle.driver.transports.transport import Delivery, Ended, OnEvent, Requests, Transfer
 from bundle.format.archive import BundleFile, Excerpt
 from bundle.protocol.codec import encode
-from bundle.protocol.enumerations import Stage, TransferWay
+from bundle.protocol.enumerations import PhaseName, Stage, TransferWay
 from bundle.protocol.messages import (
     Incoming,
     PreflightAnswer,
@@ -30,12 +30,13 @@ from bundle.protocol.messages import (
     UnpackAnswer,
     UnpackRequest,
 )
-from bundle.protocol.problem import Problem, ProblemCode
+from bundle.protocol.problem import NodeError, Problem, ProblemCode
 from stager.core.store import Store
 from stager.pack.bundle import Packed
 from tests.support.bundles import make_bundle, wheel
 from tests.support.displayed import displayed
 from tests.support.jobs import job_for
+from tests.support.namespaces import namespace
 from tests.support.problems import worded
 from tests.support.wheelhouse import make_wheel
 
@@ -367,3 +368,65 @@ def test_nodes_that_cannot_be_served_fail_the_job(single: Packed, tmp_path: Path
     state.facts = {"n1": PreflightAnswer("n1", root="/r")}
     with pytest.raises(NodesFailed, match="n1"):
         placement.decide(state)
+
+
+# --- The disk of the driver's own host -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, ProblemCode.HOST_DISK_FULL),
+        (errno.EDQUOT, ProblemCode.HOST_DISK_FULL),
+        (errno.EROFS, ProblemCode.HOST_DISK_UNWRITABLE),
+        (errno.EIO, ProblemCode.HOST_DISK_UNWRITABLE),
+    ],
+)
+def test_an_error_of_a_file_system_in_a_phase_is_the_hosts(number: int, code: ProblemCode) -> None:
+    class Failing(PlacePhase):
+        def use(self, state: Any) -> None:
+            raise OSError(number, os.strerror(number), "/var/tmp/x")
+
+    class Said:
+        seconds: dict[PhaseName, float] = {}  # noqa: RUF012 - of this test only
+
+        def emit(self, event: object) -> None:
+            pass
+
+    with pytest.raises(NodeError) as caught:
+        driver._do(Failing(), Said())  # type: ignore[arg-type]
+    assert caught.value.problem.code is code
+    assert caught.value.problem.where == "/var/tmp/x"
+    assert os.strerror(number) in caught.value.problem.why
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(ConnectionResetError), problems_of_own_disk():
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+
+
+def test_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(NodeError) as caught, scratch():
+        pass
+    assert caught.value.problem.code is ProblemCode.HOST_DISK_UNWRITABLE
+
+
+def test_what_is_temporary_does_not_stay() -> None:
+    with scratch() as folder:
+        Path(folder, "part").write_bytes(b"x")
+    assert not os.path.exists(folder)
+
+
+def test_all_temporary_directories_are_full(tmp_path: Path) -> None:
+    code = (
+        "import os, tempfile\nos.chdir('/proc')\n"
+        f"tempfile._candidate_tempdir_list = lambda: [{str(tmp_path)!r}]\n"
+        "from bundle.driver.placement import scratch\n"
+        "from bundle.protocol.problem import NodeError\n"
+        "try:\n    with scratch(): print(json.dumps('made'))\n"
+        "except NodeError as exc: print(json.dumps([str(exc.problem.code), exc.problem.why]))\n"
+    )
+    name, why = namespace("-m", f"mount -t tmpfs -o ro none '{tmp_path}'", code)
+    assert name == "host-disk-unwritable"
+    assert why.startswith("No usable temporary directory found")

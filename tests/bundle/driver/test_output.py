@@ -1,4 +1,4 @@
-"""What the driver prints, to readers that are there, late, stopped or gone: real pipes."""
+"""The driver's standard output, whatever its reader does."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The fan-out, with a program in the place of ``ssh``; tests/ssh has the real one.
-
-It runs the host's command here, after what its name asks for: no real sshd is as slow, as silent or
-as unwilling when a test wants it to be.
-"""
+"""Running one command on many hosts: real processes in the place of ssh."""
 
 from __future__ import annotations
 
@@ -16,7 +12,15 @@ from typing import Any
 import pytest
 
 from bundle.driver.transports import ssh_fanout
-from bundle.driver.transports.ssh_fanout import REPORT_PREFIX
+from bundle.driver.transports.ssh_fanout import (
+    LOGINS,
+    PAUSES,
+    REPORT_PREFIX,
+    LoginQueue,
+    reason,
+    telling_line,
+)
+from bundle.protocol.problem import ProblemCode
 
 REPO = Path(__file__).resolve().parents[3]
 SSH = """\
@@ -217,3 +221,108 @@ def test_a_shell_of_any_kind_reads_the_command_as_one() -> None:
     assert host == "ann@n1"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "stager-begun\na b\n"
+
+
+# --- The order of logins, and what becomes of a host that was turned away ------------------------
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_no_more_than_so_many_at_a_time_in_their_order() -> None:
+    queue = LoginQueue(["n1", "n2", "n3"])
+    assert [queue.next(0), queue.next(LOGINS - 1), queue.next(LOGINS)] == ["n1", "n2", ""]
+    assert queue
+    assert [queue.next(3), queue.next(3)] == ["n3", ""]
+    assert not queue
+
+
+def test_a_host_that_was_turned_away_comes_again_after_a_pause() -> None:
+    clock = Clock()
+    queue = LoginQueue(["n1"], clock)
+    for number, pause in enumerate(PAUSES, 1):
+        assert queue.next(0) == "n1"
+        assert queue.turned_away("n1", 0)
+        assert (queue.tries("n1"), bool(queue)) == (number, True)
+        clock.now += pause - 0.5
+        assert queue.next(0) == ""
+        clock.now += 0.5
+    assert queue.next(0) == "n1"
+    assert not queue.turned_away("n1", 0)
+    assert not queue
+
+
+def test_then_no_more_are_under_way_than_were_let_in() -> None:
+    clock = Clock()
+    queue = LoginQueue([f"n{number}" for number in range(40)], clock)
+    begun = [queue.next(number) for number in range(LOGINS)]
+    for under_way in range(LOGINS - 1, 1, -1):  # all but two of them are turned away
+        assert queue.turned_away(begun[under_way], under_way)
+    assert (queue.next(2), queue.next(1)) == ("", "n16")
+    assert queue.turned_away("n16", 0)
+    assert (queue.next(1), queue.next(0)) == ("", "n17")
+
+
+def test_other_hosts_do_not_wait_for_one_that_pauses() -> None:
+    queue = LoginQueue(["n1", "n2"], Clock())
+    assert queue.next(0) == "n1"
+    assert queue.turned_away("n1", 5)
+    assert queue.next(0) == "n2"
+    assert (queue.next(0), bool(queue)) == ("", True)
+
+
+# --- The words of ssh for a login that failed, those of jump hosts among them --------------------
+
+
+CLOSED = "kex_exchange_identification: Connection closed by remote host"
+BEHIND = (CLOSED, "Connection closed by UNKNOWN port 65535")
+"""What ssh says when its jump host cannot go on, whatever the reason."""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "line"),
+    [
+        (
+            (CLOSED, "Connection closed by 10.0.0.7 port 22"),
+            ProblemCode.SSH_TURNED_AWAY,
+            "Connection closed by 10.0.0.7 port 22",
+        ),
+        (
+            ("kex_exchange_identification: read: Connection reset by peer",),
+            ProblemCode.SSH_TURNED_AWAY,
+            "kex_exchange_identification: read: Connection reset by peer",
+        ),
+        (
+            ("Connection reset by 10.0.0.7 port 22", *BEHIND),
+            ProblemCode.SSH_TURNED_AWAY,
+            "Connection reset by 10.0.0.7 port 22",
+        ),
+        (
+            ("ann@jump: Permission denied (publickey).", *BEHIND),
+            ProblemCode.SSH_NO_LOGIN,
+            "ann@jump: Permission denied (publickey)",
+        ),
+        (
+            ("channel 0: open failed: connect failed: No route to host", *BEHIND),
+            ProblemCode.SSH_UNREACHED,
+            "channel 0: open failed: connect failed: No route to host",
+        ),
+        (
+            (
+                "Connection timed out during banner exchange",
+                "Connection to 10.0.0.7 port 22 timed out",
+            ),
+            ProblemCode.SSH_UNREACHED,
+            "Connection timed out during banner exchange",
+        ),
+        (("This account is currently not available.",), None, ""),
+    ],
+)
+def test_why_a_login_failed(said: tuple[str, ...], code: ProblemCode | None, line: str) -> None:
+    assert (reason(said), telling_line(said)) == (code, line)
