@@ -1,15 +1,30 @@
-"""Where nodes come from: every way to decide, and the exact command that asks for them."""
+"""Where nodes come from, the command that asks for them, and what no partition can satisfy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stager.config.load import parse
-from stager.core.errors import ConfigError
-from stager.slurm.request import COMMANDS, Request, choose, request, salloc_argv
+from bundle.system.processes import CompletedCommand
+from stager.config.load import Config, parse
+from stager.core.errors import ConfigError, StagerError
+from stager.slurm.request import (
+    COMMANDS,
+    LISTING,
+    Request,
+    choose,
+    listed_nodes,
+    make_build_launcher,
+    read_nodes,
+    request,
+    salloc_argv,
+    shortage,
+)
+
+# --- The source of the nodes, and the request -----------------------------------------------------
 
 
 def config(root: Path, **tables: Any) -> Any:
@@ -212,3 +227,113 @@ def test_arguments_that_agree_or_that_the_job_does_not_decide(tmp_path: Path) ->
     assert request(config(tmp_path, cluster={"partition": "gpu"}), own).salloc_args[0] == "-p"
     with pytest.raises(ConfigError, match="SALLOC_OPTS: debug is not an option"):
         request(config(tmp_path), {"SALLOC_OPTS": "debug"})
+
+
+# --- A build on a node ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def build_config(tmp_path: Path) -> Config:
+    cluster = {"nodes": 4, "partition": "gpu", "gpus-per-node": 1, "salloc-args": ["--mem=8G"]}
+    data = {"environment": {"requirements": ["numpy"]}, "cluster": cluster}
+    return parse(data, root=tmp_path, source=tmp_path / "stager.toml")
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\n")
+    srun.chmod(0o755)
+    return {"PATH": str(tmp_path)}
+
+
+def test_without_slurm_this_machine_is_the_node(build_config: Config) -> None:
+    assert make_build_launcher(build_config, {"PATH": "/nowhere"}) == ()
+
+
+def test_a_step_of_the_allocation(build_config: Config, env: dict[str, str]) -> None:
+    begin = make_build_launcher(
+        build_config, {**env, "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "16"}
+    )
+    assert begin[:4] == ("srun", "--job-name=stager-build", "--nodes=1", "--ntasks=1")
+    assert {"--cpus-per-task=16", "--overlap"} <= set(begin)
+
+
+def test_a_job_of_its_own(build_config: Config, env: dict[str, str]) -> None:
+    begin = make_build_launcher(build_config, env)
+    assert begin[0] == "srun"
+    assert {"--nodes=1", "--partition=gpu", "--gpus-per-node=1", "--mem=8G"} <= set(begin)
+    assert "--overlap" not in begin
+
+
+# --- Requests that no partition can satisfy -------------------------------------------------------
+
+
+LISTED = """\
+torch* n1 4
+torch* n2 4
+torch* n3 16
+big n3 16
+big n4 64
+odd n5 4+
+"""
+
+
+def asking(**changed: Any) -> Request:
+    fields: dict[str, Any] = dict.fromkeys(
+        ("partition", "account", "time", "exclude", "cpus_per_task", "gpus_per_node")
+    )
+    return Request(**{"name": "demo", "nodes": (1, 1), **fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("request_", "ranks", "why"),
+    [
+        (asking(nodes=(3, 3)), None, ""),
+        (asking(nodes=(2, 5)), None, ""),
+        (asking(nodes=(2, 2), cpus_per_task=64, partition="big,torch"), 64,
+         "the job asks for 2 nodes with 64 CPUs each (64 ranks of 1 CPU), partition big, torch has "
+         "1 of that size"),
+        (asking(cpus_per_task=16), 16, ""),
+        (asking(cpus_per_task=16, exclude="n[2-3]"), 16,
+         "the job asks for 16 CPUs a node (16 ranks of 1 CPU), the largest node of partition torch "
+         "has 4"),
+        (asking(cpus_per_task=17), None,
+         "the job asks for 17 CPUs a node (cluster.cpus-per-task), the largest node of partition "
+         "torch has 16"),
+        (asking(nodes=(4, 4)), None, "the job asks for 4 nodes, partition torch has 3"),
+        (asking(nodes=(3, 3), exclude="n2"), None,
+         "the job asks for 3 nodes, partition torch has 2 besides the excluded n2"),
+        (asking(cpus_per_task=99, partition="cloud"), 99, ""),
+    ],
+)  # fmt: skip
+def test_what_there_is_not(request_: Request, ranks: int | None, why: str) -> None:
+    assert shortage(request_, read_nodes(LISTED), ranks) == why
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        *[("idle", True), ("allocated", True), ("mixed", True), ("completing", True), ("", True)],
+        *[("down*", False), ("drained", False), ("DRAINING", False), ("failing", False)],
+        *[("powered_down", False), ("maint", False), ("unknown*", False)],
+    ],
+)
+def test_nodes_that_no_job_gets(state: str, up: bool) -> None:
+    (node,) = read_nodes(f"torch* n1 4 {state}\n")
+    assert node.is_up is up
+
+
+def test_nodes_are_listed_where_slurm_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert listed_nodes() is None
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho torch\\* n1 4 idle; echo $#\n")
+    sinfo.chmod(0o755)
+    assert [(node.name, node.state) for node in listed_nodes() or ()] == [("n1", "idle")]
+
+    def silent(argv: Sequence[str], **_: object) -> CompletedCommand:
+        assert argv == LISTING
+        raise StagerError("no answer")
+
+    assert listed_nodes(silent) == []
