@@ -1,23 +1,32 @@
-"""Each request is the same after its way to an agent; what is no request is refused."""
+"""Requests, answers and output are the same after their way; what is none is refused."""
 
 from __future__ import annotations
 
 import json
+import os
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from bundle.driver.transports.agent_program import factored
-from bundle.protocol.codec import encode
+from bundle.protocol import messages
+from bundle.protocol.codec import DecodeError, decode, encode
+from bundle.protocol.events import RankOutput, read_agent_line
 from bundle.protocol.job import Job
 from bundle.protocol.messages import (
     REQUESTS,
     VERSION,
+    AgentEvent,
     AgentRequest,
     Handover,
+    HostFacts,
     ProbeRequest,
     RequestReader,
+    UnpackAnswer,
 )
 from bundle.protocol.problem import NodeError
 from tests.support.generated import generated
@@ -109,3 +118,98 @@ def test_a_job_that_cannot_be_read_is_refused_as_such() -> None:
         with pytest.raises(NodeError, match="the job description cannot be read"):
             RequestReader("").first({**raw, "job": job})
     assert isinstance(RequestReader("").first(sent(raw)).job, Job)
+
+
+def kinds(base: type[AgentEvent]) -> Iterator[type[AgentEvent]]:
+    """The classes of the events that agents send."""
+    for kind in base.__subclasses__():
+        if kind.__module__ == messages.__name__ and kind.event:
+            yield kind
+        yield from kinds(kind)
+
+
+EVENTS = sorted(set(kinds(AgentEvent)), key=lambda kind: kind.event)
+each_event = pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.event)
+
+
+def fields_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an event as the driver receives it."""
+    sent = json.loads(json.dumps(raw))
+    return {key: sent[key] for key in sent.keys() - {"v", "event"}}
+
+
+@each_event
+def test_what_is_sent_is_read(kind: type[AgentEvent]) -> None:
+    for seed in range(12):
+        event = generated(kind, seed)
+        raw = event.to_json()
+        assert (raw["v"], raw["event"]) == (VERSION, kind.event)
+        assert decode(kind, fields_of(raw)) == event
+        assert decode(kind, fields_of(encode(event))) == event
+
+
+def test_each_event_has_a_name_of_its_own() -> None:
+    assert len({kind.event for kind in EVENTS}) == len(EVENTS) > 10
+
+
+@each_event
+def test_a_field_that_is_unknown_or_of_another_type_is_named(
+    kind: type[AgentEvent],
+) -> None:
+    raw = fields_of(encode(generated(kind, 1)))
+    with pytest.raises(DecodeError, match=r"^at: surplus: unknown$"):
+        decode(kind, {**raw, "surplus": 1}, "at")
+    for field in fields(kind):
+        with pytest.raises(DecodeError, match=rf"^at\.{field.name}"):
+            decode(kind, {**raw, field.name: {"of": 0.5}}, "at")
+
+
+def test_a_phase_that_failed_is_told_by_what_all_answers_have() -> None:
+    """So does the shell of a step that finds no Python."""
+    raw = {"node": "n1", "ok": False, "seconds": 0, "problems": []}
+    assert decode(UnpackAnswer, raw) == UnpackAnswer(node="n1", ok=False)
+
+
+def test_the_facts_of_a_machine_are_read() -> None:
+    for seed in range(12):
+        facts = generated(HostFacts, seed)
+        assert decode(HostFacts, json.loads(json.dumps(encode(facts)))) == facts
+
+
+REPEATED = b"".join(b"rank 3 step %d: loss is 0.25\n" % step for step in range(3000))
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        (b"one line\n", "text"),
+        (b"\xff\xfe\n", "base64"),
+        (REPEATED, "zlib"),
+        (REPEATED + b"\xff", "zlib"),
+        (os.urandom(100_000), "base64"),
+    ],
+)
+def test_every_byte_comes_back(data: bytes, key: str) -> None:
+    line = messages.output_line("n1", 3, data)
+    assert key in json.loads(line)
+    assert b"\n" not in line
+    assert b"\x1e" not in line  # it begins a frame
+    assert read_agent_line(line, "n1", "launch") == RankOutput("n1", 3, data, of_ranks=True)
+
+
+def test_what_repeats_is_short() -> None:
+    assert len(messages.output_line("n1", 3, REPEATED)) < len(REPEATED) / 3
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"no zlib",
+        zlib.compress(REPEATED)[:-30],
+        zlib.compress(b"x" * 20_000_000),  # no agent sends as much: the driver's memory is bounded
+    ],
+)
+def test_what_cannot_be_decompressed_is_kept_as_it_came(packed: bytes) -> None:
+    event = {"v": 1, "event": "output", "rank": 3, "zlib": b64encode(packed).decode()}
+    line = json.dumps(event).encode()
+    assert read_agent_line(line, "n1", "launch") == RankOutput("n1", data=line + b"\n")
