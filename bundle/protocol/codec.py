@@ -14,6 +14,7 @@ becomes its text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -43,6 +44,10 @@ class DecodeError(ValueError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
         self.path, self.reason = path, reason
+
+
+_STRICT = contextlib.nullcontext()
+_LENIENT = contextlib.suppress(DecodeError)
 
 
 def encode(value: object, omit: Collection[str] = ()) -> dict[str, object]:
@@ -86,17 +91,14 @@ def decode(kind: type[_T], raw: object, path: str = "", *, strict: bool = True) 
     readers = _readers(kind, strict)  # type: ignore[arg-type] # of lru_cache: a type is hashable
     for name, key, read, is_required in readers:
         if key in items:
-            try:
+            with _STRICT if strict or is_required else _LENIENT:
                 values[name] = read(items[key], prefix + key)
-            except DecodeError:
-                if strict or is_required:
-                    raise
         elif is_required:
             missing.append(key)
     if missing:
         raise DecodeError(path, f"{', '.join(missing)}: missing")
-    unknown = items.keys() - {key for _, key, _, _ in readers}
-    if strict and unknown:
+    unknown = items.keys() - {key for _, key, _, _ in readers} if strict else ()
+    if unknown:
         raise DecodeError(path, f"{', '.join(sorted(map(str, unknown)))}: unknown")
     try:
         return kind(**values)
@@ -233,11 +235,8 @@ def _read_union(readers: list[_Reader], declared: str, raw: object, path: str) -
 def _read_list(item: _Reader, strict: bool, raw: object, path: str) -> object:
     values = []
     for position, value in enumerate(_require((list, tuple), "a list", raw, path)):
-        try:
+        with _STRICT if strict else _LENIENT:
             values.append(item(value, f"{path}[{position}]"))
-        except DecodeError:
-            if strict:
-                raise
     return tuple(values)
 
 
@@ -252,11 +251,8 @@ def _read_tuple(items: list[_Reader], raw: object, path: str) -> object:
 def _read_dict(item: _Reader, strict: bool, raw: object, path: str) -> object:
     values = {}
     for key, value in _require(dict, "an object", raw, path).items():
-        try:
+        with _STRICT if strict else _LENIENT:
             values[_read_text(key, path)] = item(value, f"{path}.{key}")
-        except DecodeError:
-            if strict:
-                raise
     return values
 
 

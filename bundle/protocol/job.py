@@ -336,10 +336,9 @@ def check(job: Job) -> None:
     if job.allocation is Allocation.SLURM and not job.id and not job.nodes:
         # To be bound to an allocation first; slurm_text.bind then checks it again.
         job = replace(job, id="unbound", nodes=("unbound",))
-    named = [("id", job.id), ("name", job.name), *(("node", node) for node in job.nodes)]
-    for field, name in named:
-        if not name.isprintable() or not name.strip(".") or "/" in name:
-            raise ValueError(f"{field} {_shorten(name)} cannot be part of a file's name")
+    _check_file_names("id", job.id)
+    _check_file_names("name", job.name)
+    _check_file_names("node", *job.nodes)
     if not job.nodes or len(set(job.nodes)) != len(job.nodes):
         raise ValueError("the nodes must be one or more, and different")
     names = [f"{job.name}.{job.id}.{node}" for node in job.nodes]
@@ -349,6 +348,12 @@ def check(job: Job) -> None:
             f"name, id and node have {size} bytes together ({_shorten(longest)}): the names of "
             f"logs begin with them, and have room for {NAME_BYTES}"
         )
+
+
+def _check_file_names(field: str, *names: str) -> None:
+    for name in names:
+        if not name.isprintable() or not name.strip(".") or "/" in name:
+            raise ValueError(f"{field} {_shorten(name)} cannot be part of a file's name")
 
 
 def _shorten(name: str) -> str:

@@ -174,15 +174,15 @@ def failure(lines: Sequence[str], code: int, log_dir: str) -> StagerError:
     context = [message.text for message in messages if message.kind == "other"][-_CONTEXT_LINES:]
     jobs = {message.kind: message.job_id for message in reversed(messages) if message.job_id}
     granted, revoked = jobs.get("granted", ""), jobs.get("revoked", "")
+    reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
     if granted:
-        reason = "Slurm revoked the allocation" if revoked else f"exit status {code}"
         return JobError(
             f"job {granted} ended without a result: {'; '.join([reason, *errors])}",
             hint=f"`scontrol show job {granted}` may say why (a time limit, a lost node, scancel); "
             f"what the nodes wrote is in {log_dir}",
             context=context,
         )
-    if any(message.text == "Job has been cancelled" for message in messages):
+    if "Job has been cancelled" in [message.text for message in messages]:
         return JobError(
             f"job {revoked} was cancelled before it had nodes",
             hint=f"`sacct --jobs={revoked}` may show by whom; start it again",

@@ -1,4 +1,4 @@
-"""The catalogue explains lines of real logs, each entry by a sample; a prefilter finds its texts."""
+"""The catalogue explains lines of real logs, each entry by a sample; a prefilter finds texts."""
 
 from __future__ import annotations
 
