@@ -55,39 +55,30 @@ class Options:
     """One training run, as asked for on the command line."""
 
     workload: str
-    """The name of the workload, a key of ``WORKLOADS``."""
     data: Path | None
     """A data file or folder; None takes the data set from the Hugging Face cache."""
     epochs: int
-    """Number of times that every training row is seen."""
     subset: int | None
     """Number of training rows; None for all of them."""
     held_out: int | None
     """Number of rows kept back for the final accuracy; None lets the workload choose."""
     batch_size: int
-    """Rows that one rank takes in one step."""
     lr: float | None
     """The peak learning rate; None derives it from the number of rows in a step."""
     seed: int
     """Seeds the model's first weights, the order of the rows and the choice of the subset."""
     out: Path
-    """The folder for the model, the checkpoints and ``metrics.json``."""
     resume: bool
-    """True to continue from the newest checkpoint in ``out``, if there is one."""
     vocab: Path | None = None
-    """A WordPiece vocabulary file, one token a line."""
     tokenizer: str | None = None
     """A tokenizer by name (in the Hugging Face cache) or by folder."""
     sync: str = "ddp"
-    """The way to synchronise the ranks' models, one of ``SYNCS``."""
     precision: str = "auto"
-    """The precision of the computation, one of ``PRECISIONS``."""
     save_every: int | None = None
     """Steps between checkpoints within an epoch; None writes them at its end only."""
     keep: int = 3
     """Number of checkpoints that stay, besides the best one."""
     width: int = 64
-    """Channels of a network's first stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +96,7 @@ class Workload:
     defaults: tuple[int, int, str]
     """Epochs, rows of a batch, and the output folder, when not given."""
     lr_help: str = "one that suits the workload"
-    """The default of the learning rate."""
     needed: tuple[str, ...] = ("torch", "numpy")
-    """The packages that it imports."""
 
 
 def _tiny_bert_options(parser: argparse.ArgumentParser) -> None:
@@ -224,11 +213,7 @@ def _meant(parser: argparse.ArgumentParser, word: str) -> str:
 
 
 def fits(options: Options, rows: int) -> None:
-    """See whether a step fits into the rows to train on.
-
-    Raises:
-        TrainerError: a rank alone would take more of them than there are.
-    """
+    """See whether a step fits into the rows to train on."""
     if options.batch_size > rows:
         raise TrainerError(
             f"--batch-size {options.batch_size}: only {counted(rows, 'row')} to train on",
@@ -237,11 +222,7 @@ def fits(options: Options, rows: int) -> None:
 
 
 def check(options: Options) -> None:
-    """Look at the named files before any work is done.
-
-    Raises:
-        TrainerError: naming everything that is wrong.
-    """
+    """Look at the named files before any work is done."""
     problems = []
     if options.data is not None and not options.data.exists():
         problems.append(f"--data {options.data}: there is no such file or folder")

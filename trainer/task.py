@@ -33,11 +33,9 @@ class Task:
     """One training job."""
 
     model: Module
-    """The model with its initial weights."""
     train: Rows
     held_out: Rows
     lr: float
-    """The highest learning rate."""
     optimizer: Callable[[Module], Optimizer]
     """Makes the optimizer of the model's parameters; its rate is set before each step."""
     warmup: float = 0.1

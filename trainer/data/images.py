@@ -46,11 +46,7 @@ class RunImages:
 
 
 def folder_of(options: Options) -> Path:
-    """Return the folder that ``--data`` names.
-
-    Raises:
-        TrainerError: it does not name a folder.
-    """
+    """Return the folder that ``--data`` names."""
     if options.data is None or not options.data.is_dir():
         raise TrainerError(
             f"{options.workload} needs --data, a folder with the IDX files of MNIST"
@@ -62,11 +58,7 @@ def folder_of(options: Options) -> Path:
 
 
 def file_of(options: Options, pattern: str) -> Path:
-    """Return the file that ``--data`` names, or the one in its folder that fits a pattern.
-
-    Raises:
-        TrainerError: there is none, or more than one.
-    """
+    """Return the file that ``--data`` names, or the one in its folder that fits a pattern."""
     data = options.data
     if data is None:
         setting, paths = "--data is missing", []
@@ -84,11 +76,7 @@ def file_of(options: Options, pattern: str) -> Path:
 
 
 def read_mnist(folder: Path) -> Splits:
-    """Return the training and the test split of MNIST, or the only one that is there.
-
-    Raises:
-        TrainerError: there is none, or a file is damaged.
-    """
+    """Return the training and the test split of MNIST, or the only one that is there."""
     splits = []
     for split in _SPLITS:
         paths = _idx_paths(folder, split)
@@ -124,11 +112,7 @@ def _idx_paths(folder: Path, split: str) -> dict[str, Path]:
 
 
 def read_idx(path: Path, axes: int) -> Tensor:
-    """Return the array in an IDX file: bytes, with ``axes`` axes.
-
-    Raises:
-        TrainerError: it is damaged; the message names the file and the byte.
-    """
+    """Return the array in an IDX file: bytes, with ``axes`` axes."""
     import torch
 
     try:
@@ -159,11 +143,7 @@ def read_idx(path: Path, axes: int) -> Tensor:
 
 
 def read_npz(path: Path) -> Splits:
-    """Return the images in the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
-
-    Raises:
-        TrainerError: an array is missing or has no fitting shape, or the file is damaged.
-    """
+    """Return the images in the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
     import numpy as np
     import torch
 
@@ -188,11 +168,7 @@ def read_npz(path: Path) -> Splits:
 
 
 def choose(splits: Splits, options: Options) -> RunImages:
-    """Return the images that the command line asks for.
-
-    Raises:
-        TrainerError: there are too few.
-    """
+    """Return the images that the command line asks for."""
     train, held_out = splits.train, splits.held_out
     if held_out is None:
         train, held_out = _split(train, options)

@@ -33,7 +33,6 @@ class LabelledText:
     """One labelled text."""
 
     label: int
-    """The class, from 0."""
     text: str
     """Title and description, in one line."""
 
@@ -43,17 +42,12 @@ class Corpus:
     """The rows of one run."""
 
     train: list[LabelledText]
-    """The rows to learn from."""
     held_out: list[LabelledText]
     """The rows that accuracy is measured on; none of them is trained on."""
 
 
 def load(options: Options) -> Corpus:
-    """Read the rows that ``options`` asks for, the same on every rank.
-
-    Raises:
-        TrainerError: they cannot be read, or are too few to train on and to measure.
-    """
+    """Read the rows that ``options`` asks for, the same on every rank."""
     train, held_out = _read(options.data)
     source = options.data or HUB_NAMES[0]
     if held_out is None:
@@ -89,11 +83,7 @@ def _sample(rows: list[LabelledText], count: int, seed: int) -> list[LabelledTex
 
 
 def read_csv(path: Path) -> list[LabelledText]:
-    """Return the rows of a csv file, with or without a header line.
-
-    Raises:
-        TrainerError: lines are not labelled texts; the message names the first and counts all.
-    """
+    """Return the rows of a csv file, with or without a header line."""
     rows, problems = [], []
     try:
         for line, cells in _cells(path):
@@ -121,11 +111,7 @@ def read_csv(path: Path) -> list[LabelledText]:
 
 
 def read_hub() -> tuple[list[LabelledText], list[LabelledText]]:
-    """Return the training and test rows of ``ag_news``, from the cache if offline.
-
-    Raises:
-        TrainerError: the cache does not have it.
-    """
+    """Return the training and test rows of ``ag_news``, from the cache if offline."""
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -228,15 +214,10 @@ class Example:
     tokens: list[int]
     """The token numbers, with the special ones at both ends."""
     label: int
-    """The class, from 0."""
 
 
 def load_tokenizer(options: Options) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that ``options`` asks for.
-
-    Raises:
-        TrainerError: the vocabulary is unusable, or the tokenizer is not on this machine.
-    """
+    """Return the tokenizer that ``options`` asks for."""
     if options.vocab is not None:
         return from_vocabulary(options.vocab)
     from transformers import AutoTokenizer
@@ -266,9 +247,6 @@ def from_vocabulary(path: Path) -> PreTrainedTokenizerBase:
     It is put together from the parts that ``BertTokenizerFast`` has, because that class reads a
     file given as ``vocab_file=`` in transformers 4 and silently ignores it in transformers 5,
     after which every word is unknown.
-
-    Raises:
-        TrainerError: the file is no such vocabulary.
     """
     vocabulary = read_vocabulary(path)
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -286,11 +264,7 @@ def from_vocabulary(path: Path) -> PreTrainedTokenizerBase:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Return the number of each token of a vocabulary file.
-
-    Raises:
-        TrainerError: it cannot be read, repeats a token or lacks a special one.
-    """
+    """Return the number of each token of a vocabulary file."""
     try:
         tokens = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -338,9 +312,6 @@ def refuse_unknown(share: float, options: Options) -> None:
     """Stop before training on texts of which the model would see next to nothing.
 
     Such a run goes through without an error and never learns: its loss stays at that of a guess.
-
-    Raises:
-        TrainerError: more than half of the tokens are unknown.
     """
     if share <= MOST_UNKNOWN:
         return

@@ -50,10 +50,6 @@ def prepare(options: Options, steps_an_epoch: int) -> Start:
     """Prepare the output folder, on one rank for all, and return the start of the run.
 
     The metrics of an earlier run are removed, so that they are never taken for this run's.
-
-    Raises:
-        TrainerError: the folder cannot be written, its checkpoints do not fit this run, or they
-            belong to an unfinished run and ``--resume`` was not given.
     """
     out = options.out
     try:
@@ -71,12 +67,7 @@ def prepare(options: Options, steps_an_epoch: int) -> Start:
 
 
 def find(options: Options, steps_an_epoch: int) -> Start:
-    """Return the newest complete checkpoint in the output folder, if there is one.
-
-    Raises:
-        TrainerError: it was made with another number of steps an epoch: the Trainer would
-            take its step for the wrong epoch and skip rows, or see them twice.
-    """
+    """Return the newest complete checkpoint in the output folder, if there is one."""
     for folder in reversed(_folders(options.out)):
         state = _state(folder)
         if state is None:
@@ -94,11 +85,7 @@ def find(options: Options, steps_an_epoch: int) -> Start:
 
 
 def see(start: Start) -> None:
-    """Make sure that this rank sees the checkpoint of rank 0.
-
-    Raises:
-        TrainerError: it does not.
-    """
+    """Make sure that this rank sees the checkpoint of rank 0."""
     if start.checkpoint is not None and not start.checkpoint.is_dir():
         raise TrainerError(
             f"{start.checkpoint} is not visible from here",

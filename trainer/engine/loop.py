@@ -18,41 +18,18 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..config import Options, TrainerError, fits
+from ..config import Options, TrainerError
 from ..network import dist
 from ..network.dist import World
 from ..task import Rows, Task
-from . import saving, sync
-from .progress import Order, Position, Progress, Share
-from .sync import Alone, Ddp, synchronised
+from . import saving
+from .progress import Progress
+from .rows import Position, Share
+from .run import Run
+from .sync import Ddp
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.optim import Optimizer
-
-
-# --- The choice to compute in bfloat16 where that is accurate enough (automatic mixed precision)
-
-
-def is_bfloat16(setting: str, device: str) -> bool:
-    """Return True if a run computes in bfloat16 on this rank's device."""
-    import torch
-
-    if device == "cuda":
-        # From 8.0 on in hardware; `is_bf16_supported` also counts GPUs that emulate it.
-        supported = torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8
-    else:
-        # Without these instructions it is emulated, and several times as slow.
-        known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-        supported = known is not None and known()
-    return decide(setting, supported=supported)
-
-
-def decide(setting: str, *, supported: bool) -> bool:
-    """Return True for bfloat16; ``auto`` uses it if the hardware has it."""
-    if setting == "auto":
-        return supported
-    return setting == "bfloat16"
 
 
 # --- Signals to stop: from a scheduler before its time limit, from an administrator, from Ctrl-C
@@ -181,46 +158,6 @@ class Reduction:
 
 _EVALUATION_ROWS = 256
 """Rows of one batch of an evaluation, which takes less memory than training."""
-
-
-class Run:
-    """One training run on this rank."""
-
-    def __init__(self, task: Task, options: Options, world: World) -> None:
-        """Prepare the run on all ranks; TrainerError on every rank if the options do not fit."""
-        self.task, self.options, self.world = task, options, world
-        rows = {"rows to train on": task.train, "rows held out": task.held_out}
-        sync.require_same_inputs(
-            world, options, {name: sync.describe_rows(of) for name, of in rows.items()}
-        )
-        task.model.to(world.device)
-        self.mixed = dist.on_all(world, is_bfloat16(options.precision, world.device))
-        self.sync: Alone = dist.together(
-            world, lambda: synchronised(options.sync, task.model, world, mixed=self.mixed)
-        )
-        self.optimizer: Optimizer = task.optimizer(task.model)
-        dist.together(world, lambda: fits(options, len(task.train)))
-        batch = options.batch_size * world.size
-        self.order = Order(len(task.train), batch, options.seed)
-        self.at = Position()
-        self.best = -1.0
-        """The highest accuracy so far."""
-        self.stopping = False
-        """True if some rank has received a signal to stop; the same on all."""
-        self.reading = self.stepping = 0.0
-        """Seconds that this rank spent on preparing rows, and on its steps in all."""
-
-    @property
-    def done(self) -> float:
-        """The fraction of the whole run that is done (0 to 1)."""
-        rows = self.order.rows
-        return (self.at.epoch * rows + self.at.row) / (self.options.epochs * rows)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run, as far as is known now."""
-        left = -(-(self.order.rows - self.at.row) // self.order.batch)
-        return self.at.step + left + (self.options.epochs - self.at.epoch - 1) * self.order.steps
 
 
 @dataclass

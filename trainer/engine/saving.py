@@ -8,21 +8,18 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import Options, TrainerError, counted
 from ..network import dist
+from ..network.dist import World
 from . import checkpoints, progress
-from .progress import Position
-
-if TYPE_CHECKING:
-    from ..network.dist import World
-    from .loop import Run
-
+from .rows import Position
+from .run import Run
 
 # --- The checkpoints of the training loop: written whole or not at all, and never trusted unread
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 BEST = "best.pt"
 DAMAGED = ".damaged"
-"""The ending of a damaged checkpoint's note: the checkpoint is no longer used."""
+"""Added to the name of a damaged checkpoint, which is no longer used."""
 _NAME = re.compile(r"checkpoint_(epoch|step)_\d+\.pt")
 
 
@@ -41,11 +38,8 @@ class Note:
     """The facts about a checkpoint that are known without loading it."""
 
     path: Path
-    """The checkpoint."""
     step: int
-    """Steps that were done."""
     sha256: str
-    """Of its bytes, in hex."""
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
@@ -58,11 +52,7 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
 
 
 def write_checkpoint(path: Path, data: bytes, step: int) -> None:
-    """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing.
-
-    Raises:
-        TrainerError: it cannot be written.
-    """
+    """Write a checkpoint and its note; a crash at any moment leaves all of it or nothing."""
     note = {"step": step, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     try:
         _note_of(path).unlink(missing_ok=True)  # of another state than what comes now
@@ -86,15 +76,6 @@ def list_complete(out: Path) -> list[Note]:
     return sorted(notes, key=lambda note: (note.step, note.path.name))
 
 
-def without_note(out: Path) -> set[str]:
-    """Return the checkpoints whose note is missing or unreadable, by their names without an ending.
-
-    One that was being written when its run was killed is among them.
-    """
-    known = {note.path for note in list_complete(out)}
-    return {path.stem for path in _checkpoints(out) if path not in known}
-
-
 def _checkpoints(out: Path) -> list[Path]:
     if not out.is_dir():
         return []
@@ -104,8 +85,7 @@ def _checkpoints(out: Path) -> list[Path]:
 def find_newest(out: Path) -> tuple[Note, bytes] | None:
     """Return the newest sound checkpoint with its bytes; report damaged ones, and skip them.
 
-    Raises:
-        TrainerError: there are checkpoints, and none is sound.
+    None if there is none, and none is damaged.
     """
     for note in reversed(list_complete(out)):
         try:
@@ -118,32 +98,17 @@ def find_newest(out: Path) -> tuple[Note, bytes] | None:
         dist.say(f"warning: {note.path} {why}; the one before it is used")
         # Otherwise it would count when old checkpoints are removed, and sound ones would go first.
         with suppress(OSError):
-            _note_of(note.path).replace(note.path.with_suffix(DAMAGED))
-    damaged = _damaged(out)
-    if damaged:
+            note.path.replace(f"{note.path}{DAMAGED}")
+    if any(out.glob("checkpoint_*.json")):
         raise TrainerError(
-            f"no checkpoint in {out} can be used ({len(damaged)} damaged)",
+            f"no checkpoint in {out} can be used",
             hint=f"rm {out}/checkpoint_* to start again there, or choose another --out",
         )
     return None
 
 
-def _damaged(out: Path) -> set[str]:
-    """Return the damaged checkpoints, by their names without an ending."""
-    damaged = {path.stem for path in out.glob(f"checkpoint_*{DAMAGED}")}
-    bare = without_note(out)
-    # A single one without any note was being written when its run was killed.
-    if len(bare) > 1 or any((out / f"{name}.json").exists() for name in bare):
-        damaged |= bare
-    return damaged
-
-
 def load_state(data: bytes, name: str) -> dict[str, Any]:
-    """Return the state in a checkpoint's bytes, without running any code in them.
-
-    Raises:
-        TrainerError: they are no checkpoint of ours.
-    """
+    """Return the state in a checkpoint's bytes, without running any code in them."""
     import torch
 
     try:
@@ -168,16 +133,11 @@ def thin_out(out: Path, keep: int) -> None:
 
 
 def remove_checkpoints(out: Path) -> None:
-    """Remove every checkpoint, including the best one.
-
-    Raises:
-        OSError: one of them cannot be removed.
-    """
-    for path in out.iterdir():
-        if _NAME.fullmatch(path.name) or path.name == BEST:
-            for ending in (".json", DAMAGED):
-                path.with_suffix(ending).unlink(missing_ok=True)
+    """Remove every checkpoint, including damaged ones and the best one."""
+    for path in [*out.glob("checkpoint_*.pt*"), *out.glob(BEST)]:
+        if path.name == BEST or _NAME.fullmatch(path.name.removesuffix(DAMAGED)):
             path.unlink()
+            _note_of(path).unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -205,7 +165,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _note_of(path: Path) -> Path:
-    return path.with_suffix(".json")
+    return path.with_name(path.name.partition(".")[0] + ".json")
 
 
 # --- The files of a run: checkpoints while it lasts, model and metrics at its end ----------------
@@ -216,14 +176,9 @@ _JOB = ".job"
 
 
 def begin(run: Run, environ: Mapping[str, str]) -> None:
-    """Prepare the output folder, and resume from its newest sound checkpoint if requested.
-
-    Raises:
-        TrainerError: on every rank, if the folder or a checkpoint is unusable.
-    """
+    """Prepare the output folder, and resume from its newest sound checkpoint if requested."""
     options, world = run.options, run.world
-    again = _is_restart(environ)
-    newest = dist.by_first(world, lambda: _prepare(options, job_of(environ), again=again))
+    newest = dist.by_first(world, lambda: _prepare(options, environ))
     _warn_of_other_disks(options, world)
     if world.is_first and run.mixed:
         dist.say(
@@ -242,31 +197,19 @@ def begin(run: Run, environ: Mapping[str, str]) -> None:
 
 
 def save_epoch(run: Run, accuracy: float) -> None:
-    """Write the checkpoint at the end of an epoch, also as the best one if it is.
-
-    Raises:
-        TrainerError: on every rank, if it cannot be written.
-    """
+    """Write the checkpoint at the end of an epoch, also as the best one if it is."""
     is_best, run.best = accuracy > run.best, max(accuracy, run.best)
     _save(run, f"checkpoint_epoch_{run.at.epoch}.pt", is_best=is_best)
 
 
 def save_step(run: Run) -> None:
-    """Write a checkpoint within an epoch.
-
-    Raises:
-        TrainerError: on every rank, if it cannot be written.
-    """
+    """Write a checkpoint within an epoch."""
     run.sync.share()
     _save(run, f"checkpoint_step_{run.at.step}.pt", is_best=False)
 
 
 def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> None:
-    """Write the model's weights and the metrics.
-
-    Raises:
-        TrainerError: on every rank, if they cannot be written.
-    """
+    """Write the model's weights and the metrics."""
     options, world, task = run.options, run.world, run.task
     metrics: dict[str, float | int] = {
         "accuracy": accuracy,
@@ -284,12 +227,13 @@ def finish(run: Run, done: progress.Progress, accuracy: float, loss: float) -> N
 
     def write() -> None:
         dist.say(f"Saving model to {options.out / MODEL}")
-        write_whole(options.out / MODEL, pack_state(task.model.state_dict()))
-        checkpoints.write_metrics(options.out, metrics)
+        with _writing(options):
+            write_whole(options.out / MODEL, pack_state(task.model.state_dict()))
+            checkpoints.write_metrics(options.out, metrics)
         rows = counted(len(task.held_out), "row")
         dist.say(f"held-out accuracy {accuracy:.3f} loss {loss:.3f} on {rows}")
 
-    dist.by_first(world, lambda: _written(options, write))
+    dist.by_first(world, write)
 
 
 def _shares(run: Run) -> dict[str, float]:
@@ -320,56 +264,44 @@ def job_of(environ: Mapping[str, str]) -> str:
     return f"torchrun {elastic}"
 
 
-def _prepare(options: Options, job: str, *, again: bool) -> tuple[str, bytes] | None:
+def _prepare(options: Options, environ: Mapping[str, str]) -> tuple[str, bytes] | None:
     """Prepare the folder; return the path and the bytes of the checkpoint to resume from."""
-    out = options.out
-    newest = None
-
-    def prepare() -> None:
-        nonlocal newest
+    out, newest = options.out, None
+    with _writing(options):
         out.mkdir(parents=True, exist_ok=True)
-        if options.resume or _is_its_own(out, job, again=again):
+        if options.resume or _is_unfinished_work(out, environ):
             newest = find_newest(out)
             if newest is None and options.resume:
                 dist.say(f"{out} has no checkpoint: starting from the beginning")
         else:
             _clear(out)
-        (out / _JOB).write_text(job, encoding="utf-8")
+        (out / _JOB).write_text(job_of(environ), encoding="utf-8")
         (out / checkpoints.METRICS).unlink(missing_ok=True)
-
-    _written(options, prepare)
-    if newest is None:
-        return None
-    note, data = newest
-    return str(note.path), data
+    return None if newest is None else (str(newest[0].path), newest[1])
 
 
-def _is_restart(environ: Mapping[str, str]) -> bool:
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    return any(environ.get(name, "0") not in ("", "0") for name in counts)
-
-
-def _is_its_own(out: Path, job: str, *, again: bool) -> bool:
+def _is_unfinished_work(out: Path, environ: Mapping[str, str]) -> bool:
     """Return True if an earlier start of this job has left unfinished work here.
 
-    For a job that is started ``again``, finished work counts, too: a rank may have died after it.
+    For a job that is started again, finished work counts, too: a rank may have died after it.
     """
-    mark = out / _JOB
-    is_finished = (out / checkpoints.METRICS).is_file()
+    job, mark = job_of(environ), out / _JOB
     if not job or not mark.is_file():
         return False
-    if is_finished and not again:
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    is_restart = any(environ.get(name, "0") not in ("", "0") for name in counts)
+    if (out / checkpoints.METRICS).is_file() and not is_restart:
         return False
     return mark.read_text("utf-8", errors="replace") == job
 
 
 def _clear(out: Path) -> None:
     """Remove the files of a finished run; TrainerError if it did not finish."""
-    names = [note.path.stem for note in list_complete(out)]
-    left = names or sorted(without_note(out))
+    complete = [note.path for note in list_complete(out)]
+    left = [path.name for path in complete or sorted(_checkpoints(out))]
     if left and not (out / checkpoints.METRICS).is_file():
         raise TrainerError(
-            f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}.pt",
+            f"{out} has checkpoints of a run that did not finish, the newest {left[-1]}",
             hint=f"continue it with --resume, discard it with rm {out}/checkpoint_*, or choose "
             "another --out",
         )
@@ -387,8 +319,7 @@ def _restore(run: Run, state: dict[str, Any], name: str) -> None:
         run.optimizer.load_state_dict(state["optimizer"])
         at = Position(epoch=int(state["epoch"]), row=int(state["row"]), step=int(state["step"]))
         run.best = float(state["best"])
-        inside = 0 <= at.row < run.order.rows and at.epoch >= 0 and at.step >= 0
-        if not inside:
+        if not 0 <= at.row < run.order.rows or min(at.epoch, at.step) < 0:
             raise ValueError(f"epoch {at.epoch}, row {at.row}, step {at.step}")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise TrainerError(
@@ -445,9 +376,11 @@ def _save(run: Run, name: str, *, is_best: bool) -> None:
     dist.by_first(run.world, save)
 
 
-def _written(options: Options, work: Any) -> None:  # noqa: ANN401 - a callable without a result
+@contextmanager
+def _writing(options: Options) -> Iterator[None]:
+    """Turn an error of the block's into one about the output folder."""
     try:
-        work()
+        yield
     except OSError as error:
         raise TrainerError(
             f"--out {options.out} cannot be used: {error.strerror or error}",
@@ -460,7 +393,14 @@ def _warn_of_other_disks(options: Options, world: World) -> None:
     out = options.out
     if world.size == world.local_size:
         return
-    name = dist.by_first(world, lambda: _mark(options))
+
+    def make_mark() -> str:
+        name = f".seen-{secrets.token_hex(8)}"
+        with _writing(options):
+            (out / name).touch()
+        return name
+
+    name = dist.by_first(world, make_mark)
     unseen = dist.sums(world, [float(not (out / name).exists())])[0]
     if world.is_first:
         (out / name).unlink(missing_ok=True)
@@ -470,9 +410,3 @@ def _warn_of_other_disks(options: Options, world: World) -> None:
                 "started again on other nodes will not find its checkpoints; name a folder on a "
                 "shared file system"
             )
-
-
-def _mark(options: Options) -> str:
-    name = f".seen-{secrets.token_hex(8)}"
-    _written(options, (options.out / name).touch)
-    return name

@@ -33,11 +33,7 @@ _OPTIONS = (
 
 
 def require_same_inputs(world: World, options: Options, rows: Mapping[str, str]) -> None:
-    """Continue only if every rank has the options and rows of rank 0.
-
-    Raises:
-        TrainerError: on every rank, with the ranks that differ, and the differences.
-    """
+    """Continue only if every rank has the options and rows of rank 0."""
     mine = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in _OPTIONS}
     mine |= rows
     first = dist.by_first(world, lambda: mine)
@@ -191,11 +187,7 @@ class ParameterServer(AllReduce):
 
 
 def synchronised(name: str, model: Module, world: World, *, mixed: bool) -> Alone:
-    """Return a model that is synchronised over all ranks.
-
-    Raises:
-        TrainerError: ``dp`` with more than one process.
-    """
+    """Return a model that is synchronised over all ranks."""
     from .layers import Precise
 
     if name == "dp" and world.size > 1:

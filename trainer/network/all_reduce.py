@@ -22,12 +22,12 @@ import fcntl
 import json
 import math
 import os
-import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -52,11 +52,7 @@ _AT_ONCE = 256
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """Return the address that Gloo will use here: of its interface, else towards the head node.
-
-    Raises:
-        TrainerError: there is no such interface, or no route to the head node.
-    """
+    """Return the address that Gloo will use here: of its interface, else towards the head node."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
@@ -92,47 +88,20 @@ def listen(address: str) -> socket.socket:
 
 
 def unreached(targets: Mapping[str, Address], timeout: float) -> dict[str, str]:
-    """Connect to all targets, and hang up.
+    """Connect to all targets, and hang up; return the reason for each one that is not reached."""
 
-    Returns:
-        The reason for each node that cannot be reached.
-    """
-    names = list(targets)
-    failed: dict[str, str] = {}
-    for start in range(0, len(names), _AT_ONCE):
-        failed.update(_connect_targets(names[start : start + _AT_ONCE], targets, timeout))
-    return failed
+    def connect(target: Address) -> str:
+        try:
+            socket.create_connection(target, timeout).close()
+        except TimeoutError:
+            return f"no answer within {timeout:g} s"
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
-
-def _connect_targets(
-    names: Sequence[str], targets: Mapping[str, Address], timeout: float
-) -> dict[str, str]:
-    until = time.monotonic() + timeout
-    failed, pending = {}, {}
-    with contextlib.ExitStack() as sockets, selectors.DefaultSelector() as waiting:
-        for name in names:
-            address, port = targets[name]
-            peer = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            sockets.enter_context(peer)
-            peer.setblocking(False)
-            code = peer.connect_ex((address, port))
-            if code == errno.EINPROGRESS:
-                waiting.register(peer, selectors.EVENT_WRITE, name)
-                pending[name] = peer
-            elif code:
-                failed[name] = os.strerror(code)
-        while pending:
-            left = max(0.0, until - time.monotonic())
-            ready = waiting.select(left)  # also once the time is over: it may have been slept away
-            if not ready and not left:
-                break
-            for key, _ in ready:
-                peer = pending.pop(key.data)
-                waiting.unregister(peer)
-                code = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code:
-                    failed[key.data] = os.strerror(code)
-    return {**failed, **dict.fromkeys(pending, f"no answer within {timeout:g} s")}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        reasons = zip(targets, pool.map(connect, targets.values()), strict=True)
+        return {name: why for name, why in reasons if why}
 
 
 NAME = "all-reduce"
@@ -159,20 +128,6 @@ class AllReduceOptions:
     """Seconds that one step may take: to come together, one pair, the all-reduce."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """The measurement between two nodes."""
-
-    a: str
-    """One node."""
-    b: str
-    """The other."""
-    gb_per_s: float
-    """10^9 bytes a second, one way."""
-    latency_us: float
-    """Microseconds that a few bytes take, one way."""
-
-
 def parse(argv: Sequence[str]) -> AllReduceOptions:
     """Read the arguments after ``all-reduce`` on the command line.
 
@@ -184,17 +139,25 @@ def parse(argv: Sequence[str]) -> AllReduceOptions:
         description="Check that all ranks can communicate, and measure each pair of nodes.",
     )
     add = parser.add_argument
-    add("--size-mb", type=_size, default=16, metavar="N", help="MiB a message (default: 16)")
-    add("--timeout", type=_seconds, default=60, metavar="N", help="s for one step (default: 60)")
+    add(
+        "--size-mb",
+        type=_whole_number(1024),
+        default=16,
+        metavar="N",
+        help="MiB a message (default: 16)",
+    )
+    add(
+        "--timeout",
+        type=_whole_number(3600),
+        default=60,
+        metavar="N",
+        help="s for one step (default: 60)",
+    )
     return AllReduceOptions(**vars(parser.parse_args(argv)))
 
 
 def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os.environ) -> None:
-    """Measure, and write the result on rank 0.
-
-    Raises:
-        TrainerError: ranks do not come together, a pair of nodes is stuck, or the sum is wrong.
-    """
+    """Measure, and write the result on rank 0."""
     if not world.launched:
         raise TrainerError(
             "there are no other ranks to talk to",
@@ -222,7 +185,7 @@ def run(options: AllReduceOptions, world: World, environ: Mapping[str, str] = os
             "bytes": size,
             "seconds": round(seconds, 6),
             "gb_per_s": _rate(size, seconds),
-            "pairs": [asdict(pair) for pair in pairs],
+            "pairs": pairs,
         }
         dist.say(PREFIX + json.dumps(result))
 
@@ -311,7 +274,7 @@ def _form_group(rendezvous: RendezvousStore) -> None:
     agree(rendezvous, "group", fault, range(world.size))
 
 
-def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[Pair]:
+def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[object]:
     """Measure every pair of the schedule; return the results on rank 0, elsewhere nothing."""
     rank, leaders = rendezvous.world.rank, rendezvous.leaders
     rounds = schedule(len(leaders))
@@ -322,7 +285,7 @@ def _measure_pairs(rendezvous: RendezvousStore, size: int) -> list[Pair]:
     if not rendezvous.world.is_first:
         return []
     ranks = [(leaders[a], leaders[b]) for pairs in rounds for a, b in pairs]
-    return [Pair(**json.loads(rendezvous.store.get(f"pair/{a}/{b}"))) for a, b in sorted(ranks)]
+    return [json.loads(rendezvous.store.get(f"pair/{a}/{b}")) for a, b in sorted(ranks)]
 
 
 def _measure_rounds(
@@ -354,8 +317,8 @@ def _measure_pair(rendezvous: RendezvousStore, ranks: tuple[int, int], size: int
     except RuntimeError as error:
         return f"{a} and {b}: {size // _MIB} MiB did not get through: {brief(error)}"
     if first:
-        pair = Pair(a=a, b=b, gb_per_s=_rate(size, seconds), latency_us=round(latency * 1e6, 1))
-        rendezvous.store.set(f"pair/{ranks[0]}/{ranks[1]}", json.dumps(asdict(pair)))
+        speed = {"gb_per_s": _rate(size, seconds), "latency_us": round(latency * 1e6, 1)}
+        rendezvous.store.set(f"pair/{ranks[0]}/{ranks[1]}", json.dumps({"a": a, "b": b, **speed}))
     return ""
 
 
@@ -440,16 +403,13 @@ def _rate(size: int, seconds: float) -> float:
     return round(size / max(seconds, 1e-9) / 1e9, 3)
 
 
-def _size(text: str) -> int:
-    return _within(text, 1024)
+def _whole_number(most: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number from 1 to ``most``."""
 
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdecimal() else 0
+        if not 1 <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return number
 
-def _seconds(text: str) -> int:
-    return _within(text, 3600)
-
-
-def _within(text: str, most: int) -> int:
-    number = int(text) if text.isascii() and text.isdecimal() else 0
-    if not 1 <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
-    return number
+    return read

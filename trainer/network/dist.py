@@ -39,11 +39,9 @@ class World:
     rank: int = 0
     """This process among all, from 0."""
     size: int = 1
-    """Processes in the job."""
     local_rank: int = 0
     """This process among those of its node, from 0."""
     local_size: int = 1
-    """Processes on this node."""
     launched: bool = False
     """True if a launcher started it; only then is there a process group."""
     backend: str = "gloo"
@@ -61,11 +59,7 @@ class World:
 
 
 def world_of(environ: Mapping[str, str]) -> World:
-    """Return the world that a launcher describes in ``environ``.
-
-    Raises:
-        TrainerError: the description is incomplete or contradicts itself.
-    """
+    """Return the world that a launcher describes in ``environ``."""
     if not any(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return World()
     numbers = _numbers_of(environ)
@@ -105,10 +99,6 @@ def start(
 
     A single process is kept to one GPU: Hugging Face's Trainer would otherwise split each batch
     over all of them in threads, and would not use the requested batch size.
-
-    Raises:
-        TrainerError: on every rank, if NCCL is requested and some nodes have no GPU for each
-            process; they are named.
     """
     if not world.launched and not all_gpus:
         environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
@@ -169,9 +159,6 @@ def together(world: World, work: Callable[[], T]) -> T:
     """Do ``work`` on every rank, and continue only if it succeeded on all of them.
 
     A rank that gave up alone would leave the others waiting for it in the next collective.
-
-    Raises:
-        TrainerError: on every rank, with the ranks on which ``work`` raised one.
     """
     problem = None
     result = None
@@ -184,11 +171,7 @@ def together(world: World, work: Callable[[], T]) -> T:
 
 
 def by_first(world: World, work: Callable[[], T]) -> T:
-    """Do ``work`` on rank 0 alone, and hand its result to every rank.
-
-    Raises:
-        TrainerError: on every rank, if ``work`` raised one.
-    """
+    """Do ``work`` on rank 0 alone, and hand its result to every rank."""
     result = together(world, lambda: work() if world.is_first else None)
     if world.size > 1:
         import torch.distributed as group
@@ -286,7 +269,6 @@ class RendezvousStore:
     world: World
     store: Store
     timeout: float
-    """Seconds that one step may take."""
     nodes: tuple[str, ...]
     """Each rank's node, in the order of ranks."""
 
@@ -297,11 +279,7 @@ class RendezvousStore:
 
 
 def meet(world: World, timeout: float, environ: Mapping[str, str]) -> RendezvousStore:
-    """Join the rendezvous, and learn the node of each rank.
-
-    Raises:
-        TrainerError: not all ranks joined.
-    """
+    """Join the rendezvous, and learn the node of each rank."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -340,11 +318,7 @@ def agree(
     longest: float = 0.0,
     hint: str = NETWORK_HINT,
 ) -> None:
-    """Report the outcome of a step to the others, and continue only if every rank succeeded.
-
-    Raises:
-        TrainerError: on every rank, with the faults of all.
-    """
+    """Report the outcome of a step to the others, and continue only if every rank succeeded."""
     faults = hear(rendezvous, step, fault, ranks, longest)
     if faults:
         with contextlib.suppress(RuntimeError):  # rank 0 has ended, and has reported it
@@ -359,9 +333,6 @@ def hear(
 
     A fault ends the step for all, also for a rank that is still stuck in it. ``longest`` is the
     time in seconds that the others may take, if that is more than one step takes.
-
-    Raises:
-        TrainerError: some ranks did not report in time.
     """
     store = rendezvous.store
     patience = timedelta(seconds=(longest or rendezvous.timeout) + MARGIN)

@@ -31,20 +31,12 @@ _EPOCHS = 1 << 20
 
 
 def run(options: Options, world: World) -> None:
-    """Train it.
-
-    Raises:
-        TrainerError: on every rank, when the data or the output folder is unusable.
-    """
+    """Train it."""
     train(dist.together(world, lambda: task(options)), options, world)
 
 
 def task(options: Options) -> Task:
-    """The model with its images, which are shifted and mirrored while it learns.
-
-    Raises:
-        TrainerError: the file is missing, damaged or too small.
-    """
+    """The model with its images, which are shifted and mirrored while it learns."""
     chosen = images.choose(images.read_npz(images.file_of(options, "cifar10*.npz")), options)
     rows = len(chosen.train)
 

@@ -23,20 +23,12 @@ MEAN, SPREAD = 0.1307, 0.3081
 
 
 def run(options: Options, world: World) -> None:
-    """Train it.
-
-    Raises:
-        TrainerError: on every rank, when the data or the output folder is unusable.
-    """
+    """Train it."""
     train(dist.together(world, lambda: task(options)), options, world)
 
 
 def task(options: Options) -> Task:
-    """The model with its images.
-
-    Raises:
-        TrainerError: the files are missing, damaged or too few.
-    """
+    """The model with its images."""
     chosen = images.choose(images.read_mnist(images.folder_of(options)), options)
     return Task(
         model=model(options.seed),

@@ -58,11 +58,7 @@ WARMUP = 50
 
 
 def run(options: Options, world: World) -> None:
-    """Train, measure on the held-out rows, and save the model, the tokenizer and the metrics.
-
-    Raises:
-        TrainerError: on every rank, when the data, the vocabulary or the output folder is unusable.
-    """
+    """Train, measure on the held-out rows, and save the model, the tokenizer and the metrics."""
     from transformers import set_seed
 
     corpus = dist.together(world, lambda: texts.load(options))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from trainer.engine.progress import Order, Position
+from trainer.engine.rows import Order, Position
 
 torch = pytest.importorskip("torch")
 
