@@ -44,11 +44,7 @@ _OF_JOB = "job-"
 
 
 def roots(setting: str, env: Mapping[str, str]) -> list[str]:
-    """Return every node root of this user in the places where one may have been made.
-
-    Raises:
-        NodeError: the setting names a variable that is not set.
-    """
+    """Return every node root of this user in the places where one may have been made."""
     named = env.get(node_root.ROOT_VARIABLE) or setting
     automatic = named in (node_root.AUTO, node_root.AUTO_WITH_MEMORY)
     bases = node_root.automatic_bases(env) if automatic else node_root.named_bases(setting, env)
@@ -77,9 +73,6 @@ def clean(
         idle_since: when a job's directory must have been written to last to be removed, in seconds
             since the epoch; None for an hour ago.
         nodes: True to clean the node roots of a local allocation, too.
-
-    Raises:
-        NodeError: it is no node root, is a link, or belongs to another user.
     """
     if os.path.basename(root) != node_root.node_root_name():
         raise NodeError(Problem(ProblemCode.NOT_A_NODE_ROOT, root))
@@ -436,25 +429,33 @@ def _clean(root: str, limits: Retention, dry_run: bool) -> NodeCleanup:
 
 
 def _recently_used(root: str, limits: Retention, now: float) -> list[str]:
-    places: dict[str, list[str]] = {}
-    # A local allocation has node roots of its own for its nodes, below the user's.
-    inner = [os.path.join(root, "nodes", node) for node in listed(os.path.join(root, "nodes"))]
-    for each in [root, *(os.path.join(node, os.path.basename(root)) for node in inner)]:
-        for name in listed(os.path.join(each, "envs")):
-            places.setdefault(name, []).append(each)
+    places = _roots_by_environment(root)
     last = {name: max(_last_use(each, name) for each in at) for name, at in places.items()}
     recent = [name for name in places if last[name] > now - limits.days * _DAY]
+    recent.sort(key=last.__getitem__, reverse=True)
+    if limits.bytes_a_user is None:
+        return recent
     keep: list[str] = []
     seen: set[tuple[int, int]] = set()
     total = 0
-    for name in sorted(recent, key=last.__getitem__, reverse=True):
-        if limits.bytes_a_user is not None:
-            paths = [node_root.env_path(each, name) for each in places[name]]
-            total += sum(removal.bytes_besides(path, seen) for path in paths)
-            if total > limits.bytes_a_user:
-                break
+    for name in recent:
+        paths = [node_root.env_path(each, name) for each in places[name]]
+        total += sum(removal.bytes_besides(path, seen) for path in paths)
+        if total > limits.bytes_a_user:
+            break
         keep.append(name)
     return keep
+
+
+def _roots_by_environment(root: str) -> dict[str, list[str]]:
+    """Return the node roots with each environment; a local allocation has some for its nodes."""
+    nodes = os.path.join(root, "nodes")
+    inner = [os.path.join(nodes, node, os.path.basename(root)) for node in listed(nodes)]
+    places: dict[str, list[str]] = {}
+    for each in [root, *inner]:
+        for name in listed(os.path.join(each, "envs")):
+            places.setdefault(name, []).append(each)
+    return places
 
 
 def _last_use(root: str, bundle_id: str) -> float:

@@ -12,11 +12,11 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
-from ..format.manifest import ManifestError, parse
+from ..format.manifest import Manifest, ManifestError, parse
 from ..protocol.counts import counted
 from ..protocol.problem import Problem, ProblemCode
 from ..system.files import read_file
@@ -31,9 +31,9 @@ from .listing import (
     ListingError,
     Window,
     Written,
+    layers_in,
     names_in,
     read,
-    windows_of,
 )
 from .process_pool import share
 
@@ -44,9 +44,10 @@ class Fault(NamedTuple):
     """One thing in an environment that is not as it was built."""
 
     path: str
-    """Relative to the environment."""
     why: str
     """The state of it, and the state that it should have."""
+    layers: tuple[int, ...] | None = ()
+    """The numbers of the layers with a file there; None if that is not known."""
 
 
 def shown(path: str) -> str:
@@ -158,19 +159,13 @@ SHOWN = 3
 
 _STRAY = -4
 """The code of a name that is not listed."""
-_EVERY = range(1 << 30)
-"""The numbers of all possible layers."""
 _RUN = 16
 """Directories that are compared as one task: some hundred microseconds of work."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def look(env_dir: str, processes: int) -> list[Fault] | None:
-    """Compare the environment at a path with its listing; return None if there is none.
-
-    Raises:
-        NodeError: a process that compared files was killed.
-    """
+    """Compare the environment at a path with its listing; return None if there is none."""
     if not os.path.lexists(env_dir):
         return None
     if not is_directory(env_dir):
@@ -183,18 +178,15 @@ def faults(env_dir: str, processes: int) -> list[Fault]:
 
     Returns:
         Everything that is not as it was published, sorted by path; empty if there is no damage.
-
-    Raises:
-        NodeError: a process was killed.
     """
     try:
         listing = read(env_dir)
     except ListingError as exc:
-        return [Fault(PATH, str(exc))]
+        return [Fault(PATH, str(exc), None)]
     found = [*_manifest_faults(env_dir), *settled_interpreter_faults(env_dir)]
     for line in _damaged_folders(env_dir, listing, processes):
         found += _differences(env_dir, line, listing.written)
-    return sorted(found)
+    return sorted(found, key=lambda fault: (fault.path, fault.why))
 
 
 def _damaged_folders(env_dir: str, listing: Listing, processes: int) -> list[bytes]:
@@ -225,35 +217,16 @@ def describe(env_dir: str, found: Sequence[Fault]) -> Problem:
     return Problem(ProblemCode.ENVIRONMENT_REPAIRED, env_dir, {"why": why})
 
 
-def damaged_layers(env_dir: str, found: Sequence[Fault]) -> Collection[int]:
+def damaged_layers(manifest: Manifest, found: Sequence[Fault]) -> set[int]:
     """Return the numbers of the layers with a damaged file or a damaged head."""
-    if not found:
-        return set()
-    paths = {fault.path for fault in found}
-    try:
-        manifest = parse(read_file(os.path.join(env_dir, MANIFEST)))
-        folders = read(env_dir).folders
-    except (OSError, ManifestError, ListingError):
-        return _EVERY
+    heads = {f"{STATE}/layers/{layer.id}": i for i, layer in enumerate(manifest.layers)}
     damaged: set[int] = set()
-    for number, layer in enumerate(manifest.layers):
-        if not paths.isdisjoint((f"{STATE}/layers", f"{STATE}/layers/{layer.id}")):
-            damaged.add(number)
-    for line in folders:
-        damaged |= _damaged_layers_of(line, paths)
-    return damaged
-
-
-def _damaged_layers_of(line: bytes, paths: Collection[str]) -> set[int]:
-    folder, content = Folder.parse(line)
-    if (folder or ".") in paths:
-        return {number for number, _ in content.layers}
-    damaged = set()
-    names = iter(content.names)
-    for number, count in content.layers:
-        files = [_join(folder, name) for name in islice(names, count)]
-        if any(file in paths for file in files):
-            damaged.add(number)
+    for fault in found:
+        if fault.layers is None or fault.path == f"{STATE}/layers":
+            return set(range(len(manifest.layers)))
+        damaged.update(fault.layers)
+        if fault.path in heads:
+            damaged.add(heads[fault.path])
     return damaged
 
 
@@ -271,10 +244,10 @@ def _manifest_faults(env_dir: str) -> Iterator[Fault]:
     try:
         bundle_id = parse(read_file(os.path.join(env_dir, MANIFEST))).id
     except (OSError, ManifestError) as exc:
-        yield Fault(MANIFEST, reason(exc))
+        yield Fault(MANIFEST, reason(exc), None)
         return
     if bundle_id != os.path.basename(env_dir):
-        yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}")
+        yield Fault(MANIFEST, f"it is that of bundle {bundle_id[:12]}", None)
 
 
 def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: Window) -> bool:
@@ -310,39 +283,37 @@ def _is_untouched(env_dir: str, folder: str, expected: dict[str, int], window: W
 
 def _differences(env_dir: str, line: bytes, written: Written) -> Iterator[Fault]:
     folder, content = Folder.parse(line)
-    try:
-        handle = os.open(f"{env_dir}/{folder}", _FOLDER)
-    except OSError as exc:
-        yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
-        return
-    try:
-        yield from _differences_in(handle, folder, content, written)
-    finally:
-        os.close(handle)
-
-
-def _differences_in(handle: int, folder: str, content: Folder, written: Written) -> Iterator[Fault]:
     missing = dict(content.names)
-    windows = dict(zip(content.names, windows_of(content, written)))
+    layers = dict(zip(content.names, layers_in(content)))
     try:
-        with os.scandir(handle) as items:
-            for item in items:
+        with ExitStack() as opened:
+            handle = os.open(f"{env_dir}/{folder}", _FOLDER)
+            opened.callback(os.close, handle)
+            for item in opened.enter_context(os.scandir(handle)):
                 code = missing.pop(item.name, _STRAY)
-                path = _join(folder, item.name)
+                path, layer = _join(folder, item.name), layers.get(item.name)
                 status = item.stat(follow_symlinks=False)
                 if code >= 0:
-                    why = _file_difference(status, code, windows[item.name])
+                    window = written.own if layer is None else written.layers[layer]
+                    why = _file_difference(status, code, window)
                 elif code == LINK:
                     why = _link_difference(item, handle, content.links.get(item.name))
                 else:
                     why = _other_difference(path, status, code)
                 if why:
-                    yield Fault(path, why)
+                    yield _make_fault(path, why, layer)
     except OSError as exc:
-        yield Fault(folder or ".", f"the directory cannot be read: {exc.strerror or exc}")
+        every = tuple(number for number, _ in content.layers)
+        why = f"the directory cannot be read: {exc.strerror or exc}"
+        yield Fault(folder or ".", why, every)
+        return
     for name, code in missing.items():
         if code != OWN:
-            yield Fault(_join(folder, name), "it is missing")
+            yield _make_fault(_join(folder, name), "it is missing", layers[name])
+
+
+def _make_fault(path: str, why: str, layer: int | None) -> Fault:
+    return Fault(path, why, () if layer is None else (layer,))
 
 
 def _file_difference(status: os.stat_result, code: int, window: Window) -> str:

@@ -17,7 +17,6 @@ import os
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..format.layer import Entry
 from ..format.manifest import Layer, Manifest, ManifestError, Part, parse
@@ -34,16 +33,6 @@ They are next to one another in the order of paths, so that two processes seldom
 directory, for which they would wait for each other."""
 
 
-@dataclass(frozen=True)
-class Linking:
-    """The settings of linking."""
-
-    processes: int
-    """Number of processes."""
-    verify: bool = False
-    """True to read every file first, as when some are known to be damaged."""
-
-
 def older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the environments with each layer, newest first, by the layer's head digest."""
     wanted = set(heads)
@@ -56,99 +45,84 @@ def older_layers(envs: str, heads: Collection[str]) -> dict[str, tuple[str, ...]
 
 
 def sound_layers(envs: str, processes: int) -> set[str]:
-    """Return the head digests of layers that lie in some environment without visible damage.
-
-    Raises:
-        NodeError: a process that compared files was killed.
-    """
+    """Return the head digests of layers that lie in some environment without visible damage."""
     sound: set[str] = set()
     for path, manifest in _manifests(envs):
-        damaged = damage.damaged_layers(path, damage.faults(path, processes))
+        damaged = damage.damaged_layers(manifest, damage.faults(path, processes))
         for number, layer in enumerate(manifest.layers):
             if number not in damaged:
                 sound.add(layer.head)
     return sound
 
 
-@dataclass(frozen=True)
-class LinkableLayer:
-    """A layer that older environments may have, and that is to be linked."""
-
-    head: str
-    """The digest of its head."""
-    sources: Sequence[str]
-    """The environments."""
-    entries: Sequence[Entry]
-    """Its files."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    layer: int
-    """The number of the layer."""
-    entries: Sequence[Entry]
-    """The files."""
-
-
-def link_layers(wanted: Sequence[LinkableLayer], staging: str, how: Linking) -> dict[str, Window]:
+def link_layers(
+    layers: Sequence[tuple[str, Sequence[Entry]]],
+    older: Mapping[str, Sequence[str]],
+    staging: str,
+    processes: int,
+    *,
+    verify: bool = False,
+) -> dict[str, Window]:
     """Link every file of each layer, or none that counts; in several processes.
+
+    Args:
+        layers: the digest of the head of each layer, and its files.
+        older: environments that may have a layer, by the digest of its head.
+        staging: the environment that is being made.
+        processes: number of processes.
+        verify: True to read every file first, as when some are known to be damaged.
 
     Returns:
         For the head of each linked layer, the times between which its files were written. A layer
         is left out if a file of it is missing or damaged in all of its environments, or cannot be
         linked; the caller then writes the layer.
-
-    Raises:
-        NodeError: a process was killed.
     """
-    windows = _windows_by_source(wanted)
-    incomplete = _link_files(wanted, windows, _Links(staging, how.verify), how.processes)
+    wanted = [(head, entries) for head, entries in layers if head in older]
+    windows = _windows_by_source([head for head, _ in wanted], older)
+    incomplete = _link_in_processes(wanted, windows, staging, processes, verify)
     linked: dict[str, Window] = {}
-    for number, layer in enumerate(wanted):
+    for number, (head, entries) in enumerate(wanted):
         if number in incomplete:
-            _unlink(staging, layer.entries)
+            _unlink(staging, entries)
         else:
-            linked[layer.head] = functools.reduce(Window.around, windows[number].values())
+            linked[head] = functools.reduce(Window.around, windows[number].values())
     return linked
 
 
-def _windows_by_source(wanted: Sequence[LinkableLayer]) -> list[dict[str, Window]]:
-    sources = {source for layer in wanted for source in layer.sources}
+def _windows_by_source(
+    heads: Sequence[str], older: Mapping[str, Sequence[str]]
+) -> list[dict[str, Window]]:
+    sources = {source for head in heads for source in older[head]}
     written = {source: listing.layers_written(source) for source in sources}
-    windows = []
-    for layer in wanted:
-        by_source = {}
-        for source in layer.sources:
-            window = written[source].get(layer.head)
-            if window:
-                by_source[source] = window
-        windows.append(by_source)
-    return windows
+    return [
+        {source: written[source][head] for source in older[head] if head in written[source]}
+        for head in heads
+    ]
 
 
-def _link_files(
-    wanted: Sequence[LinkableLayer],
+def _link_in_processes(
+    wanted: Sequence[tuple[str, Sequence[Entry]]],
     windows: Sequence[Mapping[str, Window]],
-    links: _Links,
+    staging: str,
     processes: int,
+    verify: bool,
 ) -> set[int]:
-    """Link the layers' files; return the numbers of the incomplete layers."""
-    tasks = []
-    for number, layer in enumerate(wanted):
-        for start in range(0, len(layer.entries), _RUN):
-            tasks.append(_Task(number, layer.entries[start : start + _RUN]))
-
+    """Link the files of layers; return the numbers of the incomplete layers."""
+    tasks = [
+        (number, entries[start : start + _RUN])
+        for number, (_, entries) in enumerate(wanted)
+        for start in range(0, len(entries), _RUN)
+    ]
     # A byte for each layer, shared with the processes.
     with mmap.mmap(-1, len(wanted) + 1) as incomplete:
 
-        def work(number: int) -> None:
-            task = tasks[number]
-            missing = list(task.entries)
-            for source, window in windows[task.layer].items():
+        def work(task: int) -> None:
+            number, missing = tasks[task]
+            for source, window in windows[number].items():
                 if missing:
-                    missing = links.make(source, missing, window)
+                    missing = _link_files(source, staging, missing, window, verify)
             if missing:
-                incomplete[task.layer] = 1
+                incomplete[number] = 1
 
         share(len(tasks), work, processes)
         return {
@@ -163,58 +137,60 @@ def _unlink(staging: str, entries: Sequence[Entry]) -> None:
             os.unlink(f"{staging}/{entry.path}")
 
 
-def _folders(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+def _link_files(
+    source: str, staging: str, files: Sequence[Entry], window: Window, verify: bool
+) -> list[Entry]:
+    """Link the files that one environment has; return the others."""
     folders: dict[str, list[Entry]] = {}
-    for entry in entries:
+    for entry in files:
         folders.setdefault(entry.path.rpartition("/")[0], []).append(entry)
-    return folders
-
-
-@dataclass(frozen=True)
-class _Links:
-    staging: str
-    verify: bool
-
-    def make(self, source: str, files: Sequence[Entry], window: Window) -> list[Entry]:
-        """Link the files that one environment has; return the others."""
-        missing = []
-        for folder, entries in _folders(files).items():
-            try:
-                missing += self._link_folder(f"{source}/{folder}", folder, entries, window)
-            except OSError:
-                missing += entries  # files that are linked already are replaced later
-        return missing
-
-    def _link_folder(
-        self, source: str, folder: str, entries: Sequence[Entry], window: Window
-    ) -> list[Entry]:
-        """Link the files of one directory by relative names, which is 20 % faster."""
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        missing = []
-        with contextlib.ExitStack() as opened:
-            old = os.open(source, flags)
-            opened.callback(os.close, old)
-            new = os.open(f"{self.staging}/{folder}", flags)
-            opened.callback(os.close, new)
-            if os.readlink(f"/proc/self/fd/{old}") != source.rstrip("/"):
-                return list(entries)  # a link on the way leads elsewhere
-            for entry in entries:
-                name = entry.path.rpartition("/")[2]
-                if self._is_sound(old, name, entry, window):
-                    os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
-                else:
-                    missing.append(entry)
-        return missing
-
-    def _is_sound(self, folder: int, name: str, entry: Entry, window: Window) -> bool:
-        """Tell whether a file is as published; the content is read only to verify."""
+    missing = []
+    for folder, entries in folders.items():
         try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        if not _fits(status, entry) or not window.first <= status.st_mtime_ns <= window.last:
-            return False
-        return not self.verify or _has_digest(folder, name, entry.sha256)
+            missing += _link_folder(
+                f"{source}/{folder}", f"{staging}/{folder}", entries, window, verify
+            )
+        except OSError:
+            missing += entries  # files that are linked already are replaced later
+    return missing
+
+
+def _link_folder(
+    source: str, target: str, entries: Sequence[Entry], window: Window, verify: bool
+) -> list[Entry]:
+    """Link the files of one directory by relative names, which is 20 % faster."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    missing = []
+    with contextlib.ExitStack() as opened:
+        old = os.open(source, flags)
+        opened.callback(os.close, old)
+        new = os.open(target, flags)
+        opened.callback(os.close, new)
+        if os.readlink(f"/proc/self/fd/{old}") != source.rstrip("/"):
+            return list(entries)  # a link on the way leads elsewhere
+        for entry in entries:
+            name = entry.path.rpartition("/")[2]
+            if _is_sound(old, name, entry, window) and (
+                not verify or _has_digest(old, name, entry.sha256)
+            ):
+                os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+            else:
+                missing.append(entry)
+    return missing
+
+
+def _is_sound(folder: int, name: str, entry: Entry, window: Window) -> bool:
+    """Tell whether a file is as published, without reading it."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_size == entry.size
+        and status.st_mode & 0o500 == entry.mode & 0o500
+        and window.first <= status.st_mtime_ns <= window.last
+    )
 
 
 def _has_digest(folder: int, name: str, sha256: str) -> bool:
@@ -276,12 +252,6 @@ def _checked(path: str, sha256: str) -> bytes | None:
     except OSError:
         return None
     return data if Digest.of(data) == sha256 else None
-
-
-def _fits(status: os.stat_result, entry: Entry) -> bool:
-    if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
-        return False
-    return status.st_mode & 0o500 == entry.mode & 0o500
 
 
 def _manifests(envs: str) -> Iterator[tuple[str, Manifest]]:

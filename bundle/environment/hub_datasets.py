@@ -23,6 +23,7 @@ import threading
 import types
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache, wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -194,20 +195,21 @@ def _implied_splits(names: Sequence[str]) -> dict[str, list[str]]:
         match = _SHARD.fullmatch(name)
         if match:
             shards.setdefault(match["split"], []).append(glob.escape(name))
-    if shards:
-        return shards
-    for in_folder in (True, False):
-        found: dict[str, list[str]] = {}
-        for split, words in _KEYWORDS.items():
-            end = "($|" if in_folder else "("
-            word = re.compile(f"(.*{_BETWEEN})?({'|'.join(words)}){end}{_BETWEEN}.*)")
-            for name in data:
-                *folders, file = name.split("/")
-                if any(map(word.fullmatch, folders if in_folder else [file])):
-                    found.setdefault(split, []).append(glob.escape(name))
-        if found:
-            return found
-    return {"train": list(map(glob.escape, data))} if data else {}
+    everything = {"train": list(map(glob.escape, data))} if data else {}
+    return shards or _named_splits(data, True) or _named_splits(data, False) or everything
+
+
+def _named_splits(names: Sequence[str], in_folder: bool) -> dict[str, list[str]]:
+    """Return the files of the splits that the names of folders, or of files, have a word for."""
+    found: dict[str, list[str]] = {}
+    for split, words in _KEYWORDS.items():
+        end = "($|" if in_folder else "("
+        word = re.compile(f"(.*{_BETWEEN})?({'|'.join(words)}){end}{_BETWEEN}.*)")
+        for name in names:
+            *folders, file = name.split("/")
+            if any(map(word.fullmatch, folders if in_folder else [file])):
+                found.setdefault(split, []).append(glob.escape(name))
+    return found
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -390,29 +392,34 @@ def _whole_only(configs: Any) -> Any:
     part = getattr(_reading, "part", None)
     if part is None:
         return configs
-    whole: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, config in (dict(configs) or {"default": {}}).items():
-        splits, lost = part.sorted_splits(config)
+    named = dict(configs) or {"default": {}}
+    found = {name: part.sorted_splits(config) for name, config in named.items()}
+    for name, (_, lost) in found.items():
         _lost_splits[str(part.snapshot), name] = lost
-        folder = str(config.get("data_dir") or "").strip("/")
-        chosen = splits or {
-            split: [glob.escape(os.path.relpath(files[0], folder or "."))]
-            for split, files in lost.items()
-        }
-        entries = [{"split": split, "path": paths} for split, paths in chosen.items()]
-        changed = {**config, "data_files": entries} if lost else config
-        (whole if splits else others)[name] = changed
-    if not any(_lost_splits[str(part.snapshot), name] for name in (*whole, *others)):
+    if not any(lost for _, lost in found.values()):
         return configs
-    if not whole and not part.is_explicit:
-        lost_files = [name for other in others
-                      for files in _lost_splits[str(part.snapshot), other].values()
-                      for name in files]  # fmt: skip
-        raise FileNotFoundError(part.explain(lost_files))
+    if not part.is_explicit and not any(splits for splits, _ in found.values()):
+        files = [files for _, lost in found.values() for files in lost.values()]
+        raise FileNotFoundError(part.explain(list(chain.from_iterable(files))))
+    order = sorted(named, key=lambda name: not found[name][0])
+    changed = {name: _with_whole_splits(named[name], *found[name]) for name in order}
     configs.clear()
-    configs.update({**whole, **others})
+    configs.update(changed)
     return configs
+
+
+def _with_whole_splits(
+    config: Mapping[str, Any], splits: Mapping[str, list[str]], lost: Mapping[str, list[str]]
+) -> Mapping[str, Any]:
+    if not lost:
+        return config
+    folder = str(config.get("data_dir") or "").strip("/")
+    chosen = splits or {
+        split: [glob.escape(os.path.relpath(files[0], folder or "."))]
+        for split, files in lost.items()
+    }
+    entries = [{"split": split, "path": paths} for split, paths in chosen.items()]
+    return {**config, "data_files": entries}
 
 
 def _without_splits(infos: Any) -> Any:

@@ -49,7 +49,6 @@ class Merged:
     entries: tuple[tuple[Entry, ...], ...]
     """The files that each layer writes."""
     links: dict[str, str]
-    """The targets of all symbolic links by their paths."""
     directories: tuple[str, ...]
     """Every directory, each after its parents."""
 
@@ -88,12 +87,7 @@ def own_files(python: str) -> tuple[str, ...]:
 
 
 def merge(layers: Sequence[Layer], indexes: Sequence[Index], python: str) -> Merged:
-    """Decide which layer writes which file.
-
-    Raises:
-        LayerError: two layers contradict each other, or one would overwrite the environment's own
-            files, or links lead outside through one another.
-    """
+    """Decide which layer writes which file."""
     files: dict[str, Entry] = {}
     links: dict[str, str] = {}
     entries = []
@@ -222,7 +216,6 @@ class Folder:
     names: dict[str, int]
     """The code of each name; files of layers come first, in the layers' order."""
     links: dict[str, str]
-    """The targets of links by their names."""
     layers: list[list[int]]
     """Numbers of layers, each with the count of its files among the names."""
 
@@ -256,11 +249,11 @@ def names_in(
         yield path, coded, windows.pop() if len(windows) == 1 else None
 
 
-def windows_of(content: Folder, written: Written) -> Iterator[Window]:
-    """Yield when each name of a directory was written, in their order."""
+def layers_in(content: Folder) -> Iterator[int | None]:
+    """Yield the layer of each name of a directory, in their order; None for others than files."""
     for number, count in content.layers:
-        yield from repeat(written.layers[number], count)
-    yield from repeat(written.own)
+        yield from repeat(number, count)
+    yield from repeat(None)
 
 
 def _coded(names: str, codes: str) -> dict[str, int]:

@@ -39,9 +39,7 @@ class Patch:
     name: str
     """Its name for users and logs: lower case, words joined by hyphens."""
     reason: str
-    """The fault, in one sentence."""
     link: str
-    """The upstream description of the fault."""
     module: str
     """Full name of the module after whose import the patch is considered."""
     applies: Callable[[types.ModuleType], bool]

@@ -42,9 +42,6 @@ def share(count: int, work: Callable[[int], None], processes: int, *, niceness: 
             to have another niceness.
         niceness: what is added to the children's, so that others get the processors first; see
             nice(2). A process cannot take it back.
-
-    Raises:
-        NodeError: what the first failing task raised, or that a child was killed.
     """
     children: dict[int, int] = {}
     stride = -(-count // _RUNS)

@@ -22,7 +22,7 @@ import re
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -38,7 +38,6 @@ from ..system.files import digest_of, disk_problem, facts_of, refusals
 from ..system.own_program import source_of
 from . import damage, hard_links, imports, listing, patches
 from .damage import MANIFEST, is_directory, pyvenv_cfg, strays
-from .hard_links import LinkableLayer, Linking
 from .listing import HOOK, HOOK_MODULES, STATE, Merged, Window, merge, site_packages
 from .process_pool import share
 
@@ -53,18 +52,6 @@ _NICENESS = 10
 passes on, which needs the same processors; nobody else waits for what is unpacked."""
 Fresh = tuple[Layer, Index, Sequence[Entry]]
 """A layer that is written, its index, and the files of it that are wanted."""
-
-
-@dataclass(frozen=True)
-class WriteSettings:
-    """The settings of writing."""
-
-    decompress: Decompress
-    """Turns a frame into its content."""
-    processes: int
-    """Number of processes."""
-    compare: bool
-    """True to compare each file with its digest."""
 
 
 class _Task(NamedTuple):
@@ -82,12 +69,14 @@ def write_layers(
     bundle: BundleFile,
     staging: str,
     fresh: Sequence[Fresh],
-    work: WriteSettings,
+    decompress: Decompress,
+    processes: int,
+    compare: bool,
 ) -> None:
     """Write the files of the given layers, one frame a task, in the order of the file.
 
     The frames of a file that is still being transferred arrive in that order, and a disk reads it
-    best.
+    best. With ``compare``, each file is compared with its digest.
     """
     tasks = [task for item in fresh for task in _tasks(bundle, item)]
 
@@ -96,17 +85,17 @@ def write_layers(
         frame = task.frame
         data = bundle.frame(task.offset, frame.size, frame.sha256)
         with bundle.refusing(LayerError):
-            content = work.decompress(data, frame.unpacked_size)
+            content = decompress(data, frame.unpacked_size)
         try:
             with bundle.refusing(LayerError):
-                _write_files(staging, memoryview(content), task.start, task.entries, work.compare)
+                _write_files(staging, memoryview(content), task.start, task.entries, compare)
         except OSError as exc:
             raise NodeError(write_problem(exc, staging)) from exc
 
     niceness = _NICENESS if bundle.is_arriving else 0
-    share(len(tasks), write, work.processes, niceness=niceness)
-    if work.compare:
-        _compare_long(bundle, staging, fresh, work.processes)
+    share(len(tasks), write, processes, niceness=niceness)
+    if compare:
+        _compare_long(bundle, staging, fresh, processes)
 
 
 def _tasks(bundle: BundleFile, item: Fresh) -> Iterator[_Task]:
@@ -203,42 +192,40 @@ def renew(path: str, python: str) -> None:
         _interpreter(path, python)
 
 
-@dataclass(frozen=True)
-class EnvironmentOrigin:
-    """The sources of an environment, and their times."""
-
-    heads: Sequence[bytes]
-    """The head of each layer."""
-    wheel: bytes | None
-    """The decompressor, if not this Python's own."""
-    linked: Mapping[str, Window]
-    """The times at which the files of linked layers were written, by the layers' heads."""
-    started: int
-    """The time of the first new file, in nanoseconds by the file system's clock."""
-
-
 def finish(
-    staging: str, manifest: Manifest, python: str, merged: Merged, origin: EnvironmentOrigin
+    staging: str,
+    manifest: Manifest,
+    python: str,
+    merged: Merged,
+    kept: Mapping[str, bytes],
+    written: tuple[Mapping[str, Window], int],
 ) -> None:
-    """Make a virtual environment of the tree (PEP 405), and record its sources."""
+    """Make a virtual environment of the tree (PEP 405), and record its sources.
+
+    Args:
+        staging: the tree.
+        manifest: the bundle's.
+        python: the interpreter.
+        merged: the files of all layers.
+        kept: the heads of layers and the decompressor, by their paths.
+        written: the times at which the files of linked layers were written, by the layers' heads;
+            and the time of the first new file, in nanoseconds by the file system's clock.
+    """
     version = manifest.requires.python
     links = own_links(version)
     for path, target in links.items():
         os.symlink(target, os.path.join(staging, path))
     _interpreter(staging, python)
-    own = {**hooks(version), MANIFEST: manifest.to_bytes()}
-    for layer, head in zip(manifest.layers, origin.heads):
-        own[f"{STATE}/layers/{layer.id}"] = head
-    if manifest.decompressor is not None and origin.wheel is not None:
-        own[f"{STATE}/decompressor/{manifest.decompressor.name}"] = origin.wheel
+    own = {**hooks(version), MANIFEST: manifest.to_bytes(), **kept}
     for path, data in own.items():
         _write(os.path.join(staging, path), data)
     _sync(os.path.join(staging, MANIFEST))
     links = {**merged.links, **links}
     folders = listing.contents(merged.entries, links, own, merged.directories)
-    layers = [(layer.head, origin.linked.get(layer.head)) for layer in manifest.layers]
+    linked, started = written
+    layers = [(layer.head, linked.get(layer.head)) for layer in manifest.layers]
     # Last of all, as its time is the environment's.
-    listing.write(staging, manifest.id, folders, layers, origin.started)
+    listing.write(staging, manifest.id, folders, layers, started)
 
 
 def own_links(python: str) -> dict[str, str]:
@@ -299,34 +286,27 @@ class MissingLayer(NodeError):
         super().__init__(Problem(ProblemCode.LAYER_MISSING, path, {"name": name}))
 
 
-@dataclass(frozen=True)
-class AssembleOptions:
-    """The settings of an assembly."""
-
-    processes: int
-    """Number of processes."""
-    compare: bool = True
-    """True to compare each file with its digest in the index, as for a bundle of somebody else."""
-
-
 def assemble(
     bundle: BundleFile,
     root: str,
     python: str,
-    how: AssembleOptions,
+    processes: int,
+    compare: bool,
     publish: Callable[[str, str], None],
 ) -> tuple[int, int]:
     """Build the environment of a bundle and publish it; return the files linked and written.
 
+    With ``compare``, each file is compared with its digest in the index, as for a bundle of
+    somebody else.
+
     Raises:
-        NodeError: the bundle is damaged, or there is no room.
         MissingLayer: a layer is neither in the file nor in an older environment.
     """
     manifest = bundle.manifest
-    layers = manifest.layers
-    incoming, final = os.path.join(root, "incoming"), os.path.join(root, "envs", manifest.id)
+    incoming, final = os.path.join(root, "incoming"), env_path(root, manifest.id)
     older = _sources(root, manifest)
-    _require_room(incoming, manifest, [layer for layer in layers if layer.head not in older])
+    absent = [layer for layer in manifest.layers if layer.head not in older]
+    _require_room(incoming, manifest, absent)
     private = tempfile.mkdtemp(prefix=f"{manifest.id}.", dir=incoming)
     staging, tools = os.path.join(private, "env"), os.path.join(private, "tools")
     try:
@@ -334,114 +314,95 @@ def assemble(
         os.mkdir(tools, 0o700)
         if bundle.holds(manifest.node.name):
             bundle.part(manifest.node)  # not needed here, but damage must be found
-        content = _content_of(bundle, root, older, tools)
-        merged = content.merged
+        kept = _kept_files(bundle, root, older)
+        name = manifest.decompressor.name if manifest.decompressor else ""
+        wheel = kept.get(f"{STATE}/decompressor/{name}")
+        decompress = load_decompressor(name, wheel, tools)
+        # Heads in another environment were checked when that was made; this one is damaged.
+        checked = {head for head, sources in older.items() if set(sources) != {final}}
+        indexes, merged = _merge_layers(bundle, kept, decompress, checked)
         for path in merged.directories:
             os.mkdir(os.path.join(staging, path), 0o755)
         started = os.stat(staging).st_mtime_ns  # by the clock that files get their times from
         # Where one file is damaged, more are likely to be: no file is then linked unread.
-        linking = Linking(how.processes, verify=os.path.lexists(final))
-        linked = _fill(bundle, staging, content, older, linking, compare=how.compare)
+        verify = os.path.lexists(final)
+        files = list(zip((layer.head for layer in manifest.layers), merged.entries))
+        linked = hard_links.link_layers(files, older, staging, processes, verify=verify)
+        fresh = _list_fresh(bundle, indexes, merged, linked)
+        write_layers(bundle, staging, fresh, decompress, processes, compare)
         for path, target in merged.links.items():
             os.symlink(target, os.path.join(staging, path))
         bundle.check_frame()  # possible only now if the file was still arriving
-        origin = EnvironmentOrigin(content.heads, content.wheel, linked, started)
-        finish(staging, manifest, python, merged, origin)
+        finish(staging, manifest, python, merged, kept, (linked, started))
         publish(staging, final)
     finally:
         removal.sweep(private)
     total = sum(map(len, merged.entries))
-    written = 0
-    for layer, entries in zip(layers, merged.entries):
-        if layer.head not in linked:
-            written += len(entries)
+    written = sum(len(entries) for _, _, entries in fresh)
     return total - written, written
 
 
-@dataclass(frozen=True)
-class _Content:
-    decompress: Decompress
-    """Turns a frame into its content."""
-    wheel: bytes | None
-    """The wheel with the decompressor, unless it is this Python's own."""
-    heads: list[bytes]
-    """The head of each layer."""
-    indexes: list[Index]
-    """The index of each layer."""
-    merged: Merged
-    """The files that each of them writes."""
-
-
-def _content_of(
-    bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]], tools: str
-) -> _Content:
-    layers, part = bundle.manifest.layers, bundle.manifest.decompressor
-    wheel = _wheel(bundle, os.path.join(root, "envs"))
-    decompress = load_decompressor(part.name if part else "", wheel, tools)
-    heads = _heads(bundle, older, layers)
-    final = os.path.join(root, "envs", bundle.manifest.id)
-    # Heads in another environment were checked when that was made; this one is damaged.
-    checked = {head for head, sources in older.items() if set(sources) != {final}}
-    with _no_collection():
-        indexes = [
-            bundle.index(layer, head, decompress, checked=layer.head in checked)
-            for layer, head in zip(layers, heads)
-        ]
-        with bundle.refusing(LayerError):
-            merged = merge(layers, indexes, bundle.manifest.requires.python)
-    return _Content(decompress, wheel, heads, indexes, merged)
-
-
-def _fill(
-    bundle: BundleFile,
-    staging: str,
-    content: _Content,
-    older: Mapping[str, Sequence[str]],
-    linking: Linking,
-    *,
-    compare: bool,
-) -> dict[str, Window]:
-    """Link files of older environments, write the rest; return write times by linked head."""
-    layers = bundle.manifest.layers
-    linked = _link(layers, content.merged, older, staging, linking)
-    fresh = [
-        (layer, index, entries)
-        for layer, index, entries in zip(layers, content.indexes, content.merged.entries)
-        if layer.head not in linked
-    ]
-    for layer, _, _ in fresh:
+def _list_fresh(
+    bundle: BundleFile, indexes: Sequence[Index], merged: Merged, linked: Container[str]
+) -> list[Fresh]:
+    fresh: list[Fresh] = []
+    for layer, index, entries in zip(bundle.manifest.layers, indexes, merged.entries):
+        if layer.head in linked:
+            continue
         if not bundle.holds(layer.member):
             raise MissingLayer(layer.name, bundle.path)
-    write_layers(
-        bundle, staging, fresh, WriteSettings(content.decompress, linking.processes, compare)
-    )
-    return linked
+        fresh.append((layer, index, entries))
+    return fresh
+
+
+def _kept_files(
+    bundle: BundleFile, root: str, older: Mapping[str, Sequence[str]]
+) -> dict[str, bytes]:
+    """Return what an environment keeps, by its path: the heads of layers, and the decompressor."""
+    kept = {}
+    for layer in bundle.manifest.layers:
+        if bundle.holds(layer.head_member):
+            head: bytes | None = bundle.head(layer)
+        else:
+            head = hard_links.head_of(older.get(layer.head, ()), layer)
+        if head is None:
+            raise MissingLayer(layer.name, bundle.path)
+        kept[f"{STATE}/layers/{layer.id}"] = head
+    part = bundle.manifest.decompressor
+    if part is not None:
+        if bundle.holds(part.name):
+            wheel: bytes | None = bundle.part(part)
+        else:
+            wheel = hard_links.older_decompressor(os.path.join(root, "envs"), part)
+        if wheel is None:
+            raise MissingLayer(part.name, bundle.path)
+        kept[f"{STATE}/decompressor/{part.name}"] = wheel
+    return kept
+
+
+def _merge_layers(
+    bundle: BundleFile, kept: Mapping[str, bytes], decompress: Decompress, checked: Container[str]
+) -> tuple[list[Index], Merged]:
+    layers = bundle.manifest.layers
+    with _no_collection():
+        indexes = []
+        for layer in layers:
+            head = kept[f"{STATE}/layers/{layer.id}"]
+            is_checked = layer.head in checked
+            indexes.append(bundle.index(layer, head, decompress, checked=is_checked))
+        with bundle.refusing(LayerError):
+            return indexes, merge(layers, indexes, bundle.manifest.requires.python)
 
 
 def _sources(root: str, manifest: Manifest) -> dict[str, tuple[str, ...]]:
     """Return environments that may have each layer, by head; a damaged one of this bundle too."""
     heads = [layer.head for layer in manifest.layers]
     older = hard_links.older_layers(os.path.join(root, "envs"), heads)
-    final = os.path.join(root, "envs", manifest.id)
+    final = env_path(root, manifest.id)
     if os.path.isdir(final) and not os.path.islink(final):
         for head in heads:
             older[head] = tuple(dict.fromkeys((*older.get(head, ()), final)))
     return older
-
-
-def _link(
-    layers: Sequence[Layer],
-    merged: Merged,
-    older: Mapping[str, Sequence[str]],
-    staging: str,
-    linking: Linking,
-) -> dict[str, Window]:
-    wanted = [
-        LinkableLayer(layer.head, older[layer.head], entries)
-        for layer, entries in zip(layers, merged.entries)
-        if layer.head in older
-    ]
-    return hard_links.link_layers(wanted, staging, linking)
 
 
 @contextlib.contextmanager
@@ -456,50 +417,12 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _heads(
-    bundle: BundleFile, older: Mapping[str, Sequence[str]], layers: Sequence[Layer]
-) -> list[bytes]:
-    heads = []
-    for layer in layers:
-        if bundle.holds(layer.head_member):
-            head: bytes | None = bundle.head(layer)
-        else:
-            head = hard_links.head_of(older.get(layer.head, ()), layer)
-        if head is None:
-            raise MissingLayer(layer.name, bundle.path)
-        heads.append(head)
-    return heads
-
-
-def _wheel(bundle: BundleFile, envs: str) -> bytes | None:
-    """Return the zstandard wheel; None if this Python has its own zstd."""
-    part = bundle.manifest.decompressor
-    if part is None:
-        return None
-    if bundle.holds(part.name):
-        return bundle.part(part)
-    data = hard_links.older_decompressor(envs, part)
-    if data is None:
-        raise MissingLayer(part.name, bundle.path)
-    return data
-
-
 def _require_room(path: str, manifest: Manifest, layers: Sequence[Layer]) -> None:
     needed, inodes = room_for(layers, manifest)
     faults = refusals(facts_of(path), needed, inodes)
     if faults:
         raise NodeError(Problem(ProblemCode.NO_ROOM, path, {"why": "; ".join(faults)}))
 
-
-__all__ = [
-    "Environment",
-    "MissingLayer",
-    "Source",
-    "hold",
-    "lock_path",
-    "unpack",
-    "using",
-]
 
 _AT_FDCWD, _EXCHANGE = -100, 2
 """Constants of renameat2(2)."""
@@ -513,11 +436,9 @@ class Environment:
     path: str
     """Its directory, ``<node root>/envs/<bundle id>``."""
     reused: bool
-    """True if it was there already."""
     linked: int
     """Files taken by hard link from older environments."""
     written: int
-    """Files written from the bundle."""
     seconds: float
     """Seconds that it took, including the wait for others."""
     mended: Problem | None = None
@@ -594,17 +515,12 @@ def unpack(
     processes: int,
     source: Source | None = None,
 ) -> Environment:
-    """Make sure that the environment of a bundle exists and is complete.
-
-    Raises:
-        NodeError: the bundle is damaged, there is no room, or the place cannot be written.
-    """
+    """Make sure that the environment of a bundle exists and is complete."""
     started = time.monotonic()
     source = source or Source()
     final = env_path(root, expected)
     linked = written = 0
     mended = None
-    options = AssembleOptions(processes, compare=not source.trusted)
     try:
         is_sound = source.checked and is_directory(final)
         faults = [] if is_sound else damage.look(final, processes)
@@ -614,7 +530,9 @@ def unpack(
                 if faults != []:
                     _sweep(root, expected)
                     with BundleFile(path, expected, source.excerpt, source.arrival) as bundle:
-                        linked, written = assemble(bundle, root, python, options, _publish)
+                        linked, written = assemble(
+                            bundle, root, python, processes, not source.trusted, _publish
+                        )
                 if faults:
                     mended = damage.describe(final, faults)
         renew(final, python)

@@ -73,11 +73,7 @@ class Arrival:
         return self._state[0] == _FAILED
 
     def ongoing(self, path: str) -> bool:
-        """Return True if more bytes may come.
-
-        Raises:
-            NodeError: the transfer has failed.
-        """
+        """Return True if more bytes may come."""
         if self.failed:
             raise NodeError(Problem(ProblemCode.BUNDLE_CUT_OFF, path))
         return self._state[0] == _RUNNING
@@ -96,11 +92,7 @@ class Arrival:
         return os.open(path, flags)
 
     def wait(self, handle: int, end: int, path: str) -> None:
-        """Wait until the open file has ``end`` bytes, or no more will come.
-
-        Raises:
-            NodeError: the transfer has failed.
-        """
+        """Wait until the open file has ``end`` bytes, or no more will come."""
         seconds = _PAUSE_SECONDS
         while self._arrived(handle) < end and self.ongoing(path):
             self.pause(seconds)
@@ -139,7 +131,6 @@ class Excerpt:
     manifest: bytes
     """The bundle's manifest, which is not in the file."""
     members: frozenset[str]
-    """Names of the members."""
 
 
 class BundleFile:
@@ -160,9 +151,6 @@ class BundleFile:
             excerpt: the content of the file, if it has only some members of a bundle.
             arrival: the progress of a file that is still being sent: reading then waits, and
                 :meth:`check_frame` is left to the caller.
-
-        Raises:
-            NodeError: it cannot be read, is damaged or cut short, or is another bundle.
         """
         self.path = path
         self._arrival = arrival or Arrival.over()
@@ -181,12 +169,20 @@ class BundleFile:
                 if arrival is None:
                     self.check_frame()
                 if expected is not None and self.manifest.id != expected:
-                    raise NodeError(self._another(expected))
+                    raise self._problem(
+                        ProblemCode.ANOTHER_BUNDLE, id=self.manifest.id[:12], expected=expected[:12]
+                    )
                 return
             except (ManifestError, UnicodeDecodeError) as exc:
                 self.close()
                 if not more_may_come:
-                    raise self._unusable(exc) from exc
+                    is_other = isinstance(exc, FormatError)
+                    code = (
+                        ProblemCode.BUNDLE_OF_OTHER_VERSION
+                        if is_other
+                        else ProblemCode.BUNDLE_DAMAGED
+                    )
+                    raise self._problem(code, why=str(exc)) from exc
             except BaseException:
                 self.close()
                 raise
@@ -211,11 +207,7 @@ class BundleFile:
 
     @property
     def is_arriving(self) -> bool:
-        """True while more bytes of it may come.
-
-        Raises:
-            NodeError: the transfer has failed.
-        """
+        """True while more bytes of it may come."""
         return self._arrival.ongoing(self.path)
 
     def offset(self, member: str) -> int:
@@ -223,11 +215,7 @@ class BundleFile:
         return self._offsets[member]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from a place in the file; several processes may read at the same time.
-
-        Raises:
-            NodeError: the file ends too early, or the disk fails.
-        """
+        """Return bytes from a place in the file; several processes may read at the same time."""
         try:
             self._arrival.wait(self._handle, offset + size, self.path)
             data = b""
@@ -262,31 +250,19 @@ class BundleFile:
         return member in self._offsets
 
     def part(self, part: Part) -> bytes:
-        """Return a raw member, its digest checked.
-
-        Raises:
-            NodeError: its bytes do not fit the manifest.
-        """
+        """Return a raw member, its digest checked."""
         why = f"{part.name} does not have the digest in the manifest"
         return self._checked(self._offsets[part.name], part.size, part.sha256, why)
 
     def head(self, layer: Layer) -> bytes:
-        """Return the bytes of a layer's head, which holds its index, their digest checked.
-
-        Raises:
-            NodeError: they do not fit the manifest.
-        """
+        """Return the bytes of a layer's head, which holds its index, their digest checked."""
         why = f"the index of {layer.name} does not have the promised digest"
         return self._checked(self._offsets[layer.head_member], layer.head_size, layer.head, why)
 
     def index(
         self, layer: Layer, head: bytes, decompress: Decompress, *, checked: bool = False
     ) -> Index:
-        """Return the checked index of a layer, from its head.
-
-        Raises:
-            NodeError: it does not fit the manifest, or names something unsafe.
-        """
+        """Return the checked index of a layer, from its head."""
         with self.refusing(LayerError):
             origin = origin_of(head)
             if not origin.describes(layer):
@@ -307,32 +283,20 @@ class BundleFile:
         return self._offsets[layer.member]
 
     def frame(self, offset: int, size: int, sha256: str) -> bytes:
-        """Return the compressed bytes of one frame, their digest checked.
-
-        Raises:
-            NodeError: they do not fit the index.
-        """
+        """Return the compressed bytes of one frame, their digest checked."""
         why = f"the {size} bytes at {offset} do not have the promised digest"
         return self._checked(offset, size, sha256, why)
 
     @contextlib.contextmanager
     def refusing(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Turn these exceptions into an error about a damaged bundle.
-
-        Raises:
-            NodeError: one of them was raised.
-        """
+        """Turn these exceptions into an error about a damaged bundle."""
         try:
             yield
         except kinds as exc:
             raise self._damaged(str(exc)) from exc
 
     def check_frame(self) -> None:
-        """Check every header, every padding byte, the end of the tar and the file's length.
-
-        Raises:
-            NodeError: something is not as it must be.
-        """
+        """Check every header, every padding byte, the end of the tar and the file's length."""
         end = 0
         for name, length in self._members:
             start = self._offsets[name]
@@ -407,21 +371,15 @@ class BundleFile:
         try:
             handle = self._arrival.open(self.path, _FLAGS)
         except OSError as exc:
-            raise NodeError(
-                Problem(ProblemCode.BUNDLE_UNREADABLE, self.path, {"why": files.error_text(exc)})
-            ) from exc
+            why = files.error_text(exc)
+            raise self._problem(ProblemCode.BUNDLE_UNREADABLE, why=why) from exc
         # An open bundle is not cleaned away; not every file system has locks.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH)
         return handle
 
     def _unusable_layer(self, layer: str, why: str) -> NodeError:
-        values = {"layer": layer, "why": why}
-        return NodeError(Problem(ProblemCode.STORED_LAYER_UNUSABLE, self.path, values))
-
-    def _another(self, expected: str) -> Problem:
-        values = {"id": self.manifest.id[:12], "expected": expected[:12]}
-        return Problem(ProblemCode.ANOTHER_BUNDLE, self.path, values)
+        return self._problem(ProblemCode.STORED_LAYER_UNUSABLE, layer=layer, why=why)
 
     def _read_manifest(self) -> Manifest:
         self._arrival.wait(self._handle, BLOCK, self.path)
@@ -446,14 +404,11 @@ class BundleFile:
                 raise self._unusable_layer(path, why) if path else self._damaged(why)
             self._arrival.pause()
 
-    def _unusable(self, exc: Exception) -> NodeError:
-        if not isinstance(exc, FormatError):
-            return self._damaged(str(exc))
-        values = {"why": str(exc)}
-        return NodeError(Problem(ProblemCode.BUNDLE_OF_OTHER_VERSION, self.path, values))
-
     def _damaged(self, why: str) -> NodeError:
-        return NodeError(Problem(ProblemCode.BUNDLE_DAMAGED, self.path, {"why": why}))
+        return self._problem(ProblemCode.BUNDLE_DAMAGED, why=why)
+
+    def _problem(self, code: ProblemCode, **values: str) -> NodeError:
+        return NodeError(Problem(code, self.path, values))
 
 
 def layers_folder(path: str) -> str:
@@ -462,11 +417,7 @@ def layers_folder(path: str) -> str:
 
 
 def digest_of(path: str) -> str:
-    """Return the SHA-256 of a whole file, as hexadecimal digits.
-
-    Raises:
-        NodeError: it cannot be read.
-    """
+    """Return the SHA-256 of a whole file, as hexadecimal digits."""
     try:
         with open(path, "rb") as handle:
             return files.digest_of(handle.fileno())

@@ -87,11 +87,9 @@ class Entry(NamedTuple):
     path: str
     """Its path in the environment, with forward slashes."""
     size: int
-    """Length in bytes."""
     mode: int
     """0644 or 0755."""
     sha256: str
-    """Digest of its bytes."""
     offset: int
     """The index of its first byte in the uncompressed tar."""
 
@@ -100,9 +98,7 @@ class Link(NamedTuple):
     """One symbolic link of a layer."""
 
     path: str
-    """Its path in the environment."""
     target: str
-    """Its target, relative to its own directory."""
 
 
 class Frame(NamedTuple):
@@ -113,7 +109,6 @@ class Frame(NamedTuple):
     unpacked_size: int
     """Length in bytes of the piece of tar inside."""
     sha256: str
-    """Digest of the compressed bytes."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +129,7 @@ class Index:
 
 
 def check_path(path: object) -> str:
-    """Return ``path`` if it stays inside the environment, whatever it is joined to.
-
-    Raises:
-        LayerError: it is absolute or empty, has ``..``, ``.``, a doubled slash or a control
-            character, or is too long or deep for a node.
-    """
+    """Return ``path`` if it stays inside the environment, whatever it is joined to."""
     if not isinstance(path, str) or not path.isprintable() or _UNSAFE.search(path):
         raise LayerError(f"unsafe path in an archive: {path!r}")
     why = excess(path)
@@ -149,11 +139,7 @@ def check_path(path: object) -> str:
 
 
 def check_link(link: Link) -> None:
-    """Refuse a symbolic link that is absolute or climbs out of the environment.
-
-    Raises:
-        LayerError: the link leads outside, or its own path is unsafe.
-    """
+    """Refuse a symbolic link that is absolute or climbs out of the environment."""
     check_path(link.path)
     if not _is_relative_target(link.target):
         raise LayerError(f"unsafe link in an archive: {link.path!r} -> {link.target!r}")
@@ -179,9 +165,6 @@ def check_links(links: Mapping[str, str]) -> None:
 
     :func:`check_link` judges each link by its text alone; where ``a/b/up`` leads to ``a``, however,
     ``a/b/up/..`` is not ``a/b``.
-
-    Raises:
-        LayerError: a link leads outside, or in circles.
     """
     for path, target in links.items():
         try:
@@ -369,7 +352,6 @@ class HeadSummary(NamedTuple):
     unpacked_size: int
     """Sum in bytes of the files inside."""
     files: int
-    """Number of files inside."""
     origin_size: int
     """Length in bytes of the origin, which follows these numbers."""
 
@@ -394,11 +376,7 @@ def encode_head(index: Index, origin: Origin, compress: Callable[[bytes], bytes]
 
 
 def head_summary(prefix: bytes) -> HeadSummary:
-    """Read the lengths from the first ``HEAD_PREFIX`` bytes of a layer.
-
-    Raises:
-        LayerError: these are not the first bytes of a layer.
-    """
+    """Read the lengths from the first ``HEAD_PREFIX`` bytes of a layer."""
     if len(prefix) < HEAD_PREFIX:
         raise LayerError("the layer is cut short")
     magic, frame_size, total, unpacked_size, files, origin_size = _HEAD.unpack_from(prefix)
@@ -411,11 +389,7 @@ def head_summary(prefix: bytes) -> HeadSummary:
 
 
 def origin_of(head: bytes) -> Origin:
-    """Return the origin in a layer's head.
-
-    Raises:
-        LayerError: there is none.
-    """
+    """Return the origin in a layer's head."""
     data = head[HEAD_PREFIX : HEAD_PREFIX + head_summary(head).origin_size]
     try:
         return parse(data)
@@ -424,16 +398,15 @@ def origin_of(head: bytes) -> Origin:
 
 
 def packed_index(head: bytes) -> bytes:
-    """Return the compressed index in a layer's head.
-
-    Raises:
-        LayerError: these bytes are not a head.
-    """
+    """Return the compressed index in a layer's head."""
     return head[HEAD_PREFIX + head_summary(head).origin_size :]
 
 
 def decode_head(
-    head: bytes, decompress: Callable[[bytes], bytes], *, checked: bool = False
+    head: bytes,
+    decompress: Callable[[bytes], bytes],
+    *,
+    checked: bool = False,
 ) -> Index:
     """Read a head whose digest has been checked, and refuse paths that leave the environment.
 
@@ -441,9 +414,6 @@ def decode_head(
         head: the first ``head_size`` bytes of a layer.
         decompress: turns one zstd frame into its content.
         checked: True if these very bytes have been read, and not refused, before.
-
-    Raises:
-        LayerError: these bytes are not a head, or name unsafe paths, modes or sizes.
     """
     summary = head_summary(head)
     if summary.head_size != len(head):

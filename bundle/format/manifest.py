@@ -77,9 +77,7 @@ class StoredMember(NamedTuple):
     """A member that is not in the file of a thin bundle."""
 
     name: str
-    """Its name in the outer tar."""
     size: int
-    """Its length in bytes."""
     file: str
     """The name of the file in the offline root that ends with it."""
     start: int
@@ -93,11 +91,8 @@ class Part:
     """A member that is stored as it is."""
 
     name: str
-    """Its name in the outer tar."""
     sha256: Digest
-    """Digest of its bytes."""
     size: int
-    """Length in bytes."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,6 @@ class Layer:
     unpacked_size: int
     """Sum in bytes of the files inside."""
     files: int
-    """Number of files inside."""
 
     @property
     def member(self) -> str:
@@ -144,11 +138,8 @@ class Manifest:
     """Everything that a node must know about a bundle."""
 
     name: str
-    """The project's name."""
     requires: Requires
-    """Requirements that a node must meet."""
     node: Part
-    """The far side's program."""
     decompressor: Part | None
     """The zstandard wheel, or None where the target's Python has zstd of its own."""
     layers: tuple[Layer, ...]
@@ -158,7 +149,6 @@ class Manifest:
     imports: tuple[str, ...]
     """Modules that must import on every node."""
     format: int = FORMAT
-    """Version of this layout."""
 
     # These are needed again and again, and each takes milliseconds for a hundred layers.
 

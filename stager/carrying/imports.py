@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from bundle.environment.unpack import Fresh, WriteSettings, write_layers
+from bundle.environment.unpack import Fresh, write_layers
 from bundle.format.archive import END, BundleFile
 from bundle.format.layer import Entry, Index, LayerError, check_links
 from bundle.format.manifest import MANIFEST_NAME, Manifest
@@ -299,8 +299,7 @@ def _unpack(bundle: BundleFile, place: Path) -> None:
     for _, index, entries in fresh:
         for path in [entry.path for entry in entries] + [link.path for link in index.links]:
             (place / path).parent.mkdir(parents=True, exist_ok=True)
-    settings = WriteSettings(decompress=content_of, processes=1, compare=True)
-    write_layers(bundle, str(place), fresh, settings)
+    write_layers(bundle, str(place), fresh, content_of, processes=1, compare=True)
     for _, index, _ in fresh:
         for link in index.links:
             (place / link.path).symlink_to(link.target)

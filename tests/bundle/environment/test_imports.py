@@ -166,11 +166,6 @@ def test_many_objects_are_old_at_once_and_freed_as_ever(env: Path) -> None:
     assert lines(env, code) == ["True True", "True", "True True"]
 
 
-def test_a_collection_comes_in_the_end(env: Path) -> None:
-    (count,) = lines(env, "import huge")
-    assert int(count) >= 1
-
-
 def test_other_threads_go_on_importing(env: Path) -> None:
     code = """
         import threading
@@ -260,20 +255,6 @@ def test_finders_that_come_later_are_asked(env: Path) -> None:
             print("none left")
     """
     assert lines(env, code) == ["blocked", "1", f"strict {PATIENT}", "none left"]
-
-
-def test_specs_are_compared_copied_and_kept_as_ever(env: Path) -> None:
-    code = """
-        import importlib.util, pickle
-        one, two = (importlib.util.find_spec("plain") for _ in range(2))
-        print(one == two, pickle.loads(pickle.dumps(one)) == two)
-        module = importlib.util.module_from_spec(one)
-        one.loader.exec_module(module)
-        import last
-        print(type(last.__spec__).__name__, last.__spec__ == importlib.util.find_spec("last"))
-    """
-    said = lines(env, code)
-    assert (said[0], said[-1]) == ("True True", "ModuleSpec True")
 
 
 def test_it_looks_as_ever_to_whoever_looks(env: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.environment.patches import PATCHES, PTH_LINE
+from bundle.environment.patches import PTH_LINE
 
 REPO = Path(__file__).resolve().parents[3]
 PACKAGE = REPO / "bundle" / "environment"
@@ -60,14 +60,6 @@ def python(env: Path, code: str, **variables: str) -> subprocess.CompletedProces
 @pytest.fixture(scope="module")
 def env(tmp_path_factory):
     return make_env(tmp_path_factory.mktemp("plain") / "env")
-
-
-def test_the_table():
-    assert {"torch-cpu-set-device", "datasets-numpy2"} <= {patch.name for patch in PATCHES}
-    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
-    for patch in PATCHES:
-        assert patch.reason.endswith(".")
-        assert patch.link.startswith("https://github.com/")
 
 
 def test_the_file_stands_alone():
@@ -250,12 +242,6 @@ def test_torch_built_for_cuda_is_patched_only_without_a_gpu(env, tmp_path):
     assert "AttributeError" in python(env, with_gpu, **on).stderr
     assert python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="").stdout == "None\n"
     assert "AttributeError" in python(env, with_gpu, **on, CUDA_VISIBLE_DEVICES="0").stderr
-
-
-def test_torch_with_set_device_is_left_alone(env, tmp_path):
-    torch = old_torch(tmp_path, set_device="def set_device(device): return 'its own'")
-    done = python(env, SET_DEVICE, PYTHONPATH=torch, STAGER_PATCHES="1")
-    assert (done.stdout, done.stderr) == ("its own\n", "")
 
 
 @pytest.mark.slow

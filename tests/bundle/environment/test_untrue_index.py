@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 
 from bundle.format.layer import DEPTH_LIMIT, NAME_LIMIT, PATH_LIMIT, LayerError, check_path
 from bundle.format.manifest import room_for
-from bundle.format.zstd import load_decompressor
 from bundle.node import removal
 from bundle.protocol.digest import Digest
 from stager.core.store import Store
@@ -150,54 +148,6 @@ def test_a_version_that_is_none_is_refused(
     said = refuses(program, path, base)
     assert "requires.libc_version" in said
     assert len(said) < 1000
-
-
-# --- decompressors -------------------------------------------------------------------------------
-
-WHEELS = {
-    "raises": "raise ValueError('not today')",
-    "exits": "raise SystemExit('not today')",
-    "no-api": "",
-    "half-an-api": "class ZstdDecompressor: pass\nZstdError = ValueError",
-    "no-method": "class ZstdDecompressor: pass\nZstdError = ValueError\n"
-    "frame_content_size = lambda data: 100",
-    "raises-later": "class ZstdDecompressor:\n    def decompress(self, *a, **k): raise OSError(1)\n"
-    "ZstdError = ValueError\nframe_content_size = lambda data: 100",
-    "no-exception": "class ZstdDecompressor: pass\nZstdError = 7\n"
-    "frame_content_size = lambda data: 100",
-    "no-bytes": "class ZstdDecompressor:\n    def decompress(self, *a, **k): return 'text'\n"
-    "ZstdError = ValueError\nframe_content_size = lambda data: 100",
-}
-
-LOAD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from bundle.protocol.problem import NodeError
-from bundle.format.zstd import load_decompressor
-try:
-    load_decompressor("z.whl", open(sys.argv[2], "rb").read(), sys.argv[3])(b"data", 100)
-except NodeError as exc:
-    print(exc.problem.what)
-"""
-
-
-@pytest.mark.parametrize("kind", WHEELS)
-def test_a_decompressor_that_does_not_fit_is_told(tmp_path: Path, kind: str) -> None:
-    assert load_decompressor is not None
-    wheel, scratch = tmp_path / "z.whl", tmp_path / "scratch"
-    scratch.mkdir()
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("zstandard/__init__.py", WHEELS[kind])
-    repo = Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD, repo, wheel, scratch],
-        env=CLEAN,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    assert done.stdout.startswith("the bundle's zstd decompressor does not ")
 
 
 # --- room ----------------------------------------------------------------------------------------

@@ -68,13 +68,6 @@ def interesting(packed: Packed) -> Iterator[int]:
     yield from range(position, position + 2 * BLOCK)
 
 
-def test_a_sound_bundle_is_read(bare: Packed, standard: Packed, decompress: Decompress) -> None:
-    assert read_all(bare.path, decompress) == bare.manifest.files > 3
-    assert read_all(standard.path, decompress) == standard.manifest.files > 40
-    for packed in (bare, standard):
-        assert packed.path.stat().st_size == packed.size
-
-
 def test_one_flipped_bit_anywhere_is_found(
     bare: Packed, copy: Path, decompress: Decompress
 ) -> None:

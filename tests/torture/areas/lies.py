@@ -429,30 +429,14 @@ def _decompressor(lie: Lie) -> str:
         "no archive": b"not a zip",
         "empty": _wheel({}),
         "no module": _wheel({"zstandard/data.txt": ""}),
-        "raises": _wheel({"zstandard/__init__.py": "raise ValueError('no')\n"}),
-        "exits": _wheel({"zstandard/__init__.py": "raise SystemExit(0)\n"}),
-        "no interface": _wheel({"zstandard/__init__.py": ""}),
-        "syntax": _wheel({"zstandard/__init__.py": "(\n"}),
-        "lies": _wheel({"zstandard/__init__.py": _LYING}),
-        "odd type": _wheel({"zstandard/__init__.py": _ODD}),
-        "raises late": _wheel({"zstandard/__init__.py": _LATE}),
-        "no library": _wheel({"zstandard/__init__.py": "", "zstandard/backend_c.so": "x"}),
-        "escapes": _wheel({"zstandard/../../../canary.py": "x = 1\n"}),
+        "another module": _wheel({"zstandard/backend_c.so": "x"}),
+        "no library": _wheel({"zstandard/_cffi.x.so": "x"}),
+        "two": _wheel({"zstandard/_cffi.x.so": "x", "zstandard/_cffi.y.so": "x"}),
+        "escapes": _wheel({"zstandard/../../../_cffi.x.so": "x"}),
     }
     kind = lie.rng.choice(sorted(kinds))
     lie.decompressor = kinds[kind]
     return kind
-
-
-_CLASS = """\
-class ZstdError(Exception): pass
-def frame_content_size(data): return {size}
-class ZstdDecompressor:
-    def decompress(self, data, allow_extra_data=True): {do}
-"""
-_LYING = _CLASS.format(size="10", do="return b'x' * 10")
-_ODD = _CLASS.format(size="None", do="return None")
-_LATE = _CLASS.format(size="10", do="raise RuntimeError('late')")
 
 
 def _wheel(files: dict[str, str]) -> bytes:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from bundle.format.layer import LayerError
-from bundle.format.zstd import load_decompressor, python_of
+from bundle.format.zstd import load_decompressor, mapped
 from bundle.protocol.problem import NodeError, ProblemCode
 from stager.core.values import Wheel
-from tests.support.building import HOST
 from tests.support.interpreters import OTHERS
 
 CONTENT = b"a layer's content, " * 5000
@@ -35,24 +36,8 @@ def wheel(zstd_wheel: Wheel | None) -> Wheel:
     return zstd_wheel
 
 
-def renamed(wheel: Wheel) -> str:
-    """Its name as if it were for another Python, which is what decides how it is loaded."""
-    assert python_of(wheel.path.name) == HOST.python
-    return wheel.path.name.replace(HOST.python_tag, "cp37")
-
-
-@pytest.mark.parametrize(
-    ("name", "python"),
-    [("zstandard-0.25.0-cp39-cp39-musllinux_1_2_x86_64.whl", "3.9"),
-     ("zstandard-0.25.0-cp313-cp313-manylinux2014_x86_64.whl", "3.13"),
-     ("zstandard-0.25.0-py3-none-any.whl", "")],
-)  # fmt: skip
-def test_a_wheels_name_has_its_python(name: str, python: str) -> None:
-    assert python_of(name) == python
-
-
 def test_frames_are_decompressed(wheel: Wheel, tmp_path: Path) -> None:
-    decompress = load_decompressor(renamed(wheel), wheel.path.read_bytes(), str(tmp_path))
+    decompress = load_decompressor(wheel.path.name, wheel.path.read_bytes(), str(tmp_path))
     compress = zstandard.ZstdCompressor().compress
     for content in (CONTENT, b""):
         assert decompress(compress(content), len(content)) == content
@@ -61,7 +46,7 @@ def test_frames_are_decompressed(wheel: Wheel, tmp_path: Path) -> None:
 
 
 def test_what_is_no_whole_frame_is_refused(wheel: Wheel, tmp_path: Path) -> None:
-    decompress = load_decompressor(renamed(wheel), wheel.path.read_bytes(), str(tmp_path))
+    decompress = load_decompressor(wheel.path.name, wheel.path.read_bytes(), str(tmp_path))
     frame = zstandard.ZstdCompressor(write_checksum=True).compress(CONTENT)
     changed = bytearray(frame)
     changed[-1] ^= 1
@@ -82,7 +67,7 @@ def test_a_wheel_without_the_library_does_not_load(
     data: bytes, wheel: Wheel, tmp_path: Path
 ) -> None:
     with pytest.raises(NodeError) as caught:
-        load_decompressor(renamed(wheel), data, str(tmp_path))
+        load_decompressor(wheel.path.name, data, str(tmp_path))
     assert caught.value.problem.code is ProblemCode.DECOMPRESSOR_UNUSABLE
 
 
@@ -97,3 +82,65 @@ def test_each_python_loads_the_wheel_for_this_one(
     )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == CONTENT
+
+
+# --- What is laid out of a shared library --------------------------------------------------------
+
+
+HEADER = 64
+
+
+def library(*segments: tuple[int, int], tail: bytes = b"debug") -> bytes:
+    """A file with these segments (offset, length), something in them, and something behind them."""
+    header = bytearray(HEADER)
+    header[:6] = b"\x7fELF\x02\x01"
+    end = max([HEADER + 56 * len(segments), *(offset + size for offset, size in segments)])
+    struct.pack_into("<QQ", header, 0x20, HEADER, end)
+    struct.pack_into("<HHHHHH", header, 0x34, HEADER, 56, len(segments), 64, 30, 29)
+    table = b"".join(struct.pack("<II6Q", 1, 5, at, at, at, size, size, 1) for at, size in segments)
+    return (bytes(header) + table).ljust(end, b"x") + tail
+
+
+def test_what_is_behind_the_last_segment_is_left_out() -> None:
+    whole = library((0, 100), (4096, 500), (300, 10), tail=b"y" * 9999)
+    short = mapped(io.BytesIO(whole))
+    assert len(short) == 4596
+    assert short[:0x28] == whole[:0x28]
+    assert short[0x28:0x30] == bytes(8)  # there are no section headers any more
+    assert short[0x30:0x3A] == whole[0x30:0x3A]
+    assert short[0x3A:HEADER] == bytes(6)
+    assert short[HEADER:] == whole[HEADER:4596]
+
+
+def test_the_tail_is_not_even_read() -> None:
+    whole = io.BytesIO(library((0, 2000), tail=bytes(1 << 20)))
+    mapped(whole)
+    assert whole.tell() == 2000
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        b"",
+        b"\x7fELF\x02\x01",
+        b"#!/bin/sh\n" * 100,
+        b"\x7fELF\x01\x01" + bytes(500),  # 32 bits
+        b"\x7fELF\x02\x02" + bytes(500),  # big-endian
+        library((0, 100))[:0x20] + struct.pack("<Q", 128) + library((0, 100))[0x28:],
+        library((0, 100))[:100],  # ends in the table of segments
+    ],
+)
+def test_what_is_of_another_shape_stays_as_it_is(strange: bytes) -> None:
+    assert mapped(io.BytesIO(strange)) == strange
+
+
+def test_little_of_the_decompressor_is_written(tmp_path: Path, zstd_wheel: Wheel | None) -> None:
+    if zstd_wheel is None:
+        pytest.skip("this Python has zstd of its own")
+    decompress = load_decompressor(
+        zstd_wheel.path.name, zstd_wheel.path.read_bytes(), str(tmp_path)
+    )
+    assert decompress(zstandard.ZstdCompressor().compress(b"abc" * 500), 1500) == b"abc" * 500
+    written = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+    with zipfile.ZipFile(zstd_wheel.path) as wheel:
+        assert written < sum(info.file_size for info in wheel.infolist()) / 10
