@@ -37,7 +37,6 @@ class InterpreterFacts:
     version: str
     """Its full version, ``3.11.7``."""
     implementation: str
-    """``cpython``, ``pypy``, ..."""
     abiflags: str
     """``t`` stands for free-threaded, which needs extension modules of its own."""
     base_prefix: str
@@ -63,9 +62,6 @@ def find(version: str, hints: Sequence[str] = (), env: Mapping[str, str] | None 
     ``python3`` and ``python`` on PATH, then the usual directories. Each except the running one is
     run to find out what it really is: a version manager's shim may start anything or nothing, and a
     virtual environment may be deleted while the installation behind it stays.
-
-    Raises:
-        NodeError: none fits; every candidate is listed with its version or its failure.
     """
     env = os.environ if env is None else env
     refused: dict[str, str] = {}

@@ -48,19 +48,19 @@ class Question:
     def answer(self) -> GpuFacts | None:
         """Return the driver and its GPUs; None where there is no driver."""
         lines, fault = self._read(self._asked)
-        listed = [one for one in map(_listed, lines) if one]
-        if lines and not listed:
+        rows = [row for row in map(_read_row, lines) if row]
+        if lines and not rows:
             fault = _short(lines[-1])
-        told = (one.driver for one in listed if _DRIVER.fullmatch(one.driver))
-        driver = kernel_driver(self._folder) or next(told, "")
+        named = (driver for _, driver, _ in rows if _DRIVER.fullmatch(driver))
+        driver = kernel_driver(self._folder) or next(named, "")
         if not driver:
             return None  # the program is installed, and there is nothing for it
         library = "" if self._library == driver else self._library
-        return GpuFacts(driver, library, self._gpus(listed) or _named(self._folder), fault)
+        return GpuFacts(driver, library, self._gpus(rows) or _named(self._folder), fault)
 
-    def _gpus(self, listed: Sequence[_Listed]) -> tuple[Gpu, ...]:
-        gpus = tuple(one.gpu for one in listed)
-        if any(one.has_instances for one in listed):
+    def _gpus(self, rows: Sequence[tuple[Gpu, str, bool]]) -> tuple[Gpu, ...]:
+        gpus = tuple(gpu for gpu, _, _ in rows)
+        if any(has_instances for _, _, has_instances in rows):
             return _with_instances(gpus, self._read(self._start("-L"))[0])
         return gpus
 
@@ -109,22 +109,13 @@ def version_in(text: str) -> str:
     return match[1] if match else ""
 
 
-@dataclass(frozen=True)
-class _Listed:
-    gpu: Gpu
-    """Its name and memory."""
-    driver: str
-    """The version of its driver."""
-    has_instances: bool
-    """True if it is divided into MIG instances."""
-
-
-def _listed(line: str) -> _Listed | None:
+def _read_row(line: str) -> tuple[Gpu, str, bool] | None:
+    """Return a GPU, the version of its driver, and whether it is divided into MIG instances."""
     values = line.split(", ")
     if len(values) != 4:
         return None
     name, memory, driver, mig = values
-    return _Listed(Gpu(name, _mebibytes(memory)), driver, has_instances=mig == "Enabled")
+    return Gpu(name, _mebibytes(memory)), driver, mig == "Enabled"
 
 
 def _with_instances(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
@@ -181,7 +172,6 @@ class Limits:
     cpus: float | None = None
     """CPU time a second, in CPUs."""
     memory: int | None = None
-    """Bytes of memory."""
     memory_left: int | None = None
     """Bytes of memory still free; page cache that can be reclaimed counts as free."""
 

@@ -26,11 +26,7 @@ MEMORY = "/dev/shm/"  # noqa: S108 - only compared
 
 
 def base_for(setting: str, bundle_id: str, room: tuple[int, int], env: Mapping[str, str]) -> str:
-    """Return the directory for the node root: one that has an environment, or room for it.
-
-    Raises:
-        NodeError: no directory fits.
-    """
+    """Return the directory for the node root: one that has an environment, or room for it."""
     base = choose_base(setting, env)
     if os.path.isdir(env_path(os.path.join(base, node_root_name()), bundle_id)):
         return base
@@ -60,9 +56,6 @@ def choose_base(setting: str, env: Mapping[str, str], room: tuple[int, int] = (0
             node's variable.
         env: the node's variables.
         room: bytes and inodes of new files; by default nothing is to be written.
-
-    Raises:
-        NodeError: no directory fits; every candidate is listed with all that is wrong with it.
     """
     asked = env.get(ROOT_VARIABLE) or setting
     named = asked not in (AUTO, AUTO_WITH_MEMORY)
@@ -174,10 +167,6 @@ def secure_root(base: str, uid: int | None = None) -> str:
 
     Returns:
         The node root, with no links in its path.
-
-    Raises:
-        NodeError: it is a link, not a directory or someone else's; or the base lets any user
-            replace it, does not exist, or cannot be written.
     """
     owner = os.geteuid() if uid is None else uid
     real = os.path.realpath(base)

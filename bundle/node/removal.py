@@ -117,9 +117,7 @@ class _Deletion:
     top: _Level
     """The directory; what lies deeper than ``_LEVELS`` is first moved up to it."""
     freed: int = 0
-    """Bytes that became free."""
     failure: OSError | None = None
-    """The first failure."""
 
     def empty(self) -> None:
         """Delete what can be deleted; keep the first failure."""

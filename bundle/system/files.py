@@ -31,15 +31,11 @@ class Mount:
     """One line of /proc/self/mountinfo."""
 
     id: int
-    """The number of the mount."""
     parent: int
-    """The number of the mount it lies on."""
     point: str
-    """Its mount point."""
     fstype: str
     """Type of the file system, for example ``ext4``."""
     options: frozenset[str]
-    """Options of the mount and of the file system below it, together."""
 
     @property
     def shared(self) -> bool:
@@ -110,9 +106,6 @@ def mount_of(path: str) -> Mount:
 
     The root of a chroot need not be a mount point: what lies on it is on no mount that the kernel
     lists (proc_pid_mountinfo(5)). Then its type is unknown, and it counts as a local file system.
-
-    Raises:
-        NodeError: the path does not exist, or /proc is not there.
     """
     try:
         os.statvfs(path)  # makes an automounter mount what it has only announced
@@ -128,9 +121,7 @@ class DirectoryFacts:
     """The properties of a directory that matter before writing to it."""
 
     path: str
-    """The directory."""
     fstype: str
-    """Type of its file system."""
     free_bytes: int
     """Bytes that this user may still write."""
     free_inodes: int | None
@@ -138,7 +129,6 @@ class DirectoryFacts:
     noexec: bool
     """True if programs and libraries there cannot be run."""
     read_only: bool
-    """True if nothing can be written."""
     shared: bool
     """True if it is on a network file system."""
 
@@ -148,9 +138,6 @@ def facts_of(path: str) -> DirectoryFacts:
 
     Both the kernel's flags and the listed mount options count: statvfs of network and FUSE file
     systems does not always carry the flags.
-
-    Raises:
-        NodeError: it does not exist.
     """
     mount = mount_of(path)
     state = os.statvfs(path)

@@ -22,11 +22,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Return every host name in a compressed list, in its order, with zero padding kept.
-
-    Raises:
-        NodeError: the list is empty, or has unbalanced brackets, a wrong range or too many hosts.
-    """
+    """Return every host name in a compressed list, in its order, with zero padding kept."""
     hosts: list[str] = []
     for term in _terms(text):
         names = [""]

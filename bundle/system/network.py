@@ -32,7 +32,6 @@ class Route:
     """The interface and address by which this node reaches the head node."""
 
     interface: str
-    """Name of the interface, for example ``ens1f1``."""
     address: str
     """This node's own address on it."""
 
@@ -48,11 +47,7 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(hostname: str) -> list[str]:
-    """Return every address of a name, each once, in the resolver's order of preference.
-
-    Raises:
-        NodeError: this machine cannot resolve the name.
-    """
+    """Return every address of a name, each once, in the resolver's order of preference."""
     try:
         entries = socket.getaddrinfo(_for_resolver(hostname), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
@@ -71,9 +66,6 @@ def route_to(address: str, port: int) -> str:
     """Return the address of this machine from which it would send to a numeric address.
 
     A UDP socket is connected, which makes the kernel choose a route and sends nothing.
-
-    Raises:
-        NodeError: there is no route, or the address is not a numeric one.
     """
     try:
         family, kind, _, _, target = socket.getaddrinfo(
@@ -125,11 +117,7 @@ def parse_if_inet6(text: str) -> list[Route]:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has this address.
-
-    Raises:
-        NodeError: it is not an address of this machine; the message lists those that are.
-    """
+    """Return the interface that has this address."""
     links = local_addresses()
     without_zone = address.partition("%")[0]
     for link in links:
@@ -139,11 +127,7 @@ def interface_of(address: str) -> str:
 
 
 def address_of(interface: str, like: str = "") -> str:
-    """Return the first address of an interface, of the family of ``like`` if it has one.
-
-    Raises:
-        NodeError: there is no such interface, or it has no address; the message lists all.
-    """
+    """Return the first address of an interface, of the family of ``like`` if it has one."""
     links = local_addresses()
     addresses = [link.address for link in links if link.interface == interface]
     if not addresses:
@@ -155,11 +139,7 @@ def address_of(interface: str, like: str = "") -> str:
 
 
 def interface_for(head_address: str) -> Route:
-    """Return the interface and address by which this node reaches the head node.
-
-    Raises:
-        NodeError: there is no route to it.
-    """
+    """Return the interface and address by which this node reaches the head node."""
     if is_loopback(head_address):
         return Route("lo", "127.0.0.1")
     address = route_to(head_address, FIRST_PORT)
@@ -175,9 +155,6 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
             fits none is treated as ``auto``.
         node: this node's name.
         head_address: numeric address of the head node.
-
-    Raises:
-        NodeError: no route, no such interface here, or a pattern that cannot be read.
     """
     name = interface_setting(setting, node)
     if name == "auto":
@@ -186,11 +163,7 @@ def choose_link(setting: str | Mapping[str, str], node: str, head_address: str) 
 
 
 def interface_setting(setting: str | Mapping[str, str], node: str) -> str:
-    """Return the name that ``[launch] interface`` has for this node, or ``auto``.
-
-    Raises:
-        NodeError: a pattern that cannot be read.
-    """
+    """Return the name that ``[launch] interface`` has for this node, or ``auto``."""
     if isinstance(setting, str):
         return setting
     for pattern, name in setting.items():
@@ -205,9 +178,6 @@ def advertised_address(hostname: str, peer: str = "") -> str:
     With a peer's numeric address: the one this host would send to it from. Otherwise the first
     address of its name, except loopback (Debian puts ``127.0.1.1 name`` into /etc/hosts); else the
     only address that its interfaces have.
-
-    Raises:
-        NodeError: there is none, or there are several and nothing decides between them.
     """
     if peer and not is_loopback(peer):
         return route_to(peer, FIRST_PORT)

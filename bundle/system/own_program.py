@@ -25,11 +25,7 @@ def loads_modules_for(version: str) -> bool:
 
 
 def source_of(name: str) -> bytes:
-    """Return the source of a module, from the directory or the zip that this one came from.
-
-    Raises:
-        NodeError: there is no such module.
-    """
+    """Return the source of a module, from the directory or the zip that this one came from."""
     top = __name__.partition(".")[0]
     data = pkgutil.get_data(top, f"{name.replace('.', '/')}.py")
     if data is None:

@@ -67,8 +67,6 @@ def end_with_parent() -> Callable[[], None]:
 
 # --- The descendants of a process: those with its mark, and orphans that are adopted -------------
 
-# :mod:`bundle.system.processes` starts them, and ends them.
-
 MARK = "STAGER_PROCESS"
 """The variable by which descendants are found that left for a session of their own.
 
@@ -210,13 +208,10 @@ class CompletedCommand:
     """The result of a finished command."""
 
     argv: tuple[str, ...]
-    """The command as it was started."""
     returncode: int
     """Its exit status; negative for the signal that ended it."""
     stdout: str
-    """All it wrote to standard output."""
     stderr: str
-    """All it wrote to standard error."""
 
 
 class ProcessError(Exception):
@@ -540,8 +535,7 @@ def _before_exec() -> Callable[[], None]:
     return prepare
 
 
-# --- Processes that hang in the kernel: whether they make progress, and what they wait for, by
-# /proc
+# --- Processes that hang in the kernel: their progress, and what they wait for, by /proc ---------
 
 # A disk or file server that does not answer puts a process to sleep from which no signal wakes it
 # (state D). One that is merely slow wakes it again and again, and each time counts: so whoever
@@ -559,7 +553,6 @@ class TaskState:
     """A process as it was at some moment."""
 
     pid: int
-    """Its id."""
     state: str
     """The letter of its state, see proc(5)."""
     switches: int

@@ -26,7 +26,6 @@ class _Deferral:
     """Signals that are deferred until a block is done."""
 
     blocks: int = 0
-    """Number of blocks that put signals off."""
     pending: bool = False
     """True if a signal has come meanwhile."""
 

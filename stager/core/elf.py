@@ -55,11 +55,9 @@ class Elf:
     loader: str
     """The dynamic loader that it asks for; empty for a library, or a static program."""
     needed: tuple[str, ...]
-    """Names of the shared libraries that it needs."""
     run_path: str
     """Directories where they are looked for first, with colons between; empty for none."""
     run_path_at: int
-    """Where that stands in the file."""
     glibc: tuple[int, int]
     """The oldest glibc that has all that it needs; (0, 0) for any."""
 

@@ -132,11 +132,7 @@ def replacing(path: Path, opener: Opener | None = None) -> Iterator[BinaryIO]:
 def output_file(
     path: Path, opener: Opener | None = None, *, hint: str = ANOTHER_OUTPUT
 ) -> Iterator[BinaryIO]:
-    """Do the same for a file that the user asked for.
-
-    Raises:
-        StagerError: it, or what the block itself writes, cannot be written.
-    """
+    """Do the same for a file that the user asked for."""
     try:
         with replacing(path, opener) as handle:
             yield handle

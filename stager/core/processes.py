@@ -130,7 +130,6 @@ class Streamed:
     """Outcome of a followed command."""
 
     returncode: int
-    """Its exit status; negative for the signal that ended it."""
     interrupted: bool
     """True if it was interrupted, by Ctrl-C or a signal to this process."""
 
@@ -158,9 +157,6 @@ def stream(
         end_it: called with its process id each time that this process is interrupted; the command
             then has a session of its own, without the terminal. None sends it SIGINT.
         pass_on: called with its process id and SIGUSR1 or SIGUSR2, when this process gets one.
-
-    Raises:
-        StagerError: it cannot be started.
     """
     process = _start(
         argv,
@@ -311,11 +307,7 @@ class _Lines:
 
 
 def become(argv: Sequence[str]) -> None:
-    """Replace this process by a command; returns only by raising.
-
-    Raises:
-        StagerError: it cannot be started.
-    """
+    """Replace this process by a command; returns only by raising."""
     log.debug("become: %s", shlex.join(masked(argv)))
     try:
         os.execv(argv[0], list(argv))  # noqa: S606 - no shell is wanted

@@ -1,16 +1,21 @@
 """Starting and ending real processes, and looking in /proc for what is left of them."""
 
+from __future__ import annotations
+
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bundle.system import processes
+from bundle.system.processes import TaskState, made_progress, own_tasks
+from tests.support.processes import until
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -295,3 +300,61 @@ def test_orphans_that_end_by_themselves_are_reaped(tmp_path: Path) -> None:
         *started,
     )
     assert said == "[] 0\n"
+
+
+# --- Processes that hang: a stopped one stands for one that waits in the kernel ------------------
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """A forked child that sleeps."""
+    pid = os.fork()
+    if not pid:
+        time.sleep(600)
+        os._exit(0)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_stopped_child_is_named_with_its_command(child: int) -> None:
+    os.kill(child, signal.SIGSTOP)
+    # It is shown as stopped a moment before it is shown where.
+    until(lambda: any(task.pid == child and "state T in " in str(task) for task in own_tasks()))
+    tasks = {task.pid: task for task in own_tasks()}  # other tests may have left children
+    assert tasks[os.getpid()].state == "R"  # it has just looked
+    assert f"(pid {child}, stopped, state T in " in str(tasks[child])
+
+
+def test_a_program_that_was_started_does_not_count(child: int) -> None:
+    """The launcher of the ranks, which has a session of its own, runs beside the unpacking."""
+    started = os.fork()
+    if not started:
+        os.setsid()
+        time.sleep(600)
+    try:
+        until(lambda: os.getsid(started) == started)
+        found = {task.pid for task in own_tasks()}
+        assert found >= {os.getpid(), child}
+        assert started not in found
+    finally:
+        os.kill(started, signal.SIGKILL)
+        os.waitpid(started, 0)
+
+
+WAITS = TaskState(1, "S", 10)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "progress"),
+    [
+        (TaskState(2, "D", 5), TaskState(2, "D", 5), False),
+        (TaskState(2, "D", 5), TaskState(2, "D", 6), True),  # a slow disk
+        (TaskState(2, "T", 5), TaskState(2, "T", 5), False),
+        (TaskState(2, "R", 5), TaskState(2, "R", 5), True),  # alone on its processor
+        (TaskState(2, "S", 5), TaskState(2, "S", 5), True),  # waits for another job's lock
+        (TaskState(2, "D", 5), TaskState(3, "D", 5), True),  # another one has begun
+    ],
+)
+def test_progress(before: TaskState, now: TaskState, *, progress: bool) -> None:
+    assert made_progress((WAITS, before), (WAITS, now)) is progress

@@ -1,0 +1,104 @@
+"""Few open files: all logs complete all the same, or an error before ranks are started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bundle.launch import run_ranks
+from bundle.launch.program_variables import JobDirectories
+from stager.pack.bundle import Packed
+from tests.support.jobs import job_for
+
+REPO = Path(__file__).resolve().parents[3]
+BEGIN = (
+    f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
+    "from bundle.system import processes as open_files, processes\n"
+    "from bundle.protocol.job import load\n"
+    "from bundle.launch.output_reader import Outputs\n"
+    "from bundle.driver.logs import Logs\n"
+)
+
+
+def limited(code: str, soft: int, hard: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program under a limit of open files."""
+    shell = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"'
+    argv = ["sh", "-c", shell, "sh", sys.executable, "-c", BEGIN + code, *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_more_ranks_than_files_may_be_open(single: Packed, tmp_path: Path) -> None:
+    """Each writes again and again; soft and hard limit are the same, so nothing can be raised."""
+    job = job_for(single, tmp_path)
+    (tmp_path / "logs").mkdir()
+    code = (
+        "import json, pathlib\n"
+        "from dataclasses import replace\n"
+        "job = load(sys.argv[1])\n"
+        "logs = Logs(job)\n"
+        "for turn in range(3):\n"
+        "    for rank in range(200):\n"
+        "        logs.output('n1', rank, b'rank %d turn %d\\n' % (rank, turn), ('n1', rank))\n"
+        "print(logs.fault, sum(logs.lost.values()))\n"
+    )
+    given = tmp_path / "job.json"
+    given.write_text(json.dumps(job.to_json()))
+    done = limited(code, 64, 64, str(given))
+    assert (done.stdout, done.stderr) == (" 0\n", "")
+    for rank in range(200):
+        log = tmp_path / "logs" / f"demo.4711.n1.{rank}.out"
+        assert log.read_text() == "".join(f"rank {rank} turn {turn}\n" for turn in range(3))
+
+
+def test_where_no_more_files_can_be_opened_others_are_closed(
+    single: Packed, tmp_path: Path
+) -> None:
+    """Something else in the process holds most of them."""
+    given = tmp_path / "job.json"
+    given.write_text(json.dumps(job_for(single, tmp_path).to_json()))
+    code = (
+        "import os\n"
+        "logs = Logs(load(sys.argv[1]))\n"
+        "held = [os.open('/', os.O_RDONLY) for _ in range(50)]\n"
+        "for rank in range(40): logs.output('n1', rank, b'said\\n', ('n1', rank))\n"
+        "print(logs.fault, sum(logs.lost.values()))\n"
+    )
+    done = limited(code, 64, 64, str(given))
+    assert (done.stdout, done.stderr) == (" 0\n", "")
+    assert len(list((tmp_path / "logs").glob("*.out"))) == 40
+
+
+def test_the_soft_limit_is_raised_and_what_is_started_has_the_old_one() -> None:
+    code = (
+        "open_files.raise_open_files()\n"
+        "shell = processes.run(['sh', '-c', 'ulimit -n'], timeout=9)\n"
+        "print(open_files.open_files(), shell.stdout)\n"
+    )
+    assert limited(code, 100, 400).stdout.split() == ["400", "100"]
+    assert limited(code, 100, 100).stdout.split() == ["100", "100"]
+
+
+def test_too_many_pipes_are_refused_before_anything_is_started(tmp_path: Path) -> None:
+    code = (
+        "import errno\n"
+        "try: Outputs(sys.argv[1], [range(300)] * 300, 7)\n"
+        "except OSError as exc: print(errno.errorcode[exc.errno])\n"
+    )
+    done = limited(code, 256, 256, str(tmp_path / "pipes"))
+    assert (done.stdout, done.stderr) == ("EMFILE\n", "")
+    assert not (tmp_path / "pipes").exists()
+
+
+def test_what_is_said_of_it() -> None:
+    place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
+    problem = run_ranks._no_pipes(place, OSError(24, "Too many open files"), 300)
+    assert "a pipe is needed for 300 ranks" in problem.why
+    assert "ulimit -Hn" in problem.fix
+
+
+def test_another_reason_keeps_its_advice() -> None:
+    place = JobDirectories(root="/r", environment="/r/envs/x", job_dir="/r/jobs/7.0.0")
+    problem = run_ranks._no_pipes(place, OSError(28, "No space left on device"), 3)
+    assert (problem.why, problem.fix[:20]) == ("No space left on device", "check the free space")
