@@ -1,4 +1,4 @@
-"""The zstd library in a wheel for another Python: the same answers as under its own."""
+"""The zstd library of a bundle's wheel under any Python, and what of it is laid out."""
 
 from __future__ import annotations
 
