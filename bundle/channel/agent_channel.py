@@ -195,11 +195,6 @@ class AgentChannel:
         return ""
 
     @property
-    def in_step(self) -> bool:
-        """True if this is an agent in a step of Slurm's."""
-        return self._in_step
-
-    @property
     def _number(self) -> int:
         return self._writer.number if self._writer is not None else 0
 
