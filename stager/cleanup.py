@@ -34,9 +34,6 @@ from .pack.decompressor import PINNED
 from .slurm.request import PartitionNode
 from .trust import SUFFIX
 
-# --- Removal of what nothing uses any more from the offline root ---------------------------------
-
-
 # --- The files of the offline root as ``clean`` sees them: their kind, their content, their users
 
 
@@ -245,11 +242,7 @@ class StoreCleanup:
 
 
 def nodes_keep(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
-    """Return the bundles whose environments stay on the nodes: each project's newest.
-
-    Raises:
-        StagerError: what the offline root knows of a project cannot be read.
-    """
+    """Return the bundles whose environments stay on the nodes: each project's newest."""
     if everything:
         return []
     try:
@@ -261,11 +254,7 @@ def nodes_keep(store: Store, used: Digest, *, everything: bool) -> list[Digest]:
 
 
 def plan(store: Store, rules: Rules, now: float) -> tuple[UnusedItem, ...]:
-    """Return what can be removed from the offline root; change nothing.
-
-    Raises:
-        StagerError: a lock that decides on wheels, or a directory, cannot be read.
-    """
+    """Return what can be removed from the offline root; change nothing."""
     try:
         return tuple(_Plan(store, rules, now).items())
     except OSError as exc:
@@ -283,11 +272,7 @@ def _unreadable(store: Store, exc: OSError) -> StagerError:
 def apply(
     store: Store, rules: Rules, now: float, waiting: Callable[[], None] = lambda: None
 ) -> StoreCleanup:
-    """Remove what can be removed, as a new plan says once no build is under way.
-
-    Raises:
-        StagerError: see :func:`plan`; or the store cannot be written.
-    """
+    """Remove what can be removed, as a new plan says once no build is under way."""
     removed: list[UnusedItem] = []
     left: list[tuple[UnusedItem, str]] = []
     if not store.root.is_dir():
@@ -389,18 +374,17 @@ class _Plan:
 
     def _seals(self, bundles: Collection[str]) -> Iterator[UnusedItem]:
         """Yield the seals, locks, signatures and marks of other bundles than these."""
-        for path in self._files("seals", f"{BUNDLE_SUFFIX}.txt"):
-            if path.name.removesuffix(".txt") not in bundles:
-                yield _item("seal", path, "its bundle is gone")
-        for path in self._files("bundles", bundle_file.LOCK_SUFFIX):
-            if path.name.removesuffix(bundle_file.LOCK_SUFFIX) + BUNDLE_SUFFIX not in bundles:
-                yield _item("lock", path, "its bundle is gone")
-        for path in self._files("bundles", BUNDLE_SUFFIX + SUFFIX):
-            if path.name.removesuffix(SUFFIX) not in bundles:
-                yield _item("signature", path, "its bundle is gone")
-        for path in self._files("imports", bundle_file.FOR_BUILDS_SUFFIX):
-            if path.name.removesuffix(bundle_file.FOR_BUILDS_SUFFIX) not in bundles:
-                yield _item("note", path, "its bundle is gone")
+        beside = [
+            ("seal", "seals", ".txt", ""),
+            ("lock", "bundles", bundle_file.LOCK_SUFFIX, BUNDLE_SUFFIX),
+            ("signature", "bundles", SUFFIX, ""),
+            ("note", "imports", bundle_file.FOR_BUILDS_SUFFIX, ""),
+        ]
+        for kind, folder, ending, suffix in beside:
+            for path in self._files(folder, ending):
+                bundle = path.name.removesuffix(ending) + suffix
+                if bundle.endswith(BUNDLE_SUFFIX) and bundle not in bundles:
+                    yield _item(kind, path, "its bundle is gone")
         for path in marks_in(self.store.root / "bundles"):
             if path.name.partition(BUNDLE_SUFFIX)[0] + BUNDLE_SUFFIX not in bundles:
                 yield _item("note", path, "its bundle is gone")
@@ -541,17 +525,13 @@ def _remove(item: UnusedItem) -> str:
     if item.kind == "hub":
         return "" if remove_unused_hub_file(item.path) else "not all of it can be removed"
     try:
-        _unlink(item)
+        item.path.unlink(missing_ok=True)
+        if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
+            item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
+            item.path.parent.rmdir()
     except OSError as exc:
         return (exc.strerror or str(exc)) if item.path.exists() else ""
     return ""
-
-
-def _unlink(item: UnusedItem) -> None:
-    item.path.unlink(missing_ok=True)
-    if item.kind == "wheel" and item.path.parents[1].name == "wheels-built":
-        item.path.with_name(f"{item.path.name}.sha256").unlink(missing_ok=True)
-        item.path.parent.rmdir()
 
 
 # --- The result of ``stager clean`` --------------------------------------------------------------
@@ -580,7 +560,6 @@ class CleanResult:
     ok: bool
     """True unless a node could not be cleaned."""
     dry_run: bool
-    """True if nothing was removed."""
     nodes_skipped: str | None
     """The reason why the nodes cannot be cleaned from here; None where they can be."""
     items: tuple[CleanedItem, ...]
@@ -598,7 +577,6 @@ class CleanNodeResult:
     ok: bool
     """True unless something could not be removed."""
     dry_run: bool
-    """True if nothing was removed."""
     roots: tuple[NodeCleanup, ...]
     """The node roots that were found."""
     bytes: int

@@ -47,9 +47,6 @@ from .core.store import Store
 from .jobs.preparation import Prepared
 from .pack.bundle_file import manifest_of
 
-# --- The time that staging takes: the history of earlier jobs, and the estimate ------------------
-
-
 # --- The results of ``stager estimate`` and of a dry run, as scripts and Python programs get them
 
 
@@ -99,13 +96,10 @@ class PlannedJob:
     ok: bool = True
     """True: a job that cannot be planned is an error."""
     dry_run: bool = True
-    """True."""
     argv: tuple[str, ...]
     """The command that would ask Slurm, without secrets."""
     bundle: Path
-    """The bundle."""
     id: str
-    """Its id."""
     transfer: TransferWay
     """The way in which the nodes would get the bundle."""
     bytes_at_most: int
@@ -158,11 +152,8 @@ class Estimate:
     """The result of ``stager estimate``; all times are seconds."""
 
     bundle: Path
-    """The bundle."""
     id: str
-    """Its id."""
     bundle_bytes: int
-    """Its size in bytes."""
     unpacked_bytes: int
     """The size of its files in bytes."""
     files: int
@@ -396,7 +387,6 @@ class SharedFiles:
     """A shared file system that ranks would import from instead. Cold: no node has read it yet."""
 
     name: str
-    """Its name."""
     call: float
     """Seconds that a call with a path takes on a node that uses it alone."""
     calls: float
@@ -440,11 +430,8 @@ class Setting:
     """A bundle, and the way it is used."""
 
     bundle: Path
-    """The bundle's file."""
     manifest: Manifest
-    """Its manifest."""
     size: int
-    """Its length in bytes."""
     ranks: int
     """Ranks on each node."""
     cpus: int
@@ -491,9 +478,6 @@ def planned(prepared: Prepared, argv: Sequence[str]) -> PlannedJob:
     """Return what Slurm would be asked for, and a forecast for nodes that have nothing yet.
 
     Nothing is asked or sent.
-
-    Raises:
-        BundleError: the bundle cannot be read.
     """
     config, bundle = prepared.config, prepared.bundle
     manifest = manifest_of(bundle, prepared.job.bundle_id)

@@ -36,9 +36,6 @@ from .layers.prune import is_metadata, is_top
 from .pack.bundle_file import ChosenBundle, manifest_of, node_program, opened
 from .pack.members import unpacked
 
-# --- The files of an environment that a smoke test reads, and what could be left out of it -------
-
-
 # --- The result of a trace: what a smoke test read of an environment, and what it did not --------
 
 
@@ -47,13 +44,10 @@ class TracedPackage:
     """The files of one package that were read."""
 
     name: str
-    """Its name."""
     version: str
-    """Its version."""
     files: int
     """Number of its files, bytecode included."""
     bytes: int
-    """Their size."""
     files_read: int
     """Number of files that were read; a module counts with its bytecode."""
     bytes_read: int
@@ -67,13 +61,11 @@ class UnreadFiles:
     """Files of one package of which none was read."""
 
     package: str
-    """The package."""
     path: str
     """Directory, ending in a slash, or file, relative to site-packages; empty for several."""
     files: int
     """Number of files, bytecode included."""
     bytes: int
-    """Their size."""
     pattern: str | None
     """The pattern for ``environment.prune`` that leaves them out; null if none is proposed."""
     reason: str
@@ -95,7 +87,6 @@ class TraceResult:
     files: int
     """Number of files of all packages, bytecode included."""
     bytes: int
-    """Their size."""
     files_read: int
     """Number of files that were read."""
     bytes_read: int
@@ -109,7 +100,6 @@ class TraceResult:
     proposed_files: int
     """Number of files that they leave out, bytecode included."""
     proposed_bytes: int
-    """Their size."""
     prune: tuple[str, ...]
     """``environment.prune`` as it is: the test has passed without what that leaves out."""
 
@@ -143,9 +133,6 @@ def traced_place(store: Store, room: tuple[int, int]) -> Iterator[Path]:
     Args:
         store: the offline root.
         room: bytes and inodes that are needed.
-
-    Raises:
-        StagerError: no place will do; every one is listed with the reason.
     """
     refused: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -212,11 +199,7 @@ def keeps_access_times(folder: Path) -> bool:
 
 
 def set_back(tree: Path) -> None:
-    """Give every file of a tree an access time of long ago; other times stay as they are.
-
-    Raises:
-        StagerError: it cannot be done.
-    """
+    """Give every file of a tree an access time of long ago; other times stay as they are."""
     pending = [str(tree)]
     try:
         while pending:
@@ -296,7 +279,6 @@ class ReadFile:
     path: str
     """Its path, relative to ``site-packages``."""
     size: int
-    """Its length in bytes."""
     read: bool
     """Whether it was read."""
 
@@ -366,8 +348,13 @@ def _left_out(
 ) -> Mapping[str, Sequence[Unit]]:
     kept = {unit.path for unit in made if unit.read or is_metadata(unit.path)}
     kept.update(unit.path for units_apart in apart.values() for unit in units_apart)
-    left = [unit for unit in made if unit.path not in kept and not is_top(unit.path)]
-    return _groups(left, _holding(kept) | _tests_in(kept), {unit.path for unit in made})
+    stays = {folder for path in kept for folder in _above(path)} | _tests_in(kept)
+    everything = {unit.path for unit in made}
+    groups: dict[str, list[Unit]] = {}
+    for unit in made:
+        if unit.path not in kept and not is_top(unit.path):
+            groups.setdefault(_group(unit.path, stays, everything), []).append(unit)
+    return groups
 
 
 def _unread(
@@ -388,10 +375,6 @@ def _unread(
     )
 
 
-def _holding(paths: Iterable[str]) -> set[str]:
-    return {folder for path in paths for folder in _above(path)}
-
-
 def _tests_in(paths: Iterable[str]) -> set[str]:
     found = set()
     for path in paths:
@@ -405,15 +388,6 @@ def _tests_in(paths: Iterable[str]) -> set[str]:
 def _above(path: str) -> list[str]:
     parts = path.split("/")[:-1]
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def _groups(
-    left: Iterable[Unit], kept: set[str], everything: set[str]
-) -> Mapping[str, Sequence[Unit]]:
-    groups: dict[str, list[Unit]] = {}
-    for unit in left:
-        groups.setdefault(_group(unit.path, kept, everything), []).append(unit)
-    return groups
 
 
 def _group(path: str, kept: set[str], everything: set[str]) -> str:
@@ -455,12 +429,7 @@ MOST_PROPOSED = 40
 def trace(
     config: Config, bundle: ChosenBundle, command: Sequence[str], listener: JobListener
 ) -> TraceResult:
-    """Run a smoke test in a bundle's environment, and return what it read.
-
-    Raises:
-        JobError: the smoke test failed.
-        StagerError: access times are not kept anywhere here, or the bundle cannot be unpacked.
-    """
+    """Run a smoke test in a bundle's environment, and return what it read."""
     manifest = manifest_of(bundle.path, bundle.id)
     store = Store(offline_root(config))
     prepared = _prepared(config, bundle, manifest, command)
@@ -548,17 +517,9 @@ def _failed(outcome: Outcome, prune: Sequence[str]) -> JobError:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Package:
-    version: str
-    """Its version."""
-    units: Sequence[Unit]
-    """Its files in ``site-packages``."""
-
-
 def _packages(
     bundle: ChosenBundle, manifest: Manifest, environment: Path
-) -> Iterator[tuple[str, _Package]]:
+) -> Iterator[tuple[str, tuple[str, list[Unit]]]]:
     site = f"lib/python{manifest.requires.python}/site-packages/"
     with opened(bundle.path, bundle.id) as file:
         for layer in manifest.layers:
@@ -573,17 +534,17 @@ def _packages(
                     for entry in entries
                     if entry.path.startswith(site)
                 ]
-                yield layer.name, _Package(version=layer.version, units=units(files))
+                yield layer.name, (layer.version, units(files))
 
 
 def _trace(
-    packages: Mapping[str, _Package], *, outcome: Outcome, gpus: int, config: Config
+    packages: Mapping[str, tuple[str, list[Unit]]], *, outcome: Outcome, gpus: int, config: Config
 ) -> TraceResult:
-    rows = [_row(name, package) for name, package in packages.items()]
+    rows = [_row(name, version, made) for name, (version, made) in packages.items()]
     rows.sort(key=lambda row: -row.bytes)
     parts: list[UnreadFiles] = []
-    for name, package in packages.items():
-        parts += unread(name, package.units, gpus=gpus)
+    for name, (_, made) in packages.items():
+        parts += unread(name, made, gpus=gpus)
     parts.sort(key=lambda part: -part.bytes)
     proposed = [part for part in parts if part.pattern is not None][:MOST_PROPOSED]
     return TraceResult(
@@ -604,13 +565,13 @@ def _trace(
     )
 
 
-def _row(name: str, package: _Package) -> TracedPackage:
-    read = [unit for unit in package.units if unit.read]
+def _row(name: str, version: str, made: Sequence[Unit]) -> TracedPackage:
+    read = [unit for unit in made if unit.read]
     return TracedPackage(
         name=name,
-        version=package.version,
-        files=sum(unit.files for unit in package.units),
-        bytes=sum(unit.size for unit in package.units),
+        version=version,
+        files=sum(unit.files for unit in made),
+        bytes=sum(unit.size for unit in made),
         files_read=sum(unit.files for unit in read),
         bytes_read=sum(unit.size for unit in read),
         used=not all(is_metadata(unit.path) for unit in read),

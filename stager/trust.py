@@ -48,11 +48,7 @@ OLDEST = "OpenSSH 8.2"
 
 
 def run(argv: Sequence[str], text: str) -> CompletedCommand:
-    """Run a command that reads a text, to its end.
-
-    Raises:
-        StagerError: it cannot be started, is too old, or takes too long.
-    """
+    """Run a command that reads a text, to its end."""
     try:
         return feed(argv, text, environment=os.environ, timeout=SECONDS)
     except CommandError as exc:
@@ -89,9 +85,6 @@ def make_signature(key: Path, text: Path, say: Callable[[str], None]) -> None:
         key: the private key; or the public one, of a key that an agent holds.
         text: the file that is signed.
         say: called with each line that it says; of a failure, only with requests for a touch.
-
-    Raises:
-        StagerError: it cannot be started, or did not sign.
     """
     lines: list[str] = []
 
@@ -142,11 +135,7 @@ MOST_SIGNERS_BYTES = 1 << 16
 
 
 def read_signers(path: Path) -> str:
-    """Return the content of an ``allowed_signers`` file.
-
-    Raises:
-        ConfigError: it cannot be read, is too long, or somebody else may write it.
-    """
+    """Return the content of an ``allowed_signers`` file."""
     setting = f"trust.allowed-signers: {path}"
     try:
         _refuse_open_folder(path.parent, setting)
@@ -268,11 +257,7 @@ def signature_of(bundle: Path) -> Path:
 
 
 def read_signature(path: Path) -> str | None:
-    """Return a signature; None if there is none.
-
-    Raises:
-        BundleError: it cannot be read.
-    """
+    """Return a signature; None if there is none."""
     try:
         with opened(path) as handle:
             return handle.read(MOST_SIGNATURE_BYTES).decode("ascii", "replace")
@@ -293,11 +278,6 @@ def trust_in(
     Returns:
         The decision, None where the settings name no signers; and where a signature is required,
         what nodes need to check it.
-
-    Raises:
-        BundleError: a signature is required, and this one is not accepted; or the bundle is not
-            what was signed.
-        ConfigError: the file of signers cannot be used.
     """
     if config.trust.allowed_signers is None and not config.trust.require:
         return None, None
@@ -310,11 +290,7 @@ def trust_in(
 
 
 def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
-    """Read all of a bundle, unless this store has written it and it has not changed since.
-
-    Raises:
-        BundleError: it is damaged, or another one.
-    """
+    """Read all of a bundle, unless this store has written it and it has not changed since."""
     with bundle_file.opened(bundle, bundle_id) as held:
         if is_sealed(store, bundle, held.manifest):
             return
@@ -332,12 +308,7 @@ def refuse_altered(store: Store, bundle: Path, bundle_id: str) -> None:
 def inspected_signature(
     config: Config | None, bundle: Path, bundle_id: str
 ) -> InspectedSignature | None:
-    """Return what is known of the signature of a bundle that nobody is about to use.
-
-    Raises:
-        BundleError: it cannot be read.
-        ConfigError: the file of signers cannot be used.
-    """
+    """Return what is known of the signature of a bundle that nobody is about to use."""
     from .pack.members import InspectedSignature  # not before: it takes a while
 
     place = signature_of(bundle)
@@ -475,22 +446,15 @@ class SignResult:
     """The result of ``stager sign``."""
 
     bundle: Path
-    """The bundle."""
     id: str
     """Its id, which is what was signed."""
     signature: Path
-    """The signature."""
     key: str
     """The key that has signed, as ``ssh-keygen`` names it."""
 
 
 def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignResult:
-    """Write the signature of a bundle beside it; one that is there is replaced.
-
-    Raises:
-        BundleError: the bundle is damaged, or another one.
-        StagerError: it cannot be signed, or the signature cannot be written.
-    """
+    """Write the signature of a bundle beside it; one that is there is replaced."""
     bundle_id = manifest_of(chosen.path, chosen.id).id
     signature = _signature(bundle_id, key, say)
     place = signature_of(chosen.path)
@@ -504,11 +468,7 @@ def sign(chosen: ChosenBundle, key: Path, say: Callable[[str], None]) -> SignRes
 
 
 def copy_signature(signature: Path, copy: Path) -> Path:
-    """Write a signature beside a copy of its bundle, and return where.
-
-    Raises:
-        StagerError: it cannot be written.
-    """
+    """Write a signature beside a copy of its bundle, and return where."""
     place = signature_of(copy)
     _write(place, read_signature(signature) or "")
     return place

@@ -44,12 +44,7 @@ class ExportOptions:
 
 
 def export_project(config: Config, options: ExportOptions, listener: Listener) -> ExportResult:
-    """Write a bundle, or what the other side lacks of it, to a file to carry.
-
-    Raises:
-        StagerError: there is no bundle, its lock is not here, the base is not known, or the file
-            cannot be written.
-    """
+    """Write a bundle, or what the other side lacks of it, to a file to carry."""
     if options.output is not None:
         refuse_in_project(options.output, project_folder(config), CARRIED_SUFFIX)
     chosen = options.bundle or current_bundle(config, listener)
@@ -117,12 +112,7 @@ class ImportOptions:
 def import_bundle(
     config: Config, path: Path, options: ImportOptions, listener: Listener
 ) -> ImportResult:
-    """Add the bundle of a carried file to the offline root; write its project out, if asked to.
-
-    Raises:
-        StagerError: see :func:`stager.carrying.imports.import_file` and
-            :func:`stager.carrying.imports.write_project`.
-    """
+    """Add the bundle of a carried file to the offline root; write its project out, if asked to."""
     store = Store(offline_root(config))
     if options.project is not None:
         refuse_used(options.project)

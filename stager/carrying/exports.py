@@ -74,9 +74,7 @@ class CarriedPart:
     name: str
     """Its name in the tar."""
     sha256: Digest
-    """Its digest."""
     size: int
-    """Its length in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +82,7 @@ class Label:
     """A carried file's description of itself."""
 
     name: str
-    """The project's name."""
     id: Digest
-    """The bundle's id."""
     base: str
     """The id of the bundle that the other side has; empty if all is here."""
     left_out: tuple[str, ...]
@@ -103,12 +99,7 @@ class Label:
 
 
 def read_label(path: Path, data: bytes) -> Label:
-    """Read ``carried.json``.
-
-    Raises:
-        BundleError: it is damaged, or was written by another version; or its parts cannot have
-            these sizes.
-    """
+    """Read ``carried.json``."""
     try:
         raw = json.loads(data)
         digest = raw.pop("digest")
@@ -163,21 +154,13 @@ class CarriedFile:
         self._refuse_short([size for name, size in members if name not in left_out])
 
     def content(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the next member, whose name and size are known; its content is not checked here.
-
-        Raises:
-            BundleError: something else comes, or the file ends.
-        """
+        """Yield the next member, whose name and size are known; its content is not checked here."""
         self._begin(name, size)
         yield self._read(size)
         self._end(size)
 
     def parts(self) -> Iterator[tuple[str, bytes]]:
-        """Yield name and content of what is carried besides the bundle.
-
-        Raises:
-            BundleError: it is damaged.
-        """
+        """Yield name and content of what is carried besides the bundle."""
         for part in self.label.parts[1:]:
             data = b"".join(self.content(part.name, part.size))
             if Digest.of(data) != part.sha256:
@@ -185,11 +168,7 @@ class CarriedFile:
             yield part.name, data
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the next member of the bundle, checked.
-
-        Raises:
-            BundleError: it is damaged, or the file ends.
-        """
+        """Yield the next member of the bundle, checked."""
         self._begin(name, size)
         try:
             yield from self.members.pieces(name, self._read)
@@ -198,11 +177,7 @@ class CarriedFile:
         self._end(size)
 
     def end(self) -> None:
-        """Check that the tar ends here.
-
-        Raises:
-            BundleError: it does not.
-        """
+        """Check that the tar ends here."""
         if self._read(len(END)) != END:
             raise self._damaged("more follows than it says")
 
@@ -283,11 +258,9 @@ class ExportResult:
     file: Path
     """The file to carry."""
     id: str
-    """The bundle's id."""
     sha256: str
     """The digest of the whole file, to compare on the other side."""
     bytes: int
-    """Its length."""
     layers: int
     """Number of layers in it."""
     layers_left_out: int
@@ -311,11 +284,7 @@ class Base:
 
 
 def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
-    """Return the manifest of the bundle that the other side has; None if it has none.
-
-    Raises:
-        BundleError: it is not known here.
-    """
+    """Return the manifest of the bundle that the other side has; None if it has none."""
     if base.id:
         return _by_id(store, base.id)
     if base.until is None:
@@ -387,12 +356,7 @@ def export(
     base: Manifest | None = None,
     tool: CarriedTool | None = None,
 ) -> ExportResult:
-    """Write a bundle, or what the other side lacks of it, to a file.
-
-    Raises:
-        BundleError: the bundle is damaged.
-        StagerError: the file cannot be written.
-    """
+    """Write a bundle, or what the other side lacks of it, to a file."""
     with bundle_file.opened(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
         known = members_of(base) if base is not None else frozenset()

@@ -75,13 +75,9 @@ class ImageResult:
     """The result of ``stager export --squashfs``."""
 
     file: Path
-    """The image."""
     id: str
-    """The bundle's id."""
     sha256: str
-    """The digest of the whole file."""
     bytes: int
-    """Its length."""
     brings_python: bool
     """True if the bundle's own Python is in it; else the machine must have one."""
     python: str
@@ -91,12 +87,7 @@ class ImageResult:
 def export_image(
     config: Config, output: Path | None, listener: Listener, chosen: ChosenBundle | None = None
 ) -> ImageResult:
-    """Write the environment of a bundle to a squashfs image.
-
-    Raises:
-        BundleError: it has not the signature that the settings require.
-        StagerError: mksquashfs is missing, there is no bundle, or the file cannot be written.
-    """
+    """Write the environment of a bundle to a squashfs image."""
     tool = find_tool()
     if output is not None:
         refuse_in_project(output, project_folder(config), IMAGE_SUFFIX)
@@ -132,11 +123,7 @@ def export_image(
 
 
 def find_tool() -> str:
-    """Return the path of mksquashfs.
-
-    Raises:
-        StagerError: it is not installed.
-    """
+    """Return the path of mksquashfs."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_PLACES])
     found = shutil.which(PROGRAM, path=path)
     if found is None:

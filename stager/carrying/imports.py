@@ -43,11 +43,8 @@ class ImportResult:
     bundle: Path
     """The bundle in the offline root."""
     id: str
-    """Its id."""
     name: str
-    """The project's name."""
     bytes: int
-    """Its length."""
     layers: int
     """Number of layers that came with the file."""
     layers_here: int
@@ -65,14 +62,7 @@ class ImportResult:
 
 
 def import_file(path: Path, config: Config, store: Store, *, asked: str = "") -> ImportResult:
-    """Add the bundle of a carried file to the offline root. The store's lock must be held.
-
-    Raises:
-        BundleError: the file is damaged, cut short or another one; or the base is not here; or the
-            bundle has not the signature that the settings require.
-        SpaceError: there is no room.
-        StagerError: the offline root cannot be written.
-    """
+    """Add the bundle of a carried file to the offline root. The store's lock must be held."""
     try:
         handle = opened(path)
     except OSError as exc:
@@ -222,11 +212,7 @@ _STILL_RUNS = "the bundle was imported, and runs; to edit the project, bring its
 
 
 def refuse_used(folder: Path) -> None:
-    """Refuse a folder that has something in it.
-
-    Raises:
-        ConfigError: it has, or it is none, or a link.
-    """
+    """Refuse a folder that has something in it."""
     if folder.is_symlink():  # what is written takes its place by a rename
         raise ConfigError(
             f"--project {folder}: it is a symbolic link",
@@ -246,27 +232,11 @@ def refuse_used(folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Written:
-    folder: Path
-    """Its folder."""
-    name: str
-    """Its name."""
-    lock: bytes
-    """The lock that its bundle was made from."""
-    root: Path
-    """The offline root that has the bundle."""
-
-
 def write_project(imported: ImportResult, store: Store, folder: Path) -> list[str]:
     """Write the files of a project, its assets and its lock into a new folder.
 
     Returns:
         What a person should know, to build it there.
-
-    Raises:
-        BundleError: the bundle is damaged; nothing is left.
-        StagerError: the folder cannot be written.
     """
     folder = folder.absolute()
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
@@ -284,9 +254,7 @@ def write_project(imported: ImportResult, store: Store, folder: Path) -> list[st
         ) from exc
     finally:
         remove(partial)
-    return _with_lock(
-        _Written(folder=folder, name=imported.name, lock=bytes_of(imported.lock), root=store.root)
-    )
+    return _write_lock(folder, imported, store.root)
 
 
 def _unpack(bundle: BundleFile, place: Path) -> None:
@@ -310,9 +278,6 @@ def refuse_clashes(indexes: Sequence[Index]) -> None:
 
     In an environment the project and each asset have places of their own; each layer alone, and all
     together, were judged by these.
-
-    Raises:
-        StagerError: two files would have one path, or a link leads outside.
     """
     files: dict[str, Entry] = {}
     links: dict[str, str] = {}
@@ -358,22 +323,22 @@ def _layers(bundle: BundleFile) -> Iterator[Fresh]:
                 yield layer, index, [one for one in index.files if not one.path.endswith(".pyc")]
 
 
-def _with_lock(written: _Written) -> list[str]:
+def _write_lock(folder: Path, imported: ImportResult, root: Path) -> list[str]:
     """Write the lock where a build looks for it; return warnings about that build."""
-    folder, name = written.folder, written.name
+    name, lock = imported.name, bytes_of(imported.lock)
     settings = find(folder)
     if settings is not None and settings.parent == folder:
         try:
-            return list(_beside_settings(written, load(folder)))
+            return list(_write_beside_settings(lock, load(folder), root))
         except StagerError as exc:
             if not os.path.lexists(folder / LOCK_NAME):
-                _write(folder / LOCK_NAME, written.lock)
+                _write(folder / LOCK_NAME, lock)
             return [f"a build in {folder} would fail: {exc.message}", *exc.context]
     scripts = [path for path in folder.glob("*.py") if inline_script.name_of(path) == name]
     if inline_script.named_in(list(map(str, scripts))) is not None:
-        _write(folder / f"pylock.{name}.toml", written.lock)
+        _write(folder / f"pylock.{name}.toml", lock)
         return []
-    _write(folder / LOCK_NAME, written.lock)
+    _write(folder / LOCK_NAME, lock)
     return [
         f"there is no stager.toml in {folder}: the project's settings lay outside of project.path, "
         "and are not in the bundle; write one before you build"
@@ -386,10 +351,10 @@ def _write(place: Path, lock: bytes) -> None:
         handle.write(lock)
 
 
-def _beside_settings(written: _Written, config: Config) -> Iterator[str]:
+def _write_beside_settings(data: bytes, config: Config, root: Path) -> Iterator[str]:
     spec = read_spec(config)
     place = lock_path(config, spec)
-    _write(place, written.lock)
+    _write(place, data)
     lock = read_lock(place, spec.target)
     here, there = spec.target.platform, lock.target.platform
     if here != there:
@@ -399,8 +364,8 @@ def _beside_settings(written: _Written, config: Config) -> Iterator[str]:
         )
     elif not lock.is_current(spec):
         yield f"{place} does not fit {config.source}: a build makes another lock, from an index"
-    if offline_root(config) != written.root:
+    if offline_root(config) != root:
         yield (
             f"{config.source} names another offline root, {offline_root(config)}, which does not "
-            f"have the packages: to build here, set OFFLINE_ROOT={written.root}"
+            f"have the packages: to build here, set OFFLINE_ROOT={root}"
         )

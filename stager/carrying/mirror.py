@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -36,14 +36,18 @@ class WantedWheels:
     """The file names of those that were built here: the next time they may have other bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MirrorTargets:
-    """The Pythons and platforms that a mirror has wheels for, each with each."""
+@dataclass(frozen=True)
+class MirrorRequest:
+    """What a mirror is to be given, and for which machines."""
 
+    requirements: tuple[str, ...] = ()
+    """What is to be mirrored in place of the project's requirements; paths start here."""
     pythons: tuple[str, ...] = ()
     """Versions of Python, as ``3.12``; empty for the project's."""
     platforms: tuple[str, ...] = ()
-    """Platforms, as ``manylinux_2_28_x86_64``; empty for the project's."""
+    """Platforms, as ``manylinux_2_28_x86_64``, each with each Python; empty for the project's."""
+    offline: bool = False
+    """True if nothing may be fetched."""
 
     def settings(self, config: Config) -> list[Config]:
         """Return the settings for each target."""
@@ -55,30 +59,13 @@ class MirrorTargets:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MirrorRequest:
-    """What a mirror is to be given, and for which machines."""
-
-    requirements: tuple[str, ...] = ()
-    """What is to be mirrored in place of the project's requirements; paths start here."""
-    targets: MirrorTargets = field(default_factory=MirrorTargets)
-    """The Pythons and platforms."""
-    offline: bool = False
-    """True if nothing may be fetched."""
-
-
 def wanted_wheels(
     config: Config, wanted: MirrorRequest, store: Store, listener: Listener
 ) -> WantedWheels:
-    """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held.
-
-    Raises:
-        StagerError: they cannot be resolved, fetched or built.
-    """
+    """Fetch the wheels of requirements, or of the project's lock. The store's lock must be held."""
     wheels: dict[str, Wheel] = {}
     built: set[str] = set()
-    targets = wanted.targets.settings(config)
-    for settings in targets:
+    for settings in wanted.settings(config):
         found = _of_target(config, settings, wanted, store, listener)
         wheels.update((wheel.path.name, wheel) for wheel in found.wheels)
         built.update(found.built)
@@ -155,88 +142,53 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
     """Compare every wheel of the folder with its record, and with what is wanted.
 
     A wheel without a record is taken as sound: an interrupted command left it, or the user did.
-
-    Raises:
-        WheelError: wheels that are damaged, or that would have to be replaced by others of the same
-            name; all of them.
     """
-    wheels = _Comparison(
-        recorded=folder.recorded(),
-        present=_digests(folder, listener),
-        wanted={wheel.path.name: wheel for wheel in wanted.wheels},
-    )
-    kept = wheels.kept()
-    copied = (*wheels.added(), *wheels.replaced())
-    listed, unlistable = _listed(
+    recorded, present = folder.recorded(), _digests(folder, listener)
+    wheels = {wheel.path.name: wheel for wheel in wanted.wheels}
+    added = tuple(wheel for name, wheel in wheels.items() if name not in present)
+    replaced = {
+        name: wheel
+        for name, wheel in wheels.items()
+        if present.get(name, wheel.sha256) != wheel.sha256
+    }
+    damaged = [
+        name
+        for name, digest in present.items()
+        if name not in wheels and recorded.get(name, digest) != digest
+    ]
+    kept = {
+        name: digest
+        for name, digest in present.items()
+        if name not in replaced and name not in damaged
+    }
+    listed, problems = _listed(
         {folder.root / name: digest for name, digest in kept.items()}
-        | {wheel.path: wheel.sha256 for wheel in copied}
+        | {wheel.path: wheel.sha256 for wheel in (*added, *replaced.values())}
     )
-    problems = [*wheels.damages(), *wheels.conflicts(wanted.built), *unlistable]
+    damages = [
+        f"{name}: is damaged: expected sha256 {recorded[name]}, found {present[name]}"
+        for name in damaged
+    ]
+    conflicts = [  # a wheel that is built again always differs
+        f"{name}: the mirror has another file of this name: sha256 {present[name]}; "
+        f"the new one is {wheel.sha256}"
+        for name, wheel in replaced.items()
+        if name not in wanted.built and recorded.get(name) == present[name]
+    ]
+    problems = [*damages, *conflicts, *problems]
     if problems:
         raise WheelError(
             f"{counted(len(problems), 'wheel')} cannot be listed in the mirror {folder.root}",
-            hint=_remedy(folder, wheels.damaged()),
+            hint=_remedy(folder, damaged),
             context=problems,
         )
     return MirrorPlan(
-        added=wheels.added(),
-        replaced=wheels.replaced(),
+        added=added,
+        replaced=tuple(replaced.values()),
         kept=kept,
-        missing=wheels.missing(),
+        missing=tuple(sorted(recorded.keys() - present.keys() - wheels.keys())),
         listed=listed,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Comparison:
-    """A folder's record, the wheels that are there, and the wanted ones, by file name."""
-
-    recorded: Mapping[str, Digest]
-    """What the record says."""
-    present: Mapping[str, Digest]
-    """What is there."""
-    wanted: Mapping[str, Wheel]
-    """What is wanted."""
-
-    def added(self) -> tuple[Wheel, ...]:
-        return tuple(wheel for name, wheel in self.wanted.items() if name not in self.present)
-
-    def replaced(self) -> tuple[Wheel, ...]:
-        return tuple(
-            wheel
-            for name, wheel in self.wanted.items()
-            if self.present.get(name, wheel.sha256) != wheel.sha256
-        )
-
-    def damaged(self) -> list[str]:
-        return [
-            name
-            for name, digest in self.present.items()
-            if name not in self.wanted and self.recorded.get(name, digest) != digest
-        ]
-
-    def damages(self) -> list[str]:
-        return [
-            f"{name}: is damaged: expected sha256 {self.recorded[name]}, found {self.present[name]}"
-            for name in self.damaged()
-        ]
-
-    def conflicts(self, built: Collection[str]) -> list[str]:
-        """Report sound wheels that others would replace, except built ones: those always differ."""
-        replaced = {wheel.path.name: wheel for wheel in self.replaced()}
-        return [
-            f"{name}: the mirror has another file of this name: sha256 {self.present[name]}; "
-            f"the new one is {wheel.sha256}"
-            for name, wheel in replaced.items()
-            if name not in built and self.recorded.get(name) == self.present[name]
-        ]
-
-    def kept(self) -> dict[str, Digest]:
-        others = {wheel.path.name for wheel in self.replaced()} | set(self.damaged())
-        return {name: digest for name, digest in self.present.items() if name not in others}
-
-    def missing(self) -> tuple[str, ...]:
-        return tuple(sorted(self.recorded.keys() - self.present.keys() - self.wanted.keys()))
 
 
 def _listed(wheels: Mapping[Path, Digest]) -> tuple[tuple[ListedWheel, ...], list[str]]:
@@ -298,7 +250,6 @@ class MirrorResult:
     ok: bool = True
     """True: a mirror that cannot be made is an error."""
     mirror: Path
-    """The folder."""
     index: str
     """The URL of its index, for pip and uv."""
     packages: int
@@ -318,12 +269,7 @@ class MirrorResult:
 def mirror_wheels(
     config: Config, root: Path, wanted: MirrorRequest, listener: Listener
 ) -> MirrorResult:
-    """Add the wheels of requirements, or of the project's lock, to the mirror in a folder.
-
-    Raises:
-        StagerError: the wheels cannot be had; the folder is something else, or cannot be written;
-            or wheels in it are damaged (all of them).
-    """
+    """Add the wheels of requirements, or of the project's lock, to the mirror in a folder."""
     refuse_other(root)
     store = Store(offline_root(config))
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
@@ -333,11 +279,7 @@ def mirror_wheels(
 
 
 def fill(root: Path, wanted: WantedWheels, listener: Listener) -> MirrorResult:
-    """Put wheels into the mirror in a folder, and list all that are there.
-
-    Raises:
-        StagerError: see :func:`mirror_wheels`.
-    """
+    """Put wheels into the mirror in a folder, and list all that are there."""
     with held(root, lambda: listener.note(f"waiting for another process at {root}")) as folder:
         todo = plan(folder, wanted, listener)
         if todo.replaced:  # nothing is claimed of them until they are there
@@ -347,17 +289,13 @@ def fill(root: Path, wanted: WantedWheels, listener: Listener) -> MirrorResult:
             folder.put(wheel)
             listener.step(wheel.path.name, number, len(wheels))
         folder.publish(todo.listed)
-    return _result(root, folder.index.as_uri(), todo)
-
-
-def _result(root: Path, index: str, done: MirrorPlan) -> MirrorResult:
     return MirrorResult(
         mirror=root,
-        index=index,
-        packages=len({wheel.name for wheel in done.listed}),
-        wheels=len(done.listed),
-        bytes=sum(wheel.size for wheel in done.listed),
-        added=tuple(sorted(wheel.path.name for wheel in done.added)),
-        replaced=tuple(sorted(wheel.path.name for wheel in done.replaced)),
-        missing=done.missing,
+        index=folder.index.as_uri(),
+        packages=len({wheel.name for wheel in todo.listed}),
+        wheels=len(todo.listed),
+        bytes=sum(wheel.size for wheel in todo.listed),
+        added=tuple(sorted(wheel.path.name for wheel in todo.added)),
+        replaced=tuple(sorted(wheel.path.name for wheel in todo.replaced)),
+        missing=todo.missing,
     )

@@ -48,7 +48,6 @@ class ListedWheel:
     sha256: Digest
     """The digest of its bytes."""
     size: int
-    """Its length in bytes."""
     metadata: bytes
     """Its METADATA file."""
     requires_python: str
@@ -61,11 +60,7 @@ class ListedWheel:
 
 
 def listed_wheel(path: Path, sha256: Digest) -> ListedWheel:
-    """Return what an index says of a wheel whose digest is known.
-
-    Raises:
-        ValueError: it is not a wheel, or is damaged.
-    """
+    """Return what an index says of a wheel whose digest is known."""
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as exc:
@@ -226,11 +221,7 @@ class MirrorFolder:
         return sorted(self.root.glob("*.whl"))
 
     def recorded(self) -> dict[str, Digest]:
-        """Return what each wheel must be, by file name.
-
-        Raises:
-            StagerError: the record is damaged.
-        """
+        """Return what each wheel must be, by file name."""
         path = self.root / SUMS
         try:
             lines = text_of(path).splitlines()
@@ -250,12 +241,7 @@ class MirrorFolder:
         self._write(self.root / SUMS, "".join(lines).encode())
 
     def put(self, wheel: Wheel) -> None:
-        """Copy a wheel into the folder, in place of one that is there.
-
-        Raises:
-            WheelError: what is copied is not what it must be.
-            StagerError: it cannot be written.
-        """
+        """Copy a wheel into the folder, in place of one that is there."""
         place = self.root / wheel.path.name
         state = hashlib.sha256()
         with writing(place), replacing(place) as target, opened(wheel.path) as source:
@@ -269,11 +255,7 @@ class MirrorFolder:
                 )
 
     def publish(self, wheels: Collection[ListedWheel]) -> None:
-        """Write the index of these wheels, and remove from it what is no longer there.
-
-        Raises:
-            StagerError: it cannot be written.
-        """
+        """Write the index of these wheels, and remove from it what is no longer there."""
         self.record({wheel.filename: wheel.sha256 for wheel in wheels})
         metadata = {f"{wheel.filename}{_METADATA}": wheel.metadata for wheel in wheels}
         for name, data in metadata.items():
@@ -300,11 +282,7 @@ class MirrorFolder:
 
 @contextlib.contextmanager
 def held(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
-    """Make the folder if need be, and hold it alone until the block ends.
-
-    Raises:
-        StagerError: it holds something else, or cannot be written.
-    """
+    """Make the folder if need be, and hold it alone until the block ends."""
     refuse_other(root)
     handle = -1
     try:
@@ -325,11 +303,7 @@ def held(root: Path, waiting: Callable[[], None]) -> Iterator[MirrorFolder]:
 
 
 def refuse_other(root: Path) -> None:
-    """Refuse a directory that is used for something else.
-
-    Raises:
-        StagerError: it is one.
-    """
+    """Refuse a directory that is used for something else."""
     try:
         names = set(os.listdir(root))  # noqa: PTH208 - the names alone
     except FileNotFoundError:
@@ -357,11 +331,7 @@ def _begin(root: Path, handle: int) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write below a mirror into an error that says what to do.
-
-    Raises:
-        StagerError: something could not be written.
-    """
+    """Turn a failure to write below a mirror into an error that says what to do."""
     try:
         yield
     except OSError as exc:

@@ -55,9 +55,6 @@ def carried_tool(
         scratch: a directory for what is made on the way; it must stay until they are copied.
         offline: True if nothing may be fetched.
         progress: takes one line of progress at a time.
-
-    Raises:
-        StagerError: stager is not installed as a package; or a wheel cannot be had.
     """
     own = own_wheel(scratch)
     wanted = _tool_spec(spec, config, scratch)
@@ -115,11 +112,7 @@ def _distribution() -> metadata.Distribution:
 
 
 def own_wheel(folder: Path) -> Path:
-    """Write stager's own wheel, from the files that run now, and return its path.
-
-    Raises:
-        StagerError: stager is not installed as a package.
-    """
+    """Write stager's own wheel, from the files that run now, and return its path."""
     distribution = _distribution()
     info = f"stager-{distribution.version}.dist-info"
     content = {path: data for name in _PACKAGES for path, data in _files(name)}

@@ -270,7 +270,7 @@ def _show_components(
 def _show_sbom(
     console: Reports, view: InspectFlags, found: Inventory, config: Config | None
 ) -> None:
-    from ..inventory.inventory import sbom, unknown_sources, write_sbom
+    from ..inventory.sbom import sbom, unknown_sources, write_sbom
 
     console.without_source(unknown_sources(found), len(found.packages))
     if view.output is None:

@@ -24,7 +24,6 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..carrying.carry import ExportOptions
-    from ..carrying.mirror import MirrorTargets
     from ..config.job_settings import JobOptions
     from ..config.load import Config
     from ..pack.bundle_file import ChosenBundle
@@ -207,14 +206,13 @@ class TargetFlags:
         ),
     ] = None
 
-    def targets(self) -> MirrorTargets:
-        """Return the targets; a value that cannot be used is a usage error."""
-        from ..carrying.mirror import MirrorTargets
+    def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return Pythons and platforms; a value that cannot be used is a usage error."""
         from ..config.sections import PLATFORM, PLATFORMS, VERSION, VERSIONS
 
-        return MirrorTargets(
-            pythons=read_texts(VERSION, self.python, "--python", VERSIONS),
-            platforms=read_texts(PLATFORM, self.platform, "--platform", PLATFORMS),
+        return (
+            read_texts(VERSION, self.python, "--python", VERSIONS),
+            read_texts(PLATFORM, self.platform, "--platform", PLATFORMS),
         )
 
 
@@ -242,9 +240,7 @@ def mirror(
     from ..carrying.mirror import MirrorRequest, mirror_wheels
     from ..core.files import expanded
 
-    wanted = MirrorRequest(
-        requirements=tuple(requirements or ()), targets=targets.targets(), offline=offline
-    )
+    wanted = MirrorRequest(tuple(requirements or ()), *targets.read(), offline=offline)
     console = talk.reports()
     with boundary(console):
         config = _settings(alone=bool(requirements))

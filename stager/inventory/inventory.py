@@ -13,11 +13,9 @@ from bundle.format.layer import LayerError, Origin, origin_of
 from bundle.format.manifest import PYTHON, Layer, Manifest
 from bundle.protocol.digest import Digest
 
-from ..core.errors import ConfigError, StagerError
-from ..core.files import SBOM_SUFFIX, output_file
+from ..core.errors import ConfigError
 from ..core.values import Target
 from ..pack.bundle_file import ChosenBundle, opened
-from ..pack.members import refuse_in_project
 from .package_metadata import (
     Licence,
     PackageMetadata,
@@ -41,15 +39,11 @@ class InventoryPackage:
     id: str
     """The id of its layer, or the digest of a wheel that is stored as it is."""
     name: str
-    """Its normalised name."""
     version: str
-    """Its version."""
     sha256: str
     """Digest of the wheel that it was installed from."""
     licence: Licence
-    """Its licence."""
     provenance: Provenance
-    """Its source."""
     requires: tuple[str, ...] = ()
     """Names of packages in the bundle that it needs."""
 
@@ -71,7 +65,6 @@ class InventoryAsset:
     licence: Licence
     """The licence that its card names."""
     files: tuple[ContentFile, ...]
-    """Its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +76,6 @@ class InventoryPart:
     kind: str
     """``project``, ``trainer``, ``python`` or ``program``."""
     name: str
-    """Its name."""
     sha256: str
     """Digest of the file; for a layer, of paths and contents together."""
     version: str = ""
@@ -95,9 +87,7 @@ class Inventory:
     """Everything that a bundle is made of."""
 
     bundle: Path
-    """The bundle."""
     manifest: Manifest
-    """Its manifest."""
     written: datetime.datetime
     """When it was written."""
     packages: tuple[InventoryPackage, ...]
@@ -113,12 +103,7 @@ class Inventory:
 
 
 def inventory(chosen: ChosenBundle, locks: Sequence[Path] = ()) -> Inventory:
-    """Return the inventory of a bundle.
-
-    Raises:
-        BundleError: it cannot be read, is damaged, or is another one.
-        ConfigError: ``$SOURCE_DATE_EPOCH`` is not a time.
-    """
+    """Return the inventory of a bundle."""
     sources = LockedSources(locks)
     with opened(chosen.path, chosen.id) as bundle:
         manifest = bundle.manifest
@@ -260,7 +245,6 @@ class LicensedComponent:
     kind: str
     """``package``, ``decompressor``, ``model``, ``dataset`` or ``space``."""
     name: str
-    """Its name."""
     version: str
     """Its version; a model's or data set's commit."""
     licence: str
@@ -276,9 +260,7 @@ class LicenceList:
     """The licences in a bundle."""
 
     bundle: Path
-    """The bundle."""
     id: str
-    """Its id."""
     components: tuple[LicensedComponent, ...]
     """Sorted by name; those that name no licence last."""
     without_licence: int
@@ -287,103 +269,26 @@ class LicenceList:
 
 def licence_list(inventory: Inventory) -> LicenceList:
     """Return the licences of everything that others have made."""
-    found = [
-        _component("package", package.name, package.version, package.licence)
-        for package in inventory.packages
-    ]
+    made = [("package", one.name, one.version, one.licence) for one in inventory.packages]
     if (tool := inventory.decompressor) is not None:
-        found.append(_component("decompressor", tool.name, tool.version, tool.licence))
-    for asset in inventory.assets:
-        if asset.type != "file":
-            found.append(_component(asset.type, asset.name, asset.commit, asset.licence))
+        made.append(("decompressor", tool.name, tool.version, tool.licence))
+    assets = [asset for asset in inventory.assets if asset.type != "file"]
+    made += [(one.type, one.name, one.commit, one.licence) for one in assets]
+    found = [
+        LicensedComponent(
+            kind=kind,
+            name=name,
+            version=version,
+            licence=licence.text,
+            spdx=licence.spdx,
+            declared_in=licence.field,
+        )
+        for kind, name, version, licence in made
+    ]
     found.sort(key=lambda one: (not one.licence, one.name, one.version, one.kind))
     return LicenceList(
         bundle=inventory.bundle,
         id=inventory.manifest.id,
         components=tuple(found),
         without_licence=sum(not one.licence for one in found),
-    )
-
-
-def _component(kind: str, name: str, version: str, licence: Licence) -> LicensedComponent:
-    return LicensedComponent(
-        kind=kind,
-        name=name,
-        version=version,
-        licence=licence.text,
-        spdx=licence.spdx,
-        declared_in=licence.field,
-    )
-
-
-# --- The software bill of materials of a bundle, where the library that writes it is installed
-
-"""The ending that CycloneDX recommends for names of its files; no project ships such a file."""
-_INSTALL = "uv tool install --reinstall '.[sbom]'"
-
-
-def sbom(inventory: Inventory) -> str:
-    """Return the inventory as JSON of CycloneDX 1.6; for the same bundle and locks the same text.
-
-    The library comes with the extra ``stager[sbom]`` and is imported when it is needed.
-
-    Raises:
-        StagerError: it is not installed, or is of another major version.
-    """
-    try:
-        from .cyclonedx_document import document
-    except ImportError as exc:
-        raise StagerError(
-            "inspect --sbom needs cyclonedx-python-lib, which is not installed here as needed",
-            hint=f"in the clone of stager: {_INSTALL}; or in its virtual environment: "
-            "pip install 'cyclonedx-python-lib>=11.7,<12'",
-            context=[str(exc)],
-        ) from exc
-    return document(inventory)
-
-
-# --- A software bill of materials in a file ------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class SbomResult:
-    """The result of ``stager inspect --sbom -o FILE``."""
-
-    file: Path
-    """The file."""
-    bundle: Path
-    """The bundle."""
-    id: str
-    """Its id."""
-    packages: int
-    """Number of packages in the environment."""
-    assets: int
-    """Number of models, data sets and other files or folders of data."""
-    unknown_sources: tuple[str, ...]
-    """Packages of which no lock at hand says where they came from."""
-
-
-def unknown_sources(inventory: Inventory) -> tuple[str, ...]:
-    """Return the packages of which no lock at hand says where they came from."""
-    return tuple(package.name for package in inventory.packages if not package.provenance.kind)
-
-
-def write_sbom(inventory: Inventory, output: Path, project: Path | None) -> SbomResult:
-    """Write the document to a file, in place of one that is there.
-
-    Raises:
-        ConfigError: the file would become part of the project's next bundle.
-        StagerError: it cannot be written, or the library is not installed.
-    """
-    refuse_in_project(output, project, SBOM_SUFFIX)
-    text = sbom(inventory)
-    with output_file(output) as handle:
-        handle.write(text.encode())
-    return SbomResult(
-        file=output,
-        bundle=inventory.bundle,
-        id=inventory.manifest.id,
-        packages=len(inventory.packages),
-        assets=len(inventory.assets),
-        unknown_sources=unknown_sources(inventory),
     )

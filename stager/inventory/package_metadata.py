@@ -80,11 +80,7 @@ def parse_metadata(data: bytes) -> PackageMetadata:
 
 
 def metadata_of(bundle: BundleFile, layer: Layer) -> PackageMetadata:
-    """Return the metadata of the package in a wheel's layer.
-
-    Raises:
-        NodeError: the layer is damaged.
-    """
+    """Return the metadata of the package in a wheel's layer."""
     index = bundle.index(layer, bundle.head(layer), decompress_index)
     entry = next((one for one in index.files if _PATH.fullmatch(one.path)), None)
     if entry is None:

@@ -51,11 +51,7 @@ class ContentFile:
 def asset_contents(
     bundle: BundleFile, commits: Mapping[Digest, str]
 ) -> dict[Digest, tuple[ContentFile, ...]]:
-    """Return the files of each asset by the id of its layer.
-
-    Raises:
-        NodeError: a layer is damaged.
-    """
+    """Return the files of each asset by the id of its layer."""
     layers = [layer for layer in bundle.manifest.layers if layer.kind == "asset"]
     indexes = {
         layer.id: bundle.index(layer, bundle.head(layer), decompress_index) for layer in layers
@@ -228,11 +224,7 @@ def locks_at_hand(bundle: Path, config: Config | None) -> tuple[Path, ...]:
 
 
 def names_wheels(chosen: ChosenBundle, lock: Path) -> bool:
-    """Return whether a lock names every wheel of a bundle.
-
-    Raises:
-        BundleError: the bundle is damaged.
-    """
+    """Return whether a lock names every wheel of a bundle."""
     return _names_all(lock, _list_bundle_wheels(chosen))
 
 
@@ -252,11 +244,7 @@ def _list_bundle_wheels(chosen: ChosenBundle) -> list[tuple[str, str, str]]:
 
 
 def lock_of(chosen: ChosenBundle, locks: Sequence[Path]) -> Path:
-    """Return the first lock that names every wheel of a bundle.
-
-    Raises:
-        BundleError: there is none, or the bundle is damaged.
-    """
+    """Return the first lock that names every wheel of a bundle."""
     wheels = _list_bundle_wheels(chosen)
     for path in filter(Path.is_file, locks):
         if _names_all(path, wheels):

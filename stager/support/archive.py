@@ -106,11 +106,7 @@ class ArchiveWriter:
         self.members.clear()
 
     def write(self, target: Path, top: str) -> int:
-        """Write the archive, and return its size in bytes.
-
-        Raises:
-            StagerError: it cannot be written.
-        """
+        """Write the archive, and return its size in bytes."""
         with output_file(target, permissions.opener(LogMode.PRIVATE)) as out:
             packed = gzip.GzipFile(
                 filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0
@@ -157,9 +153,7 @@ class Supported:
     ok: bool = True
     """True: an archive that cannot be made is an error."""
     archive: Path
-    """Its file."""
     size: int = field(metadata={"json": "bytes"})
-    """Its bytes."""
     files: int
     """The number of files in it."""
     redacted: dict[str, int]
@@ -173,7 +167,6 @@ class ListedFile:
     """A file that would go into the archive."""
 
     name: str
-    """Its name there."""
     bytes: int
     """Its bytes before anything is taken out."""
     cut: bool
@@ -185,7 +178,6 @@ class SupportListing:
     """The result of ``stager support --list``."""
 
     ok: bool = True
-    """True."""
     files: tuple[ListedFile, ...]
     """The files that would go in, by name."""
     left_out: tuple[str, ...]
@@ -199,11 +191,7 @@ def support(
     environment: Mapping[str, str] = os.environ,
     step: Step = lambda name, done, total: None,
 ) -> Supported:
-    """Make the archive.
-
-    Raises:
-        StagerError: the archive cannot be written.
-    """
+    """Make the archive."""
     gathering = _Gathering(found=contents(files, Path.cwd()), options=options, step=step)
     gathering.prepare(environment)
     with ArchiveWriter() as archive:
@@ -253,7 +241,6 @@ class _Gathering:
     found: ArchiveContents
     """Everything that goes in."""
     options: SupportOptions
-    """The options of the archive."""
     step: Step
     """Called before each file is read."""
     redactor: Redactor = field(default_factory=Redactor)

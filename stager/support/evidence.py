@@ -58,11 +58,7 @@ class Cut:
 
 
 def opened(path: Path, folder: Path) -> BinaryIO:
-    """Open a regular file below a directory; a link is followed if it does not lead out of it.
-
-    Raises:
-        UnfitError: it is not a regular file, leads out of the directory, or cannot be read.
-    """
+    """Open a regular file below a directory; a link is followed if it does not lead out of it."""
     try:
         real = path.resolve(strict=True)
         if not real.is_relative_to(folder.resolve()):
@@ -80,11 +76,7 @@ def opened(path: Path, folder: Path) -> BinaryIO:
 
 
 def whole(path: Path, folder: Path, limit: int) -> bytes:
-    """Return the content of a small file.
-
-    Raises:
-        UnfitError: see :func:`opened`, or it is larger than ``limit`` bytes.
-    """
+    """Return the content of a small file."""
     with opened(path, folder) as handle:
         data = handle.read(limit + 1)
     if len(data) > limit:
@@ -93,11 +85,7 @@ def whole(path: Path, folder: Path, limit: int) -> bytes:
 
 
 def size_of(path: Path, folder: Path) -> int:
-    """Return the size of a file in bytes.
-
-    Raises:
-        UnfitError: see :func:`opened`.
-    """
+    """Return the size of a file in bytes."""
     with opened(path, folder) as handle:
         return os.fstat(handle.fileno()).st_size
 
@@ -295,7 +283,6 @@ class Listed:
     """A member of the archive, for the list in it."""
 
     name: str
-    """Its name."""
     size: int
     """Its bytes, as they are in the archive."""
     original: int

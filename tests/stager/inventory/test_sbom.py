@@ -16,9 +16,10 @@ from cyclonedx.validation.json import JsonStrictValidator
 from stager import __version__
 from stager.core.store import Store, sha256_of
 from stager.inventory.cyclonedx_document import FILES_LIMIT
-from stager.inventory.inventory import Inventory, InventoryAsset, inventory, sbom
+from stager.inventory.inventory import Inventory, InventoryAsset, inventory
 from stager.inventory.package_metadata import Licence
 from stager.inventory.provenance import ContentFile
+from stager.inventory.sbom import sbom
 from stager.pack.bundle_file import ChosenBundle
 from tests.support.building import Project
 from tests.support.bundles import make_bundle
