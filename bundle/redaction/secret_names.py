@@ -174,9 +174,12 @@ def is_secret(name: str) -> bool:
     words = _words(raw)
     if not words or words[0] == "no" or words[-1] in _DESCRIPTIVE_ENDINGS:
         return False
+    return words[0] == "auth" or "token" in words[:-1] or _has_infix(name)
+
+
+def _has_infix(name: str) -> bool:
     letters = re.sub("[_-]", "", name.lower())
-    has_infix = any(infix in letters for infix in _INFIXES)
-    return words[0] == "auth" or "token" in words[:-1] or has_infix
+    return any(infix in letters for infix in _INFIXES)
 
 
 @functools.lru_cache(maxsize=4096)

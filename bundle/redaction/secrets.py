@@ -125,15 +125,19 @@ def _judge_name(text: bytes, start: int, end: int, in_argument: bool) -> _Name |
     if pair is not None:
         return pair
     secret = meaning(word, query=in_query)
-    if in_argument and is_secret(word.decode()):
-        # In a text ``key: value`` and ``nvcr.io/key:24.01`` are no secrets.
-        if secret is None and text[end : end + 1] == b":":
-            return None
-        secret = Meaning(secret.kind if secret else "secret")
+    if in_argument:
+        secret = _judge_argument(word, secret, text[end : end + 1])
     if secret is None:
         return None
     is_option = before == b"-" and (start < 2 or text[start - 2] in _BEFORE_OPTION)
     return _Name(start, end, secret, is_option, in_query, in_argument)
+
+
+def _judge_argument(word: bytes, secret: Meaning | None, behind: bytes) -> Meaning | None:
+    """Return the meaning of a name in an argument; ``nvcr.io/key:24.01`` is no secret, either."""
+    if not is_secret(word.decode()) or (secret is None and behind == b":"):
+        return secret
+    return Meaning(secret.kind if secret else "secret")
 
 
 def _judge_two_words(text: bytes, start: int, word: bytes) -> _Name | None:
@@ -330,18 +334,23 @@ def _end_of_bracketed(text: bytes, name: _Name, at: int, bracket: int) -> int:
     """Return where a list, a table or a call ends; its start where it is no secret as a whole."""
     if not name.meaning.sure or text.startswith(b"[redacted", at):
         return at
+    end = _closing_bracket(text, bracket)
+    if end < 0:
+        return end_of(_LINE, text, at)
+    inner = text[bracket + 1 : end - 1].strip()
+    is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
+    return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
+
+
+def _closing_bracket(text: bytes, bracket: int) -> int:
+    """Return the place after the bracket that closes one; -1 if it is far away or missing."""
     depth = 0
     for match in _BRACKET.finditer(text, bracket, bracket + _LIST_BYTES):
         if not match["open"]:
             depth += 1 if match[0] in b"[{(" else -1
         if depth == 0:
-            break
-    else:
-        return end_of(_LINE, text, at)
-    end = match.end()
-    inner = text[bracket + 1 : end - 1].strip()
-    is_call_without_text = at < bracket and not re.search(rb"[\"']", inner)
-    return at if not inner or is_call_without_text or is_placeholder(text[at:end]) else end
+            return match.end()
+    return -1
 
 
 def looks_random(text: bytes) -> bool:
@@ -464,19 +473,23 @@ def _find_value(text: bytes, name: _Name) -> Span | None:
 
 
 def _read_assigned(text: bytes, name: _Name, match: re.Match[bytes]) -> Span | None:
-    sign, at = match["sign"], match.end()
-    in_table = text[max(0, name.start - _BEFORE) : name.start].rstrip(b" \t").endswith(b"|")
-    # Between any two words there may be a tab, and a bar or an arrow that assigns nothing.
-    is_weak = (sign == b"->" and not name.meaning.sure) or (sign == b"|" and not in_table)
-    if is_weak or sign == b"\t":
+    if _is_weak(text, name, match["sign"]):
         return _read_sentence(text, name)
-    gap = _NEXT.match(text, at)
-    if gap is not None and not (gap["listed"] and match["close"]):
-        value = _read_next_line(text, name, gap.end(), can_be_quoted=not gap["listed"])
-        if value is not None and gap["item"]:
-            value = value._replace(end=end_of(_ITEMS, text, value.end))
-        return value
-    return _read_value(text, name, at, sign, match["close"] or b"")
+    gap = _NEXT.match(text, match.end())
+    if gap is None or (gap["listed"] and match["close"]):
+        return _read_value(text, name, match.end(), match["sign"], match["close"] or b"")
+    value = _read_next_line(text, name, gap.end(), can_be_quoted=not gap["listed"])
+    if value is not None and gap["item"]:
+        value = value._replace(end=end_of(_ITEMS, text, value.end))
+    return value
+
+
+def _is_weak(text: bytes, name: _Name, sign: bytes) -> bool:
+    """Return whether a sign may stand between any two words, and need not assign anything."""
+    if sign == b"->":
+        return not name.meaning.sure
+    before = text[max(0, name.start - _BEFORE) : name.start]
+    return sign == b"\t" or (sign == b"|" and not before.rstrip(b" \t").endswith(b"|"))
 
 
 def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -> Span | None:
@@ -490,9 +503,15 @@ def _read_next_line(text: bytes, name: _Name, at: int, *, can_be_quoted: bool) -
     has_end = behind.strip(b"\"' \t\r")[:1] in _LINE_OR_ITEM_ENDS
     if not has_end or raw.endswith((b":", b",", b".")) or b" " in raw:
         return None
-    is_password = name.meaning.kind == "password" and len(raw) >= 6
-    has_digit = name.meaning.sure and len(raw) >= 8 and bool(_DIGIT.search(raw))
-    return value if is_password or has_digit or looks_random(raw) or is_digest(raw) else None
+    return value if _is_likely(raw, name.meaning) else None
+
+
+def _is_likely(raw: bytes, secret: Meaning) -> bool:
+    if secret.kind == "password" and len(raw) >= 6:
+        return True
+    if secret.sure and len(raw) >= 8 and _DIGIT.search(raw):
+        return True
+    return looks_random(raw) or is_digest(raw)
 
 
 def _read_option(text: bytes, name: _Name) -> Span | None:
@@ -500,18 +519,27 @@ def _read_option(text: bytes, name: _Name) -> Span | None:
     gap = _GAP.match(text, name.end)
     if gap is None or _OPTION.match(text, gap.end()):
         return None
-    if (gap["close"] or gap["comma"]) and not _OPEN.match(text, gap.end()):
+    is_listed = gap["close"] or gap["comma"]
+    if is_listed and not _OPEN.match(text, gap.end()):
         return None
     value = _read_value(text, name, gap.end(), b" ")
-    if value is None:
+    if value is None or _is_of_manual(text[value.start : value.end]):
         return None
-    raw = text[value.start : value.end]
-    is_metavar = _METAVAR.fullmatch(raw) and (len(raw) <= 8 or meaning(raw) is not None)
-    if raw in _PROSE or is_metavar:
-        return None
+    # Without a comma or a continued line, arguments may stand below one another, or a text ends.
     is_one_a_line = b"\n" in gap[0] and not gap["comma"] and b"\\" not in gap[0]
-    fills_line = text[value.end : value.end + 1] in _LINE_ENDS and b" " not in raw
-    return value if fills_line or not is_one_a_line else None
+    return value if not is_one_a_line or _fills_line(text, value) else None
+
+
+def _is_of_manual(raw: bytes) -> bool:
+    """Return whether a word goes on with a sentence about an option, or stands for its value."""
+    if not _METAVAR.fullmatch(raw):
+        return raw in _PROSE
+    return len(raw) <= 8 or meaning(raw) is not None
+
+
+def _fills_line(text: bytes, value: Span) -> bool:
+    has_end = text[value.end : value.end + 1] in _LINE_ENDS
+    return has_end and b" " not in text[value.start : value.end]
 
 
 def _read_element(text: bytes, name: _Name, at: int) -> Span | None:
@@ -540,23 +568,28 @@ def _read_ahead(text: bytes, name: _Name) -> Span | None:
 
 
 def _read_beside(text: bytes, name: _Name) -> Span | None:
-    """Return the value beside a quoted name: ``("HF_TOKEN", "...")``, or under ``"value"``."""
+    """Return the value beside a name, under ``"value"``, or after a quoted name."""
     closed = _OPEN.match(text, name.end)  # the quote that closes the name
-    beside = _BESIDE.match(text, closed.end() if closed else name.end)
+    end = closed.end() if closed else name.end
+    beside = _BESIDE.match(text, end)
     if beside is not None and (closed or b"\n" in beside[0]):
         return _read_value(text, name, beside.end())
     if closed is None:
         return None
-    if text.startswith(b">", closed.end()):
-        return _read_element(text, name, closed.end())
-    comma = _PAIR.match(text, closed.end())
+    is_attribute = text.startswith(b">", end)
+    return _read_element(text, name, end) if is_attribute else _read_pair(text, name, end)
+
+
+def _read_pair(text: bytes, name: _Name, end: int) -> Span | None:
+    """Return the second of two quoted texts: ``("HF_TOKEN", "...")``, not of a list of names."""
+    comma = _PAIR.match(text, end)
     value = _read_value(text, name, comma.end()) if comma else None
     if value is None:
         return None
     raw = text[value.start : value.end]
-    is_list_of_names = _PLAIN_NAME.fullmatch(raw) or meaning(raw) is not None
-    can_be_secret = name.meaning.sure or looks_random(raw)
-    return value if can_be_secret and not is_list_of_names else None
+    if _PLAIN_NAME.fullmatch(raw) or meaning(raw) is not None:
+        return None
+    return value if name.meaning.sure or looks_random(raw) else None
 
 
 def _read_sentence(text: bytes, name: _Name) -> Span | None:
@@ -768,12 +801,12 @@ def _mask_argument(word: str) -> str:
     if not (HINT.search(word) or _LOGIN_SIGN.search(word)):
         return word
     assigned = _ASSIGNED.fullmatch(word)
-    tokens = _TOKENS_OPTION.fullmatch(word)
-    user = _USER_OPTION.fullmatch(word)
     if assigned and is_secret(assigned[2]):
         return f"{assigned[1]}{HIDDEN}"
+    tokens = _TOKENS_OPTION.fullmatch(word)
     if tokens and _TOKEN_VALUE.fullmatch(tokens[2] or ""):
         return f"{tokens[1]}={HIDDEN}"
+    user = _USER_OPTION.fullmatch(word)
     if user and _LOGIN_VALUE.fullmatch(user[3] or ""):  # which has no other end
         return f"{user[1]}{user[2]}{HIDDEN}"
     return change_bytes(without_url_secrets(word), _mask_text)

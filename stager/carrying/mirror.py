@@ -146,21 +146,11 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
     recorded, present = folder.recorded(), _digests(folder, listener)
     wheels = {wheel.path.name: wheel for wheel in wanted.wheels}
     added = tuple(wheel for name, wheel in wheels.items() if name not in present)
-    replaced = {
-        name: wheel
-        for name, wheel in wheels.items()
-        if present.get(name, wheel.sha256) != wheel.sha256
-    }
-    damaged = [
-        name
-        for name, digest in present.items()
-        if name not in wheels and recorded.get(name, digest) != digest
-    ]
-    kept = {
-        name: digest
-        for name, digest in present.items()
-        if name not in replaced and name not in damaged
-    }
+    differing = present.items() - {(name, wheel.sha256) for name, wheel in wheels.items()}
+    replaced = {name: wheels[name] for name, _ in sorted(differing) if name in wheels}
+    changed = differing - recorded.items()
+    damaged = sorted(name for name, _ in changed if name in recorded and name not in wheels)
+    kept = {name: present[name] for name in present if name not in {*replaced, *damaged}}
     listed, problems = _listed(
         {folder.root / name: digest for name, digest in kept.items()}
         | {wheel.path: wheel.sha256 for wheel in (*added, *replaced.values())}
@@ -169,11 +159,11 @@ def plan(folder: MirrorFolder, wanted: WantedWheels, listener: Listener) -> Mirr
         f"{name}: is damaged: expected sha256 {recorded[name]}, found {present[name]}"
         for name in damaged
     ]
-    conflicts = [  # a wheel that is built again always differs
+    sound = replaced.keys() - wanted.built - dict(changed).keys()  # a wheel built again differs
+    conflicts = [
         f"{name}: the mirror has another file of this name: sha256 {present[name]}; "
-        f"the new one is {wheel.sha256}"
-        for name, wheel in replaced.items()
-        if name not in wanted.built and recorded.get(name) == present[name]
+        f"the new one is {replaced[name].sha256}"
+        for name in sorted(sound)
     ]
     problems = [*damages, *conflicts, *problems]
     if problems:

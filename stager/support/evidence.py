@@ -36,27 +36,6 @@ class UnfitError(StagerError):
     """A file that cannot go into the archive; the message says why."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """The part that is left out of the middle of a file."""
-
-    start: int
-    """The first byte that is left out."""
-    end: int
-    """The first byte after them."""
-    first: int
-    """The number of the first line of which something is left out."""
-    last: int
-    """The number of the last such line."""
-
-    def notice(self) -> str:
-        """Return the line that stands in its place."""
-        lines = f"lines {self.first} to {self.last}"
-        if self.first == self.last:
-            lines = f"line {self.first}"
-        return f"[stager support: {self.end - self.start} bytes left out here, {lines}]"
-
-
 def opened(path: Path, folder: Path) -> BinaryIO:
     """Open a regular file below a directory; a link is followed if it does not lead out of it."""
     try:
@@ -90,13 +69,11 @@ def size_of(path: Path, folder: Path) -> int:
         return os.fstat(handle.fileno()).st_size
 
 
-def cut(handle: BinaryIO, size: int, limit: int) -> Cut | None:
-    """Return the middle of a file to leave out; None for one that is short enough.
+def _find_gap(handle: BinaryIO, size: int, limit: int) -> tuple[int, int, str]:
+    """Return start and end of the middle to leave out of a file, and a line in its place.
 
     The file is cut between lines, unless lines are very long.
     """
-    if size <= limit:
-        return None
     start, end = limit // 2, size - (limit - limit // 2)
     handle.seek(max(0, start - _ALIGN))
     above = handle.read(start - handle.tell())
@@ -112,7 +89,9 @@ def cut(handle: BinaryIO, size: int, limit: int) -> Cut | None:
     for piece in between(handle, start, end):
         within += piece.count(b"\n")
         last = piece[-1:]
-    return Cut(start=start, end=end, first=before + 1, last=before + within + (last != b"\n"))
+    first, last_line = before + 1, before + within + (last != b"\n")
+    lines = f"line {first}" if first == last_line else f"lines {first} to {last_line}"
+    return start, end, f"[stager support: {end - start} bytes left out here, {lines}]"
 
 
 def redacted(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Iterator[bytes]:
@@ -120,18 +99,18 @@ def redacted(handle: BinaryIO, size: int, limit: int, redactor: Redactor) -> Ite
 
     The text around the cut is read, too, so that a secret which the cut divides is recognised.
     """
-    gap = cut(handle, size, limit)
-    if gap is None:
+    if size <= limit:
         yield from redactor.stream(between(handle, 0, size))
         return
-    head = between(handle, 0, min(size, gap.start + HELD))
+    start, end, notice = _find_gap(handle, size, limit)
+    head = between(handle, 0, min(size, start + HELD))
     last = b"\n"
-    for piece in redactor.stream(head, end=gap.start):
+    for piece in redactor.stream(head, end=start):
         yield piece
         last = piece[-1:] or last
-    yield (b"" if last == b"\n" else b"\n") + gap.notice().encode() + b"\n"
-    begin = max(0, gap.end - HELD)
-    yield from redactor.stream(between(handle, begin, size), start=gap.end - begin)
+    yield (b"" if last == b"\n" else b"\n") + notice.encode() + b"\n"
+    begin = max(0, end - HELD)
+    yield from redactor.stream(between(handle, begin, size), start=end - begin)
 
 
 def between(handle: BinaryIO, start: int, end: int) -> Iterator[bytes]:
