@@ -69,3 +69,35 @@ def test_what_a_text_says_counts_as_a_variable_too() -> None:
 def test_every_word_that_always_means_a_secret_does(word: str) -> None:
     assert is_secret(f"MY_{word}".upper())
     assert is_secret(f"my-{word}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("HF_TOKEN", "token"), ("hfToken", "token"), ("X-Auth-Token", "token"),
+        ("API_KEY", "api-key"),
+        ("OPENAI_API_KEY_1", "api-key"), ("apiKey", "api-key"), ("db.password", "password"),
+        ("PGPASSWORD", "password"), ("SMTP_PASS", "password"), ("clientSecret", "secret"),
+        ("aws_secret_access_key", "key"), ("ssh_private_key", "private-key"), ("Cookie", "cookie"),
+        ("AUTHORIZATION", "authorization"), ("session_key", "session-key"), ("SLURM_JWT", "token"),
+        ("GITHUB_PAT", "token"), ("munge_key", "key"), ("credentials", "credential"),
+    ],
+)  # fmt: skip
+def test_names_that_mean_a_secret_in_a_text(name: str, kind: str) -> None:
+    found = meaning(name.encode())
+    assert found is not None
+    assert (found.kind, found.sure) == (kind, True)
+
+
+_NAMES = """
+tokenizer tokens num_tokens pad_token eos_token_id max_tokens token_type_ids
+tokens_per_second TOKENIZERS_PARALLELISM HF_TOKEN_PATH key keys primary_key
+missing_keys public_key author authority SSH_AUTH_SOCK AuthType password_file
+secret_name no_password forward_pass passed sig code session OLDPWD query_key
+keyboard cookie_name auth_method detokenize pass
+"""
+
+
+@pytest.mark.parametrize("name", _NAMES.split())
+def test_names_that_mean_none_in_a_text(name: str) -> None:
+    assert meaning(name.encode()) is None

@@ -13,11 +13,16 @@ from bundle.format.archive import BundleFile
 from bundle.protocol.digest import Digest
 from stager.core.errors import BundleError, in_one_line
 from stager.core.store import Store
+from stager.core.values import Target
 from stager.inventory.package_metadata import (
     HEADERS_LIMIT,
     TEXT_LIMIT,
+    Licence,
     PackageMetadata,
     clean,
+    dependencies,
+    licence_of,
+    licence_of_card,
     metadata_of,
     metadata_of_wheel,
     parse_metadata,
@@ -168,3 +173,120 @@ def test_any_bytes_are_metadata(data: bytes) -> None:
     for text in (found.name, found.version, found.expression, *found.classifiers):
         assert in_one_line(text) == text
         assert len(text) <= TEXT_LIMIT
+
+
+# --- A package's licence: the field that says it most exactly wins ------------------------------
+
+
+MIT = "Classifier: License :: OSI Approved :: MIT License"
+BSD = "Classifier: License :: OSI Approved :: BSD License"
+APACHE = "Classifier: License :: OSI Approved :: Apache Software License"
+TEXT = "License: Copyright (c) 2026 Somebody\n        All rights reserved.\n        Permission is"
+
+
+def licence(*lines: str) -> Licence:
+    return licence_of(parse_metadata("\n".join(["Name: a", *lines, ""]).encode()))
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "spdx", "field"),
+    [
+        (["License-Expression: mit or ISC"], "MIT OR ISC", True, "License-Expression"),
+        (["License-Expression: LicenseRef-Own"], "LicenseRef-Own", True, "License-Expression"),
+        (["License-Expression: My Licence", MIT], "MIT", True, "Classifier"),
+        (["License-Expression: My Licence"], "My Licence", False, "License-Expression"),
+        (["License: Apache 2.0", APACHE], "Apache-2.0", True, "License"),
+        (["License: bsd-3-clause", BSD], "BSD-3-Clause", True, "License"),
+        (["License: MIT License"], "MIT", True, "License"),
+        (["License: BSD", BSD], "BSD", False, "License"),
+        (["License: Whatever", MIT], "MIT", True, "Classifier"),
+        (["License: UNKNOWN", BSD], "BSD License", False, "Classifier"),
+        (["License: Dual License", APACHE, BSD], "Apache Software License; BSD License", False,
+         "Classifier"),
+        ([BSD, BSD], "BSD License", False, "Classifier"),
+        ([MIT, "Classifier: License :: OSI Approved :: ISC License (ISCL)"], "MIT; ISC", True,
+         "Classifier"),
+        (["Classifier: License :: OSI Approved", MIT], "MIT", True, "Classifier"),
+        ([TEXT, BSD], "BSD License", False, "Classifier"),
+        ([TEXT], "Copyright (c) 2026 Somebody", False, "License"),
+        (["License: " + "long words " * 100, BSD], "BSD License", False, "Classifier"),
+        (["License: UNKNOWN"], "", False, ""),
+        (["Classifier: Topic :: Software Development"], "", False, ""),
+        ([], "", False, ""),
+    ],
+)  # fmt: skip
+def test_which_field_counts(lines: list[str], text: str, spdx: bool, field: str) -> None:
+    found = licence(*lines)
+    assert (found.text, found.spdx, found.field) == (text, spdx, field)
+
+
+def test_the_licence_of_a_card() -> None:
+    assert licence_of_card("apache-2.0") == Licence(names=("Apache-2.0",), spdx=True, field="card")
+    assert licence_of_card("llama3") == Licence(names=("llama3",), field="card")
+    assert licence_of_card("") == Licence()
+    both = licence_of_card("apache-2.0, mit")  # a list in the card
+    assert both == Licence(names=("Apache-2.0", "MIT"), spdx=True, field="card")
+    assert licence_of_card("Lab, Inc. terms").names == ("Lab, Inc. terms",)
+
+
+@given(st.text(max_size=400) | st.from_regex(r"[()MIT ORAND]{0,400}"))
+def test_any_text_is_a_licence_that_can_be_shown_or_none(text: str) -> None:
+    found = licence_of(parse_metadata(f"License-Expression: {text}\n".encode(errors="replace")))
+    assert in_one_line(found.text) == found.text
+    assert bool(found.names) == bool(found.field)
+
+
+# --- The graph of packages: markers of the target, extras that somebody asks for, nonsense ------
+
+
+ENVIRONMENT = {
+    name: str(value)
+    for name, value in Target(python="3.11", platform="manylinux_2_28_x86_64").environment().items()
+}
+
+
+def graph(**requires: list[str]) -> dict[str, tuple[str, ...]]:
+    return dependencies(requires, ENVIRONMENT)
+
+
+def test_markers_are_those_of_the_target() -> None:
+    found = graph(
+        a=["b", "C ; sys_platform == 'linux'", "d; python_version < '3.10'", "gone>=1"],
+        b=["a>=1", "b", "d; sys_platform == 'win32'"],
+        c=[],
+        d=[],
+    )
+    assert found == {"a": ("b", "c"), "b": ("a",), "c": (), "d": ()}
+
+
+def test_an_extra_counts_where_it_is_asked_for() -> None:
+    extra = ["d; extra == 'fast'", "e; extra == 'slow'"]
+    found = graph(a=["b[fast]", "c"], b=["c", *extra], c=["b[all]"], d=[], e=[])
+    assert found["b"] == ("c", "d")
+    extra.append("b[slow]; extra == 'all'")
+    found = graph(a=["b[fast]", "c"], b=["c", *extra], c=["b[all]"], d=[], e=[])
+    assert found["b"] == ("c", "d", "e")
+
+
+def test_what_nobody_can_read_is_left_out() -> None:
+    nested = "b; " + "(" * 300 + "os_name == 'posix'" + ")" * 300
+    found = graph(
+        a=["", "b ==", "b; os_name", "b; python_version < 'abc'", "b; nosuch == '1'", "\x00", "c"],
+        b=["c @ file:///x"],
+        c=[nested],
+    )
+    assert found["a"] == ("c",)
+    assert found["b"] == ("c",)
+
+
+def test_only_so_many_extras_of_a_package_are_looked_at() -> None:
+    """Else each of an attacker's thousand extras would ask for another thousand."""
+    names = [f"x{number}" for number in range(120)]
+    others = [f"c{number}" for number in range(120)]
+    extras = [f"{other}; extra == '{name}'" for name, other in zip(names, others, strict=True)]
+    found = graph(
+        a=[f"b[{','.join(names)}]"],
+        b=[*extras, f"a[{','.join(names)}]"],
+        **{other: [] for other in others},
+    )
+    assert 0 < len(found["b"]) < 60

@@ -13,7 +13,6 @@ from functools import partial
 import pytest
 
 from bundle.redaction.known_values import KnownValues, can_be_found
-from bundle.redaction.secret_names import meaning
 from stager.redaction import redactor
 from stager.redaction.redactor import BLOCK, HELD, LONGEST, Pseudonyms, Redactor, views
 from tests.support.counting import calls
@@ -656,39 +655,7 @@ def test_views_lead_back() -> None:
         assert text[start:end] == was
 
 
-# --- names ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("HF_TOKEN", "token"), ("hfToken", "token"), ("X-Auth-Token", "token"),
-        ("API_KEY", "api-key"),
-        ("OPENAI_API_KEY_1", "api-key"), ("apiKey", "api-key"), ("db.password", "password"),
-        ("PGPASSWORD", "password"), ("SMTP_PASS", "password"), ("clientSecret", "secret"),
-        ("aws_secret_access_key", "key"), ("ssh_private_key", "private-key"), ("Cookie", "cookie"),
-        ("AUTHORIZATION", "authorization"), ("session_key", "session-key"), ("SLURM_JWT", "token"),
-        ("GITHUB_PAT", "token"), ("munge_key", "key"), ("credentials", "credential"),
-    ],
-)  # fmt: skip
-def test_names_that_mean_a_secret(name: str, kind: str) -> None:
-    found = meaning(name.encode())
-    assert found is not None
-    assert (found.kind, found.sure) == (kind, True)
-
-
-_NAMES = """
-tokenizer tokens num_tokens pad_token eos_token_id max_tokens token_type_ids
-tokens_per_second TOKENIZERS_PARALLELISM HF_TOKEN_PATH key keys primary_key
-missing_keys public_key author authority SSH_AUTH_SOCK AuthType password_file
-secret_name no_password forward_pass passed sig code session OLDPWD query_key
-keyboard cookie_name auth_method detokenize pass
-"""
-
-
-@pytest.mark.parametrize("name", _NAMES.split())
-def test_names_that_only_look_so(name: str) -> None:
-    assert meaning(name.encode()) is None
+# --- pseudonyms ---------------------------------------------------------------------------------
 
 
 def test_stand_ins_are_the_same_everywhere() -> None:

@@ -1,0 +1,435 @@
+"""What staging is going to take: every case, and from how many nodes on it pays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.driver.forecast import Nodes, a_step, forecast, staging, staging_work
+from bundle.driver.plan import excerpt_size
+from bundle.format.manifest import Layer, Manifest, Part
+from bundle.protocol.codec import encode
+from bundle.protocol.enumerations import Action, Launcher, TransferWay
+from bundle.protocol.events import Record, StagingWork
+from bundle.protocol.job import ASSUMED, Requires
+from stager.config.job_settings import JobOptions
+from stager.config.load import load
+from stager.core.store import Store
+from stager.forecast import (
+    FILE,
+    KEPT,
+    LUSTRE,
+    NFS,
+    REFERENCE,
+    VERSION,
+    Basis,
+    JobTimer,
+    Seen,
+    Setting,
+    SharedFiles,
+    basis,
+    cold,
+    estimate,
+    find_known_rates,
+    from_files,
+    from_shared,
+    keep_times,
+    one_changed,
+    pays_from,
+    planned,
+    read_history,
+    record_times,
+    setting_of,
+    unchanged,
+)
+from stager.jobs.preparation import prepare
+from tests.support.building import Project
+from tests.support.demo_project import ZERO, config
+from tests.support.events import record as event_record
+from tests.support.past_jobs import SEEN, WORK, as_expected
+
+SIZES = {"small": (1_000, 10), "middling": (400_000, 60), "torch": (300_000_000, 30_000)}
+FAST = replace(LUSTRE, name="fast", call=1e-6, calls=1e9, node=1e12, all=1e15)
+
+
+def layer(name: str, kind: str = "wheel") -> Layer:
+    size, files = SIZES.get(name, (1_000, 5))
+    return Layer(id=ZERO, kind=kind, name=name, version="1", head=ZERO, head_size=1, size=size,
+                 unpacked_size=4 * size, files=files)  # fmt: skip
+
+
+MANIFEST = Manifest(
+    name="demo",
+    requires=Requires(python="3.11", machine="x86_64", libc="glibc", libc_version="2.28"),
+    node=Part(name="node.pyz", sha256=ZERO, size=1),
+    decompressor=None,
+    layers=(layer("torch"), layer("demo", "project"), layer("small"), layer("middling")),
+    packages=("torch",),
+    imports=("torch",),
+)
+SETTING = Setting(
+    bundle=Path("/b.tar"),
+    manifest=MANIFEST,
+    size=300_500_000,
+    ranks=2,
+    cpus=4,
+    launcher=Launcher.TORCHRUN,
+    relayed=True,
+    basis=Basis(),
+)
+
+
+def test_the_three_cases() -> None:
+    nodes = Nodes(8, cpus=4, ranks=2)
+    work = staging_work(MANIFEST.layers, MANIFEST.layers, SETTING.size)
+    assert cold(SETTING, 8) == forecast([staging(work, nodes)], nodes)
+    assert unchanged(SETTING, 8) == forecast([], nodes)
+    assert SETTING.changed is not None
+    assert SETTING.changed.name == "middling"
+    sent = excerpt_size(SETTING.changed.members)
+    delta = StagingWork(sent=sent, bytes=1_600_000, files=60, linked=MANIFEST.files - 60)
+    assert one_changed(SETTING, 8) == forecast([staging(delta, nodes)], nodes)
+    assert unchanged(SETTING, 8).total < one_changed(SETTING, 8).total < cold(SETTING, 8).total  # type: ignore[union-attr]
+
+
+def test_a_bundle_without_packages() -> None:
+    bare = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("demo", "project"),)))
+    assert one_changed(bare, 8) is None
+    result = estimate(bare, [8])
+    assert (result.changed, result.forecasts[0].one_changed) == (None, None)
+
+
+def test_running_from_shared_files_starts_the_launcher_too() -> None:
+    waiting = from_shared(MANIFEST.files, MANIFEST.unpacked_size, SETTING.nodes(8), NFS)
+    assert from_files(SETTING, 8, NFS) == pytest.approx(unchanged(SETTING, 8).launch + waiting)
+
+
+def test_from_how_many_nodes_on_it_pays() -> None:
+    assert pays_from(SETTING, LUSTRE) == 1
+    assert pays_from(SETTING, FAST) is None
+    few = [layer("small"), replace(layer("middling"), files=300)]
+    small = replace(SETTING, manifest=replace(MANIFEST, layers=tuple(few)), size=500_000)
+    count = pays_from(small, NFS)
+    assert count is not None
+    assert count > 1
+    assert cold(small, count).total < from_files(small, count, NFS)
+    assert cold(small, count - 1).total >= from_files(small, count - 1, NFS)
+
+
+def test_the_report() -> None:
+    report = encode(estimate(SETTING, [1, 512]))
+    assert report["bundle_bytes"] == SETTING.size
+    assert (report["nproc_per_node"], report["cpus"], report["launcher"]) == (2, 4, "torchrun")
+    assert report["rates"]["basis"].startswith("assumed")
+    assert report["rates"]["link"] == ASSUMED.link
+    one, many = report["forecasts"]
+    assert (one["nodes"], one["world_size"], one["width"], one["levels"]) == (1, 2, 1, 1)
+    assert (many["world_size"], many["width"], many["levels"]) == (1024, 2, 9)
+    assert one["cold"] == cold(SETTING, 1).to_json()
+    assert list(one["shared"]) == list(report["pays_from"]) == ["lustre", "nfs"]
+    assert report["verdict"] == (
+        "staging pays: against Lustre from 1 node on, against NFS from 1 node on"
+    )
+    few = replace(SETTING, manifest=replace(MANIFEST, layers=(layer("small"),)))
+    assert "against Lustre never" in estimate(few, [1]).verdict
+
+
+def test_measured_rates_are_used_and_named() -> None:
+    slow = Basis(rates=ASSUMED.scaled(send=10.0), jobs=2, nodes=16)
+    measured = replace(SETTING, basis=slow)
+    assert cold(measured, 8).send == pytest.approx(10 * cold(SETTING, 8).send)
+    assert estimate(measured, [8]).rates.basis == "measured on 2 jobs of up to 16 nodes"
+
+
+def test_what_a_dry_run_would_ask_of_slurm(project: Project, tmp_path: Path) -> None:
+    packed = project.settings("alpha", more='[launch]\nlauncher = "srun"').build().packed
+    options = JobOptions(command=("train.py",), nodes=(3, 3), log_dir=tmp_path, allocation="slurm")
+    prepared = prepare(
+        load(project.root),
+        options,
+        (packed.path, packed.manifest),
+        action=Action.RUN,
+        source="salloc",
+    )
+    job = planned(prepared, ("salloc", "--nodes=3", "--export=HF_TOKEN=hunter2"))
+    assert job.argv == ("salloc", "--nodes=3", "--export=HF_TOKEN=***")
+    assert (job.bundle, job.id) == (packed.path, packed.manifest.id)
+    assert (job.transfer, job.bytes_at_most, job.nodes) == ("auto", packed.size, (3, 3))
+    assert (job.forecast.nodes, job.forecast.measured) == (3, False)
+
+
+@pytest.mark.parametrize("way", list(TransferWay))
+def test_a_dry_run_heeds_the_way_that_is_asked_for(
+    project: Project, tmp_path: Path, way: TransferWay
+) -> None:
+    packed = project.settings("alpha").build().packed
+    options = JobOptions(nodes=(40, 40), log_dir=tmp_path, allocation="slurm", transfer=way)
+    bundle = packed.path, packed.manifest
+    prepared = prepare(load(project.root), options, bundle, action=Action.VERIFY, source="salloc")
+    job = planned(prepared, ("salloc",))
+    assert job.transfer is way
+    assert job.bytes_at_most == (0 if way is TransferWay.SHARED else packed.size)
+    work = staging_work(packed.manifest.layers, packed.manifest.layers, packed.size)
+    nodes = Nodes(40, cpus=1, ranks=1)
+    relayed = staging(work, nodes).send
+    sends = {
+        TransferWay.SBCAST: staging(work, nodes, relayed=False).send,
+        TransferWay.SHARED: packed.size / (NFS.all / 40),
+    }
+    assert job.forecast.seconds.send == pytest.approx(sends.get(way, relayed), abs=0.001)
+
+
+def test_the_settings_of_a_project(tmp_path: Path) -> None:
+    bundle = tmp_path / "b.tar"
+    plain = setting_of(config(tmp_path), bundle, MANIFEST, Basis())
+    assert plain.size == MANIFEST.size
+    assert (plain.ranks, plain.cpus, plain.launcher) == (1, 1, "torchrun")
+    tables = {
+        "cluster": {"cpus-per-task": 8},
+        "launch": {"nproc-per-node": 2, "launcher": "srun"},
+    }
+    more = setting_of(config(tmp_path, **tables), bundle, MANIFEST, Basis())
+    assert (more.ranks, more.cpus, more.launcher) == (2, 8, "srun")
+    without = setting_of(config(tmp_path, launch=tables["launch"]), bundle, MANIFEST, Basis())
+    assert without.cpus == 2
+
+
+# --- What earlier jobs took: kept, damaged, and turned into rates -------------------------------
+
+
+def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "root")
+    assert read_history(store) == ()
+    assert not store.root.exists()
+    assert record_times(store, SEEN)
+    other = replace(SEEN, send=None, unpack=None, nodes=6)
+    assert record_times(store, other)
+    assert read_history(store) == (SEEN, other)
+    assert json.loads((store.root / FILE).read_text())["version"] == VERSION
+
+
+def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number in range(1, KEPT + 4):
+        record_times(store, replace(SEEN, nodes=number))
+    assert [one.nodes for one in read_history(store)] == list(range(4, KEPT + 4))
+
+
+def raw(**changed: Any) -> dict[str, Any]:
+    return {"version": VERSION, "jobs": [{**asdict(SEEN), **changed}]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 100_000,
+        json.dumps({"version": 99, "jobs": []}),
+        json.dumps({"jobs": []}),
+        json.dumps({"version": VERSION, "jobs": 7}),
+        json.dumps({"version": VERSION, "jobs": [7]}),
+        json.dumps(raw(colour="red")),
+        json.dumps(raw(nodes=0)),
+        json.dumps(raw(nodes="3")),
+        json.dumps(raw(step=-1)),
+        json.dumps(raw(stage=float("nan"))),
+        json.dumps(raw(send="fast")),
+        json.dumps(raw(work={"sent": 1})),
+        json.dumps(raw(work=[])),
+        json.dumps(raw(work={**asdict(WORK), "files": -1})),
+    ],
+)
+def test_a_damaged_file_counts_as_none_and_is_begun_anew(tmp_path: Path, content: str) -> None:
+    store = Store(tmp_path)
+    (tmp_path / FILE).write_text(content)
+    assert read_history(store) == ()
+    assert find_known_rates(store) == Basis()
+    assert record_times(store, SEEN)
+    assert read_history(store) == (SEEN,)
+
+
+def test_a_root_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert record_times(Store(tmp_path / "file" / "root"), SEEN) is False
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+def test_without_jobs_rates_are_assumed() -> None:
+    assert basis(()) == Basis(rates=ASSUMED, jobs=0, nodes=0)
+    assert basis(()).text == "assumed; a job that sends its bundle measures them"
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("relayed", [True, False])
+def test_rates_are_those_that_explain_what_was_seen(factor: float, relayed: bool) -> None:
+    jobs = [as_expected(nodes, factor=factor, relayed=relayed) for nodes in (3, 6)]
+    found = basis(jobs)
+    expected = ASSUMED.scaled(send=factor, unpack=factor, step=factor)
+    assert asdict(found.rates) == pytest.approx(asdict(expected))
+    assert found.text == "measured on 2 jobs of up to 6 nodes"
+    alone = basis([as_expected(nodes=1)])
+    assert alone.text == "measured on 1 job of up to 1 node"
+
+
+def test_nodes_that_were_one_machine_do_not_make_a_cluster_look_slow() -> None:
+    """Fitted to two nodes, the model then speaks of six."""
+    two, six = (Nodes(count, cpus=2, sharing=count) for count in (2, 6))
+    rates = ASSUMED.scaled(send=2.0, unpack=3.0, step=1.5)
+    made = staging(WORK, two, rates, relayed=False)
+    seen = replace(SEEN, nodes=2, cpus=2, step=a_step(two, rates), send=made.send)
+    found = basis([replace(seen, unpack=made.unpack)], one_machine=True).rates
+    assert asdict(found) == pytest.approx(asdict(rates))
+    assert staging(WORK, six, found).seconds == pytest.approx(staging(WORK, six, rates).seconds)
+
+
+def test_one_job_that_was_disturbed_does_not_count() -> None:
+    jobs = [as_expected(), as_expected(factor=50.0), as_expected()]
+    assert asdict(basis(jobs).rates) == pytest.approx(asdict(ASSUMED))
+
+
+def test_where_only_the_whole_is_known_it_stands_for_both() -> None:
+    one = as_expected(factor=2.0, send=None, unpack=None)
+    found = basis([one]).rates
+    assert asdict(found) == pytest.approx(asdict(ASSUMED.scaled(send=2.0, unpack=2.0, step=2.0)))
+
+
+def test_a_small_delivery_says_nothing_of_rates() -> None:
+    small = StagingWork(sent=200_000, bytes=500_000, files=80, linked=34_000)
+    found = basis([as_expected(work=small, send=9.0, unpack=9.0)]).rates
+    assert asdict(found) == pytest.approx(asdict(ASSUMED))
+
+
+def test_a_clock_that_jumped_is_kept_within_bounds() -> None:
+    assert basis([as_expected(send=1e9, step=0.0)]).rates.link == pytest.approx(ASSUMED.link / 100)
+
+
+# --- what a job shows ----------------------------------------------------------------------------
+
+
+def plan(*hows: str) -> dict[str, Any]:
+    work = asdict(WORK)
+    groups = [{"nodes": ["n1", "n2", "n3"], "how": how, "work": work} for how in hows]
+    return {"event": "plan", "cpus": 4, "groups": groups}
+
+
+def ends() -> list[dict[str, Any]]:
+    return [
+        {"event": "end", "phase": "preflight", "seconds": 0.5},
+        {"event": "end", "phase": "unpack", "seconds": 6.0},
+    ]
+
+
+def unpacked(*seconds: float, ok: bool = True) -> list[dict[str, Any]]:
+    return [
+        {"event": "unpack", "node": f"n{n}", "ok": ok, "unpack_seconds": one}
+        for n, one in enumerate(seconds)
+    ]
+
+
+def seen(*events: dict[str, Any]) -> Seen | None:
+    watch = JobTimer()
+    for event in events:
+        watch.take(event_record(**event))
+    return watch.seen()
+
+
+def test_what_a_job_shows() -> None:
+    sent = {"event": "sent", "seconds": 2.5}
+    assert seen(plan("sbcast"), sent, *unpacked(3.0, 4.0, 2.0), *ends()) == SEEN
+    bare = replace(SEEN, send=None, unpack=None)
+    assert seen(plan("present", "sbcast"), *ends()) == bare
+    relayed = seen(plan("relay"), {**sent, "relayed": True}, *unpacked(3.0, 4.0, 2.0), *ends())
+    assert relayed == replace(SEEN, relayed=True)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        ends(),
+        [plan(), *ends()],
+        [plan("present"), *ends()],
+        [plan("shared"), *ends()],
+        [plan("sbcast")],
+        [plan("sbcast"), ends()[0]],
+        [plan("sbcast", "shared"), *ends()],
+        [plan("sbcast", "sbcast"), *ends()],
+        [plan("sbcast"), *unpacked(1.0, ok=False), *ends()],
+        [plan("sbcast"), *[{"event": "sent", "seconds": 1.0}] * 2, *ends()],
+    ],
+)
+def test_a_job_that_shows_nothing(events: list[dict[str, Any]]) -> None:
+    """Nothing was sent, it did not come to an end, or not at the first try."""
+    assert seen(*events) is None
+
+
+def test_a_job_is_kept_as_it_goes(tmp_path: Path) -> None:
+    store, told = Store(tmp_path), list[Record]()
+    events = [event_record(**event) for event in (plan("sbcast"), *ends())]
+    with keep_times(store, told.append) as listen:
+        for event in events:
+            listen(event)
+    assert told == events
+    assert [one.stage for one in read_history(store)] == [6.0]
+
+
+def test_a_job_that_ends_badly_is_not_kept(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with keep_times(Store(tmp_path), lambda event: None) as listen:
+            for event in [plan("sbcast"), *ends()]:
+                listen(event_record(**event))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert read_history(Store(tmp_path)) == ()
+
+
+# --- Running from a shared file system: the published figures that the rates were taken from ----
+
+
+FILES, SIZE = int(REFERENCE["files"]), int(REFERENCE["bytes"])
+IMPORT = 5.5
+"""Seconds of the reference import with all files at hand; published times have them in."""
+
+
+def test_frontiers_eight_nodes() -> None:
+    """57 s from Lustre and 244 s from NFS; eight ranks a node are a guess."""
+    eight = Nodes(8, ranks=8)
+    assert from_shared(FILES, SIZE, eight, LUSTRE) + IMPORT == pytest.approx(57, rel=0.05)
+    assert from_shared(FILES, SIZE, eight, NFS) + IMPORT == pytest.approx(244, rel=0.05)
+
+
+def test_an_import_of_torch_on_2048_nodes() -> None:
+    """120 s with 12 ranks each; it makes 17,800 of the reference's 71,270 path calls."""
+    share = 17_800 / REFERENCE["calls"]
+    files, size = int(FILES * share), int(SIZE * share)
+    waiting = from_shared(files, size, Nodes(2048, ranks=12), LUSTRE)
+    assert waiting + 1.7 == pytest.approx(120, rel=0.1)
+
+
+def test_by_hand() -> None:
+    slow = SharedFiles("slow", call=1e-3, calls=10_000, node=100e6, all=1e9)
+    alone = REFERENCE["calls"] * 1e-3 + REFERENCE["read"] / 100e6
+    assert from_shared(FILES, SIZE, Nodes(1), slow) == pytest.approx(alone)
+    asked = REFERENCE["calls"] + 3 * REFERENCE["opens"]
+    many = 100 * asked / 10_000 + 100 * REFERENCE["read"] / 1e9
+    assert from_shared(FILES, SIZE, Nodes(100, ranks=4), slow) == pytest.approx(many)
+
+
+@pytest.mark.parametrize("shared", [LUSTRE, NFS])
+def test_more_takes_longer(shared: SharedFiles) -> None:
+    waits = [from_shared(FILES, SIZE, Nodes(count), shared) for count in (1, 8, 512, 4096, 10_000)]
+    assert waits == sorted(waits)
+    assert waits[-1] > 10 * waits[0]
+    assert from_shared(2 * FILES, SIZE, Nodes(64), shared) > waits[0]
+    assert from_shared(0, 0, Nodes(64), shared) == 0
