@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bundle.format.manifest import Manifest
@@ -22,7 +23,7 @@ from ..inventory.provenance import lock_of, locks_at_hand
 from ..lock.spec import read_spec
 from ..pack import bundle_file
 from ..pack.members import project_folder, refuse_in_project
-from .exports import Base, ExportResult, base_manifest, export
+from .exports import ExportResult, base_manifest, export
 from .imports import ImportResult, import_file, refuse_used, write_project
 from .tool import carried_tool
 
@@ -35,8 +36,10 @@ class ExportOptions:
     """The bundle, where it is named; None for the project's, made current."""
     output: Path | None = None
     """The file to write; None for one in the current directory."""
-    base: Base = field(default_factory=Base)
-    """The bundle that the other side has."""
+    base: str = ""
+    """The id of the bundle that the other side has, or its first digits; empty if not named."""
+    since: datetime.datetime | None = None
+    """The time before which that was exported; None if it is not named so."""
     with_tool: bool = False
     """True if stager itself comes along."""
     offline: bool = False
@@ -51,7 +54,7 @@ def export_project(config: Config, options: ExportOptions, listener: Listener) -
     manifest = bundle_file.manifest_of(chosen.path, chosen.id)
     store = Store(offline_root(config))
     before = None if options.bundle is not None else bytes_of(_own_lock(config))
-    base = base_manifest(store, manifest.name, options.base)
+    base = base_manifest(store, manifest.name, options.base, options.since)
     output = options.output or Path(_default_name(manifest, base))
     with (
         store.lock(lambda: listener.note(f"waiting for another build in {store.root}")),
@@ -97,31 +100,34 @@ def _lock(config: Config, chosen: bundle_file.ChosenBundle, before: bytes | None
     return before
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """Options of an import."""
-
-    asked: str = ""
-    """The id that the bundle must have, or its first digits; empty for any."""
-    project: Path | None = None
-    """A new folder for the project's code; None for none."""
-    for_builds: bool = False
-    """True to let builds take packages out of the bundle; so they may with ``project``."""
-
-
 def import_bundle(
-    config: Config, path: Path, options: ImportOptions, listener: Listener
+    config: Config,
+    path: Path,
+    listener: Listener,
+    *,
+    asked: str = "",
+    project: Path | None = None,
+    for_builds: bool = False,
 ) -> ImportResult:
-    """Add the bundle of a carried file to the offline root; write its project out, if asked to."""
+    """Add the bundle of a carried file to the offline root; write its project out, if asked to.
+
+    Args:
+        config: the settings: they say what signature is needed, and where the offline root is.
+        path: the carried file.
+        listener: is told of the steps.
+        asked: the id that the bundle must have, or its first digits; empty for any.
+        project: a new folder for the project's code; None for none.
+        for_builds: True to let builds take packages out of the bundle; so they may with a project.
+    """
     store = Store(offline_root(config))
-    if options.project is not None:
-        refuse_used(options.project)
+    if project is not None:
+        refuse_used(project)
     with store.lock(lambda: listener.note(f"waiting for another build in {store.root}")):
         listener.begin("import")
-        result = import_file(path, config, store, asked=options.asked)
-        if options.for_builds or options.project is not None:
+        result = import_file(path, config, store, asked=asked)
+        if for_builds or project is not None:
             bundle_file.let_builds_take(store, result.bundle, result.id)
-        if options.project is None:
+        if project is None:
             return result
-        notes = write_project(result, store, options.project)
-        return replace(result, project=options.project.absolute(), notes=tuple(notes))
+        notes = write_project(result, store, project)
+        return replace(result, project=project.absolute(), notes=tuple(notes))

@@ -273,23 +273,22 @@ class ExportResult:
     """True if the bundle's signature comes along."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """The bundle that the other side has."""
+def base_manifest(
+    store: Store, name: str, asked: str, since: datetime.datetime | None
+) -> Manifest | None:
+    """Return the manifest of the bundle that the other side has; None if none is named.
 
-    id: str = ""
-    """Its id, or the first digits of it; empty if it is not named so."""
-    until: datetime.datetime | None = None
-    """The time before which it was exported; None if it is not named so."""
-
-
-def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
-    """Return the manifest of the bundle that the other side has; None if it has none."""
-    if base.id:
-        return _by_id(store, base.id)
-    if base.until is None:
+    Args:
+        store: the offline root that knows it.
+        name: the project's name.
+        asked: its id, or the first digits of it; empty if it is not named so.
+        since: the time before which it was exported; None if it is not named so.
+    """
+    if asked:
+        return _by_id(store, asked)
+    if since is None:
         return None
-    limit = base.until.timestamp()
+    limit = since.timestamp()
     known = [(time, manifest) for time, manifest in _exported(store) if manifest.name == name]
     before = [manifest for time, manifest in known if time < limit]
     if before:
@@ -298,7 +297,7 @@ def base_manifest(store: Store, name: str, base: Base) -> Manifest | None:
     if known:
         first = f"; the first export was at {datetime.datetime.fromtimestamp(known[0][0]):%F %T}"
     raise BundleError(
-        f"no bundle of {name} was exported before {base.until:%F %T}{first}",
+        f"no bundle of {name} was exported before {since:%F %T}{first}",
         hint="leave out --since to carry all of it",
     )
 

@@ -66,7 +66,6 @@ class ExportFlags:
     def options(self) -> ExportOptions:
         """Return the options of an export; two that name a base are a usage error."""
         from ..carrying.carry import ExportOptions
-        from ..carrying.exports import Base
 
         for name in _OF_CARRIED:
             if self.squashfs and getattr(self, name):
@@ -76,9 +75,12 @@ class ExportFlags:
             raise typer.BadParameter("cannot be used with --since", param_hint="--base")
         if self.offline and not self.with_tool:
             raise typer.BadParameter("is for --with-tool only", param_hint="--offline")
-        base = Base(id=read_bundle_id(self.base, "--base"), until=_moment(self.since))
         return ExportOptions(
-            output=self.output, base=base, with_tool=self.with_tool, offline=self.offline
+            output=self.output,
+            base=read_bundle_id(self.base, "--base"),
+            since=_moment(self.since),
+            with_tool=self.with_tool,
+            offline=self.offline,
         )
 
 
@@ -170,14 +172,16 @@ def import_file(
     talk: Talk,
 ) -> None:
     """Add the bundle in a carried file to the offline root."""
-    from ..carrying.carry import ImportOptions, import_bundle
+    from ..carrying.carry import import_bundle
     from ..jobs import preparation
 
     console = talk.reports()
     with boundary(console):
         config = preparation.load_project(file, "", settings_place())
-        options = ImportOptions(asked=read_bundle_id(id), project=project, for_builds=for_builds)
-        result = import_bundle(config, file, options, console)
+        asked = read_bundle_id(id)
+        result = import_bundle(
+            config, file, console, asked=asked, project=project, for_builds=for_builds
+        )
         console.stop()
         if talk.json:
             console.emit(result)

@@ -18,8 +18,8 @@ from bundle.format.archive import BundleFile
 from bundle.format.manifest import BLOCK, FORMAT, MANIFEST_NAME, member_header
 from bundle.protocol.digest import Digest
 from stager.building.build import Built
-from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
-from stager.carrying.exports import Base, CarriedPart, ExportResult, Label, export, read_label
+from stager.carrying.carry import ExportOptions, export_project, import_bundle
+from stager.carrying.exports import CarriedPart, ExportResult, Label, export, read_label
 from stager.carrying.imports import import_file
 from stager.cleanup import Rules, plan
 from stager.config.load import load
@@ -53,7 +53,7 @@ class Sides:
         with self._monkeypatch.context() as patch:
             patch.setenv("OFFLINE_ROOT", str(self.inside.root))
             config = load(self.project.root)
-            return import_bundle(config, file, ImportOptions(asked=asked), Recorder()).bundle
+            return import_bundle(config, file, Recorder(), asked=asked).bundle
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_only_what_is_new_is_carried(sides: Sides, built: Built, wheelhouse: Pat
     noise = random.Random(5).randbytes(400_000)
     make_wheel(wheelhouse, "alpha", "9.0", files={"alpha/__init__.py": "", "alpha/data": noise})
     again = sides.project.build(upgrade=True)
-    done = sides.export(base=Base(id=built.packed.manifest.id[:12]))
+    done = sides.export(base=built.packed.manifest.id[:12])
     layer = next(layer for layer in again.packed.manifest.layers if layer.name == "alpha")
     assert done.layers == 1
     assert done.bytes <= 1.1 * layer.size
@@ -113,15 +113,15 @@ def test_the_base_may_be_gone_here(sides: Sides, built: Built) -> None:
     built.packed.path.unlink()
     (sides.project.root / "more.py").write_text("x = 1\n")
     sides.project.build()
-    assert sides.export(base=Base(id=built.packed.manifest.id)).layers == 1
+    assert sides.export(base=built.packed.manifest.id).layers == 1
 
 
 def test_since_a_date(sides: Sides, built: Built) -> None:
     now = datetime.datetime.now().astimezone()
-    done = sides.export(base=Base(until=now + datetime.timedelta(minutes=1)))
+    done = sides.export(since=now + datetime.timedelta(minutes=1))
     assert (done.base, done.layers) == (built.packed.manifest.id, 0)
     with pytest.raises(BundleError, match="no bundle of project was exported before") as caught:
-        sides.export(base=Base(until=now - datetime.timedelta(days=1)))
+        sides.export(since=now - datetime.timedelta(days=1))
     assert "the first export was at" in caught.value.message
 
 
@@ -132,19 +132,19 @@ def test_a_second_export_does_not_hide_the_first(sides: Sides, built: Built) -> 
     month_ago = (now - datetime.timedelta(days=30)).timestamp()
     os.utime(note, (month_ago, month_ago))
     sides.export()
-    assert sides.export(base=Base(until=now - datetime.timedelta(days=7))).base == key
+    assert sides.export(since=now - datetime.timedelta(days=7)).base == key
     note.write_text("damaged")
     sides.export()
-    assert sides.export(base=Base(id=key)).base == key
+    assert sides.export(base=key).base == key
 
 
 def test_a_base_that_is_not_known(sides: Sides, built: Built) -> None:
     with pytest.raises(BundleError, match="0123456789ab that --base names is not known"):
-        sides.export(base=Base(id="0123456789ab"))
+        sides.export(base="0123456789ab")
 
 
 def test_a_base_that_the_other_side_does_not_have(sides: Sides, built: Built) -> None:
-    done = sides.export(base=Base(id=built.packed.manifest.id))
+    done = sides.export(base=built.packed.manifest.id)
     sides.inside = Store(sides.inside.root.with_name("elsewhere"))
     key = built.packed.manifest.id[:12]
     with pytest.raises(BundleError, match=rf"since the bundle {key}, and \d+ parts") as caught:
@@ -160,7 +160,7 @@ def test_a_base_that_is_damaged_on_the_other_side(sides: Sides, built: Built) ->
     base.write_bytes(data)
     (sides.project.root / "pylock.toml").touch()
     sides.project.settings("alpha", "cli-tool").build()
-    done = sides.export(base=Base(id=built.packed.manifest.id))
+    done = sides.export(base=built.packed.manifest.id)
     with pytest.raises(BundleError, match="which the carried file builds on, is damaged"):
         sides.take(done.file)
 

@@ -13,7 +13,7 @@ from bundle.format.layer import Entry, Index, Link
 from bundle.format.manifest import BLOCK
 from stager.building.build import BuildOptions, Built, build
 from stager.building.current_bundle import newest_bundle, offline_root
-from stager.carrying.carry import ExportOptions, ImportOptions, export_project, import_bundle
+from stager.carrying.carry import ExportOptions, export_project, import_bundle
 from stager.carrying.exports import export
 from stager.carrying.imports import ImportResult, refuse_clashes
 from stager.config.load import load
@@ -51,8 +51,7 @@ class Gap:
 
     def take(self, file: Path) -> ImportResult:
         """Import it, with the project's code."""
-        options = ImportOptions(project=self.lab)
-        return import_bundle(default(self.lab.parent), file, options, Recorder())
+        return import_bundle(default(self.lab.parent), file, Recorder(), project=self.lab)
 
     def build(self, recorder: Recorder | None = None, *, offline: bool = False) -> Built:
         """Build inside, as `stager build` does."""
@@ -284,8 +283,7 @@ def test_builds_take_packages_only_out_of_bundles_that_somebody_vouches_for(
     with pytest.raises((ResolveError, WheelError)) as caught:
         gap.build()
     assert "--for-builds" in caught.value.hint
-    options = ImportOptions(for_builds=True)
-    import_bundle(default(gap.lab.parent), file, options, Recorder())
+    import_bundle(default(gap.lab.parent), file, Recorder(), for_builds=True)
     gap.build()
 
 
@@ -302,10 +300,10 @@ def test_a_lock_of_another_bundle_is_refused(gap: Gap, monkeypatch: pytest.Monke
     export(chosen, file, store, lock=lock.read_bytes(), base=None, tool=None)
     before = digests(store.bundles)
     with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
-        import_bundle(load(gap.project.root), file, ImportOptions(), Recorder())
+        import_bundle(load(gap.project.root), file, Recorder())
     assert digests(store.bundles) == before, "what was here stays"
     monkeypatch.setenv("OFFLINE_ROOT", str(gap.inside.root))
     with pytest.raises(BundleError, match="is not the one that its bundle was made from"):
-        import_bundle(default(gap.lab.parent), file, ImportOptions(), Recorder())
+        import_bundle(default(gap.lab.parent), file, Recorder())
     assert list(gap.inside.bundles.iterdir()) == []
     assert list((gap.inside.root / "seals").glob("*")) == []
