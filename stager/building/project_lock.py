@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..core.errors import ConfigError, ResolveError, WheelError
 from ..core.store import Store
 from ..core.values import Wheel
 from ..hub.client import HubClient, HubFiles, resolve
-from ..hub.repositories import HubRequest
+from ..hub.repositories import HubRequest, LockedRepository
 from ..lock.build_source import built_for_sure, refuse_without_nvcc
 from ..lock.indexes import TORCH_INDEX
 from ..lock.lock import ResolveOptions, make_lock
@@ -106,13 +106,19 @@ def with_assets(
         return lock
     kept = [repository for repository in lock.assets if repository.request not in moved]
     resolved = resolve(requests, kept, files)
-    earlier = {repository.request: repository.commit for repository in lock.assets}
-    for repository in resolved:
+    _note_new_commits(lock.assets, resolved, listener)
+    return keep_assets(lock, resolved)
+
+
+def _note_new_commits(
+    before: Iterable[LockedRepository], after: Iterable[LockedRepository], listener: Listener
+) -> None:
+    earlier = {repository.request: repository.commit for repository in before}
+    for repository in after:
         request, old = repository.request, earlier.get(repository.request, repository.commit)
         if old != repository.commit:
             change = f"{old[:12]} -> {repository.commit[:12]}"
             listener.note(f"{request.kind} {request.label}: {change}")
-    return keep_assets(lock, resolved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,17 +257,21 @@ def _make_lock(
 def _notes_on_indexes(spec: Spec, lock: Lock, options: ResolveOptions) -> Iterator[str]:
     backend = lock.torch_backend or spec.torch_backend
     index = f"{TORCH_INDEX}{backend}"
-    resolved = not options.offline and spec.pylock is None and spec.uv_lock is None
-    if backend and resolved and index not in lock.indexes.extra_index_urls:
+    is_resolved = not (options.offline or spec.pylock or spec.uv_lock)
+    if backend and is_resolved and index not in lock.indexes.extra_index_urls:
         yield (
             f"PyTorch's own index, {index}, did not answer and was left out: its packages came "
             "from the other indexes"
         )
-    gpu = [file for file in lock.files if file.name.startswith("nvidia-")]
+    yield from _notes_on_gpus(spec, lock)
+
+
+def _notes_on_gpus(spec: Spec, lock: Lock) -> Iterator[str]:
+    gpu = sum(file.name.startswith("nvidia-") for file in lock.files)
     if gpu and spec.torch_backend is None:
         size = sum(file.size or 0 for file in lock.files)
         yield (
-            f"for nodes with NVIDIA GPUs: {counted(len(gpu), 'CUDA package')} in {sized(size)}; "
+            f"for nodes with NVIDIA GPUs: {counted(gpu, 'CUDA package')} in {sized(size)}; "
             'where the nodes have none, environment.torch-backend = "cpu" is much smaller'
         )
 

@@ -141,11 +141,11 @@ def inline(value: object) -> str:
 
 def _table_lines(data: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """Yield the lines of a table: its plain values first, then the tables in it."""
-    tables = {key: one for key, one in data.items() if isinstance(one, Mapping) or _is_array(one)}
-    yield from _key_lines({key: one for key, one in data.items() if key not in tables})
+    tables = {key: value for key, value in data.items() if _has_header(value)}
+    yield from _key_lines({key: value for key, value in data.items() if key not in tables})
     for key, value in tables.items():
         path = f"{prefix}{_key(key)}"
-        if _is_array(value):
+        if not isinstance(value, Mapping):
             for entry in value:
                 yield from ("", f"[[{path}]]", *_key_lines(entry))
             continue
@@ -158,8 +158,10 @@ def _key_lines(data: Mapping[str, Any]) -> list[str]:
     return [f"{_key(key)} = {inline(value)}" for key, value in data.items()]
 
 
-def _is_array(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+def _has_header(value: object) -> bool:
+    """Return whether a value is a table, or an array of tables."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, Mapping)
 
 
 def _key(key: str) -> str:

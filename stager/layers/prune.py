@@ -259,11 +259,14 @@ def notes_on_patterns(wheels: Sequence[Wheel], entries: Sequence[str]) -> list[s
     named = {entry.partition(":")[0] for entry in entries if is_pattern(entry)}
     if not named:
         return []
-    packages: dict[str, Sequence[str]] = {}
-    for wheel in wheels:
-        members = _members_of(wheel.path, metadata=True) if wheel.name in named else ()
-        packages[wheel.name] = [member.path for member in members if member.scheme == "site"]
+    packages = {str(wheel.name): _site_paths(wheel, named) for wheel in wheels}
     return check(entries, packages)
+
+
+def _site_paths(wheel: Wheel, named: Collection[str]) -> list[str]:
+    """Return the files of a wheel in ``site-packages``; none of one that no pattern names."""
+    members = _members_of(wheel.path, metadata=True) if wheel.name in named else []
+    return [member.path for member in members if member.scheme == "site"]
 
 
 def _members_of(wheel: Path, *, metadata: bool = False) -> list[_Member]:

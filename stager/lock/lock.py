@@ -272,15 +272,19 @@ def measure(
     """
     digest_cache = DigestCache(store)
     files = [_from_disk(file, store, digest_cache) for file in resolved]
-    urls = [file.url for file in files if file.url and file.size is None]
-    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        sizes = dict(zip(urls, pool.map(size_of or content_length, urls), strict=True))
-    files = [replace(file, size=sizes.get(file.url or "", file.size)) for file in files]
+    files = _ask_sizes(files, size_of or content_length)
     for number, file in enumerate(files):
         if file.url and None in (file.size, file.sha256):
             files[number] = _download(file, store, pip)
     digest_cache.save()
     return locked_files(files, source="the resolver's answer")
+
+
+def _ask_sizes(files: Sequence[ResolvedFile], size_of: SizeOf) -> list[ResolvedFile]:
+    urls = [file.url for file in files if file.url and file.size is None]
+    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+        sizes = dict(zip(urls, pool.map(size_of, urls), strict=True))
+    return [replace(file, size=sizes.get(file.url or "", file.size)) for file in files]
 
 
 def content_length(url: str) -> int | None:

@@ -302,23 +302,26 @@ class RequirementReader:
                 self._apply_option(name, value, line)
 
     def _apply_option(self, name: str, value: str, line: RequirementLine) -> None:
-        if name in ("--requirement", "--constraint") and "://" in value:
-            self.problems.append(
-                f"{line.origin}: {value} is on a server; save a copy beside this file"
-            )
-        elif name in ("--requirement", "--constraint"):
-            path = line.base / _with_variables(value)
-            constraint = line.constraint or name == "--constraint"
-            self.read_file(path, origin=line.origin, constraint=constraint)
+        if name in ("--requirement", "--constraint"):
+            self._include(value, line, constraint=line.constraint or name == "--constraint")
         elif name == "--editable":
             self.problems.append(f"{line.origin}: {refuse_editable(f'-e {value}')}")
         elif name == "--require-hashes":
             self.require_hashes = self.require_hashes or line.origin
         elif name in _INDEX_OPTIONS:
-            if name == "--find-links" and "://" not in value and "${" not in value:
+            if name == "--find-links" and not re.search(r"://|\$\{", value):
                 # As in pip, at the file's folder, else at the working directory.
                 value = str(find_path(value, (line.base, self.root)))
             self.indexes = self.indexes.plus(_INDEX_OPTIONS[name](value))
+
+    def _include(self, value: str, line: RequirementLine, *, constraint: bool) -> None:
+        if "://" in value:
+            self.problems.append(
+                f"{line.origin}: {value} is on a server; save a copy beside this file"
+            )
+            return
+        path = line.base / _with_variables(value)
+        self.read_file(path, origin=line.origin, constraint=constraint)
 
 
 def _decode(data: bytes) -> str:
@@ -414,17 +417,7 @@ class PyprojectReader:
             ]
         else:
             lines = self._read_project(data)
-        # ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index
-        # may have a stranger's package of that name.
-        self._name = canonicalize_name(str(toml.table(data, "project").get("name", "")))
-        itself: set[str] = set()
-        # Else uv takes it from the folder that its source names.
-        if self._name not in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
-            lines = list(self._expand(toml.table(data, "project"), lines, frozenset()))
-            nodes = list_node_markers(self.taken.python)
-            for extra, marker in self._referenced:
-                if not marker or Marker(marker).evaluate(nodes):
-                    itself.add(extra)
+        lines, itself = self._expand_all(data, lines)
         self.project = replace(
             self.project,
             document=data,
@@ -494,6 +487,26 @@ class PyprojectReader:
             RequirementLine(text=text, origin=origin, base=base, metadata=True)
             for text in requirements
         ]
+
+    def _expand_all(
+        self, data: Mapping[str, Any], lines: list[RequirementLine]
+    ) -> tuple[list[RequirementLine], set[str]]:
+        """Expand references of the project to itself; return its extras that hold on the nodes.
+
+        ``all = ["this-project[train,plot]"]`` means these extras of the project here: an index may
+        have a stranger's package of that name.
+        """
+        project = toml.table(data, "project")
+        self._name = canonicalize_name(str(project.get("name", "")))
+        if self._name in map(canonicalize_name, toml.table(data, "tool", "uv", "sources")):
+            return lines, set()  # uv takes it from the folder that its source names
+        expanded = list(self._expand(project, lines, frozenset()))
+        nodes = list_node_markers(self.taken.python)
+        return expanded, {
+            extra
+            for extra, marker in self._referenced
+            if not marker or Marker(marker).evaluate(nodes)
+        }
 
     def _expand(
         self, project: Mapping[str, Any], lines: Iterable[RequirementLine], above: frozenset[str]

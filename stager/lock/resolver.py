@@ -356,13 +356,14 @@ _CUDA_NAME = re.compile(r"nvidia-.+|triton|pytorch-triton.*|cuda-.+")
 _CUDA_LOCAL = re.compile(r"(cu|rocm)\d")
 
 
+def _is_for_cuda(identity: tuple[str, Version]) -> bool:
+    name, version = identity
+    return bool(_CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or ""))
+
+
 def refuse_cuda(files: Sequence[ResolvedFile], requested: Collection[str]) -> None:
     """Refuse CUDA packages, several GB that a CPU build of PyTorch does not need."""
-    versions = {
-        name: version
-        for name, version in sorted(file.identity for file in files)
-        if _CUDA_NAME.fullmatch(name) or _CUDA_LOCAL.match(version.local or "")
-    }
+    versions = dict(sorted(filter(_is_for_cuda, (file.identity for file in files))))
     if not versions:
         return
     packages = [f"{name} {version}" for name, version in versions.items()]
