@@ -511,7 +511,7 @@ def _nproc(program: str, text: str | None) -> tuple[int | str | None, list[str]]
         why = "say how many" if text == "xpu" else why
         why = f"{program} --nproc-per-node {text} is left out: {why}"
         return None, [f"{why} (default: {one_a_gpu})"]
-    return _positive(program, "nproc-per-node", text), []
+    return _whole(program, "nproc-per-node", text, 1), []
 
 
 def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None, list[str]]:
@@ -519,8 +519,8 @@ def _nnodes(program: str, name: str, text: str) -> tuple[tuple[int, int] | None,
     if is_unexpanded(text):
         return None, [f"{program} --{name} {text} is left out: --nodes or [cluster] nodes sets it"]
     first, colon, second = text.partition(":")
-    fewest = _positive(program, name, first)
-    most = _positive(program, name, second) if colon else fewest
+    fewest = _whole(program, name, first, 1)
+    most = _whole(program, name, second, 1) if colon else fewest
     if most < fewest:
         raise ConfigError(
             f"{program} --{name} {text}: the first number must not be larger than the second"
@@ -533,10 +533,6 @@ def _number(program: str, name: str, given: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     return _whole(program, name, text, 0)
-
-
-def _positive(program: str, name: str, text: str) -> int:
-    return _whole(program, name, text, 1)
 
 
 def _whole(program: str, name: str, text: str, least: int) -> int:
