@@ -46,6 +46,7 @@ class DecodeError(ValueError):
         self.path, self.reason = path, reason
 
 
+_SCALARS = (str, int, float, bool)
 _STRICT = contextlib.nullcontext()
 _LENIENT = contextlib.suppress(DecodeError)
 
@@ -57,16 +58,18 @@ def encode(value: object, omit: Collection[str] = ()) -> dict[str, object]:
 
 
 def _encode_value(value: object) -> object:
-    if hasattr(value, "to_json") and hasattr(value, "from_json"):
-        return value.to_json()
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _encode_value(item) for key, item in value.items()}
+    if value is None or type(value) in _SCALARS:  # most values
+        return value
     if isinstance(value, (tuple, list)):
         return [_encode_value(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _encode_value(item) for key, item in value.items()}
+    if hasattr(value, "to_json") and hasattr(value, "from_json"):
+        return value.to_json()
     if dataclasses.is_dataclass(value):
         return encode(value)
+    if isinstance(value, enum.Enum):
+        value = value.value
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
