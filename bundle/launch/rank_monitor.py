@@ -205,6 +205,10 @@ class RankMonitor:
         ended = self._ended_before_stop(failed)
         return [rank for rank in ended if rank.code is None and not rank.finished_well]
 
+    def list_joined(self, *, joined: bool) -> tuple[int, ...]:
+        """Return the ranks that have ever been in a process group, or that surely have not."""
+        return tuple(rank.rank for rank in self.ranks.values() if rank.joined is joined)
+
     def lingering(self) -> list[Rank]:
         """Return the ranks that went on for too long, and still do."""
         running = [rank for rank in self.ranks.values() if rank.ended is None]

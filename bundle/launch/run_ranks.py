@@ -91,17 +91,25 @@ def run_ranks(
         failed = find_failures(directories.job_dir, start, code, recent, monitor) if code else []
         if not request.shared:
             os.utime(start.cwd)  # keep it from being swept: its outputs are collected later
-        killed = rank_results.out_of_memory(failed, killed_before, machine.oom_kills())
-        for rank, line in killed.items():
-            channel.output(rank, f"{line}\n".encode())
-            failed = [_with_line(record, line, rank) for record in failed]
+        failed = _explain_oom_kills(failed, killed_before, channel)
     sent = {"" if rank is None else str(rank): size for rank, size in channel.sent.items()}
     answer = LaunchAnswer(exit_code=code, failures=tuple(failed), sent=sent)
     return _observed(answer, group.node, monitor, recent)
 
 
-def _with_line(record: FailureRecord, line: str, rank: int) -> FailureRecord:
-    return replace(record, lines=(*record.lines, line)) if record.rank == rank else record
+def _explain_oom_kills(
+    failed: list[FailureRecord], before: int | None, channel: AgentChannel
+) -> list[FailureRecord]:
+    """Add to log and record that the kernel may have killed a rank for lack of memory."""
+    killed = rank_results.out_of_memory(failed, before, machine.oom_kills())
+    for rank, line in killed.items():
+        channel.output(rank, f"{line}\n".encode())
+    return [
+        replace(record, lines=(*record.lines, killed[record.rank]))
+        if record.rank in killed
+        else record
+        for record in failed
+    ]
 
 
 def _report_events(outputs: Outputs, channel: AgentChannel, node: str, pass_on: OnOutput) -> None:
@@ -154,20 +162,19 @@ def _observed(
     departed = monitor.departed(by_rank)[:1]  # later ones only follow from the first
     told_some = bool(rank_results.signalled(recent.launcher))
     vanished = monitor.vanished(by_rank) if told_some else []
-    ranks = monitor.ranks.values()
     return replace(
         answer,
         tail=tuple(recent.tail)[-_SHOWN:] if answer.exit_code else (),
         stopped=monitor.stopped,
-        first_rank=next((rank.began for rank in ranks if not rank.rank), None),
+        first_rank=monitor.ranks[0].began if 0 in monitor.ranks else None,
         left=tuple(
             Departure(node, rank.rank, since, goes_on=rank.left_and_went_on)
             for since, rank in departed
         ),
         vanished=tuple(Vanished(node, rank.rank, rank.ended) for rank in vanished),
         lingering=tuple(_lingering(node, rank) for rank in monitor.lingering()),
-        joined=tuple(rank.rank for rank in ranks if rank.joined),
-        alone=tuple(rank.rank for rank in ranks if rank.joined is False),
+        joined=monitor.list_joined(joined=True),
+        alone=monitor.list_joined(joined=False),
     )
 
 
