@@ -91,8 +91,7 @@ def choose(
     _refuse_allocation(asked, batch, hosts_from, by_option)
     if asked == "local":
         return "local"
-    # Hosts from a file count less than the allocation that this runs in.
-    if asked == "ssh" or by_option or (asked == "auto" and hosts_from and not inside):
+    if _is_over_ssh(asked, inside, hosts_from):
         if batch:
             raise ConfigError(
                 f"--batch and hosts over ssh ({hosts_from}): a batch job needs Slurm",
@@ -104,8 +103,17 @@ def choose(
     missing = [name for name in (INSIDE if source == "inside" else COMMANDS) if name not in found]
     if not missing:
         return source
-    option = "--batch" if batch else "--allocation slurm" if asked == "slurm" else ""
-    return _choose_without_slurm(option or (inside and f"job {inside}"), nodes, missing)
+    needed_by = {"sbatch": "--batch", "inside": f"job {inside}", "salloc": ""}[source]
+    if asked == "slurm" and not batch:
+        needed_by = "--allocation slurm"
+    return _choose_without_slurm(needed_by, nodes, missing)
+
+
+def _is_over_ssh(asked: str, inside: str, hosts_from: str) -> bool:
+    """Return whether hosts are used; those of a file count less than an allocation of Slurm."""
+    if hosts_from.startswith("--") or asked != "auto":
+        return hosts_from.startswith("--") or asked == "ssh"
+    return bool(hosts_from) and not inside
 
 
 def _choose_without_slurm(needed_by: str, nodes: int, missing: Sequence[str]) -> Source:
