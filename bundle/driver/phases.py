@@ -356,14 +356,12 @@ class ProbePhase(Phase):
 
     def use(self, state: State) -> None:
         """Log the answers, and each warning once with the nodes that have it."""
-        warned: dict[str, list[str]] = {}
-        for node, answer in state.answers_of(ProbeAnswer).items():
+        answers = state.answers_of(ProbeAnswer)
+        for node, answer in answers.items():
             if answer.line:
                 state.log_line(node, answer.line)
-            for warning in answer.warnings:
-                warned.setdefault(str(warning), []).append(node)
-        for text, nodes in warned.items():
-            state.note(f"{few_names(nodes)}: {text}", warning=True)
+        warned = [(node, str(one)) for node, answer in answers.items() for one in answer.warnings]
+        state.note_nodes(warned, warning=True)
         if not _checks_deeply(state.job):  # else problems are reported with their causes
             state.leave_out_or_fail()
 
@@ -485,15 +483,12 @@ def _add_same_host_problems(state: State) -> None:
 
 def _note_addresses(state: State) -> None:
     """Report nodes that have an unexpected address, once for each reason."""
-    nodes: dict[str, list[str]] = {}
-    for node, facts in state.facts.items():
-        if facts.no_head is not None and facts.address:
-            nodes.setdefault(facts.no_head.what, []).append(node)
-    for why, named in nodes.items():
-        state.note(
-            f"{few_names(named)}: {why}; in the transfer, the address of the way to the driver's "
-            "host is used"
-        )
+    of_way = "in the transfer, the address of the way to the driver's host is used"
+    state.note_nodes(
+        (node, f"{facts.no_head.what}; {of_way}")
+        for node, facts in state.facts.items()
+        if facts.no_head is not None and facts.address
+    )
     for node, facts in state.facts.items():
         if facts.loopback and facts.address and len(state.job.nodes) > 1:
             state.note(
@@ -504,26 +499,23 @@ def _note_addresses(state: State) -> None:
 
 def _note_unchecked(state: State) -> None:
     """Report nodes that could not check the signature, once for each reason."""
-    nodes: dict[str, list[str]] = {}
-    for node, facts in state.facts.items():
-        if facts.unchecked:
-            nodes.setdefault(facts.unchecked, []).append(node)
-    for why, named in nodes.items():
-        state.note(
-            f"{few_names(named)}: the bundle's signature was not checked there, only its id, "
-            f"whose signature was good where the job was prepared ({why})",
-            warning=True,
-        )
+    unchecked = (
+        "the bundle's signature was not checked there, only its id, whose signature was good where "
+        "the job was prepared"
+    )
+    texts = [
+        (node, f"{unchecked} ({facts.unchecked})")
+        for node, facts in state.facts.items()
+        if facts.unchecked
+    ]
+    state.note_nodes(texts, warning=True)
 
 
 def _warn_of_memory(state: State) -> None:
     """Warn of environments in a memory file system."""
+    text = "the environment is in /dev/shm, where it takes memory until `stager clean` removes it"
     nodes = [node for node, facts in state.facts.items() if facts.root.startswith(MEMORY)]
-    if nodes:
-        text = (
-            "the environment is in /dev/shm, where it takes memory until `stager clean` removes it"
-        )
-        state.note(f"{few_names(nodes)}: {text}", warning=True)
+    state.note_nodes(((node, text) for node in nodes), warning=True)
 
 
 def _warn_of_damage(state: State, node: str, damage: Problem) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
 
@@ -35,7 +35,7 @@ from ..redaction.known_values import SecretMask
 from ..results.selection import OutputEntry
 from ..system import signals
 from . import output
-from .findings import probe_line
+from .findings import few_names, probe_line
 from .logs import Logs
 from .output import Display, OutputLogs
 from .plan import Plan
@@ -219,6 +219,14 @@ class State:
     def note(self, text: str, *, warning: bool = False) -> None:
         """Emit a remark for the user."""
         self.emit(Remark(text, warning))
+
+    def note_nodes(self, texts: Iterable[tuple[str, str]], *, warning: bool = False) -> None:
+        """Emit each text once, behind the names of the nodes that it is about."""
+        nodes: dict[str, list[str]] = {}
+        for node, text in texts:
+            nodes.setdefault(text, []).append(node)
+        for text, named in nodes.items():
+            self.note(f"{few_names(named)}: {text}", warning=warning)
 
     def take(self, phase: str, event: Event) -> None:
         """Print an event of an agent, and keep it; what ranks print goes to their own logs."""
