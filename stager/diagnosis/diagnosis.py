@@ -308,16 +308,22 @@ def _parts_of_event(event: Event, first: FirstFailure) -> Iterator[str]:
         for record in event.failures or ():
             if (record.rank, record.exit_code) == (first.rank, first.exit_code):
                 yield _members({"exit_code": record.exit_code})
-    problems: Sequence[Problem] = ()
+    if _has_launcher_status(event, first):
+        yield _members({"exit_code": first.exit_code})
+    if first.problem is not None and first.problem in _problems_of_event(event, first.node):
+        yield _members(first.problem.to_json())
+
+
+def _has_launcher_status(event: Event, first: FirstFailure) -> bool:
+    if not isinstance(event, Answer) or not first.exit_code:
+        return False
+    return (event.node, event.exit_code) == (first.node, first.exit_code)
+
+
+def _problems_of_event(event: Event, node: str) -> Sequence[Problem]:
     if isinstance(event, JobEnds):
-        problems = event.problems.get(first.node, ())
-    elif isinstance(event, Answer) and event.node == first.node:
-        problems = event.problems
-        if first.exit_code and event.exit_code == first.exit_code:
-            yield _members({"exit_code": first.exit_code})
-    for problem in problems:
-        if problem == first.problem:
-            yield _members(problem.to_json())
+        return event.problems.get(node, ())
+    return event.problems if isinstance(event, Answer) and event.node == node else ()
 
 
 def _members(value: Mapping[str, object]) -> str:
