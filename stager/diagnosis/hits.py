@@ -396,8 +396,6 @@ class Scanned:
 
     hits: tuple[Hit, ...]
     """The hits, log after log."""
-    lengths: dict[str, int]
-    """The number of lines of each log, by its path."""
     heads: dict[Path, tuple[int, ...]] = field(default_factory=dict)
     """The numbers of the lines that begin as the first line of their log does, by its path."""
 
@@ -405,13 +403,11 @@ class Scanned:
     def joined(cls, parts: Iterable[Scanned]) -> Scanned:
         """Return several as one."""
         hits: list[Hit] = []
-        lengths: dict[str, int] = {}
         heads: dict[Path, tuple[int, ...]] = {}
         for part in parts:
             hits += part.hits
-            lengths |= part.lengths
             heads |= part.heads
-        return cls(hits=tuple(hits), lengths=lengths, heads=heads)
+        return cls(hits=tuple(hits), heads=heads)
 
     def waiting(self) -> list[Hit]:
         """Return the hits of ranks that waited for others in vain, the earliest first."""
@@ -455,7 +451,7 @@ def scan(log: LogFile, clock: Clock, texts: Prefilter | None = None) -> Scanned:
     except OSError:
         pass
     heads = {log.path: tuple(scanner.heads)} if scanner.heads else {}
-    return Scanned(hits=scanner.result(), lengths={str(log.path): scanner.line}, heads=heads)
+    return Scanned(hits=scanner.result(), heads=heads)
 
 
 class _Scanner:

@@ -140,18 +140,10 @@ class Clock:
 
 def _order(path: Path) -> Mapping[tuple[str, int | None], Pieces]:
     by_author: dict[tuple[str, int | None], Pieces] = defaultdict(Pieces)
-    try:
-        with opened(path) as handle:
-            for line in handle:
-                piece = piece_of(line)
-                if piece is None:
-                    break  # an order that breaks off is good as far as it goes
-                at, author, size = piece
-                pieces = by_author[author]
-                pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
-                pieces.times.append(at)
-    except OSError:
-        pass
+    for at, author, size in _pieces(path):  # an order that breaks off is good as far as it goes
+        pieces = by_author[author]
+        pieces.ends.append((pieces.ends[-1] if pieces.ends else 0) + size)
+        pieces.times.append(at)
     return by_author
 
 
