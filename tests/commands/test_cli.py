@@ -297,9 +297,9 @@ def test_verbose_shows_the_commands_that_are_run(project: Project) -> None:
     plain = project.stager("verify", *LOCAL, "--log-dir", "logs")
     verbose = project.stager("verify", *LOCAL, "--log-dir", "logs", "-v")
     assert plain.returncode == verbose.returncode == 0
-    assert "stream: " not in plain.stderr
+    assert "start: " not in plain.stderr
     assert "node" in verbose.stderr
-    assert f"stream: {sys.executable} -I -S " in verbose.stderr
+    assert f"start: {sys.executable} -I -S " in verbose.stderr
 
 
 def test_quiet_leaves_the_result(project: Project) -> None:
