@@ -27,7 +27,8 @@ LAUNCH = "Staging and launching"
 BATCH = "Batch jobs and failures"
 
 
-@dataclass(frozen=True)
+# Nobody compares or prints a row: methods for that would cost each start some time.
+@dataclass(frozen=True, eq=False, repr=False)
 class SlurmOption:
     """What Slurm calls a setting, besides ``--KEY``."""
 
@@ -39,7 +40,7 @@ class SlurmOption:
     """Whether users and sites set it in variables, such as ``SBATCH_PARTITION``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SettingRow:
     """A row: a key of ``stager.toml``, an option of the command line, or both."""
 
@@ -103,7 +104,8 @@ def join_nodes(*lists: str | None) -> str | None:
 _NODES = 'a node list without blanks, as in "node02,node[05-07]"'
 
 
-@dataclass(frozen=True, kw_only=True)
+# Only classes that derive from it are made.
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SlurmOptions:
     """Options of Slurm by their names there; None leaves one to Slurm, or to the settings."""
 
