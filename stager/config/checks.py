@@ -316,9 +316,7 @@ def output(value: object) -> str:
     return path
 
 
-@check(**texts.schema)
-def outputs(value: object) -> tuple[str, ...]:
-    """A list of outputs; all that are outside are named."""
+def _read_outputs(value: object) -> tuple[str, ...]:
     paths = texts(value)
     problems: list[tuple[str, str]] = []
     for path in paths:
@@ -329,6 +327,10 @@ def outputs(value: object) -> tuple[str, ...]:
     if problems:
         raise RefusedValue(*problems)
     return paths
+
+
+outputs = Check(read=_read_outputs, schema=texts.schema, item=output)
+"""A list of outputs; all that are outside are named."""
 
 
 def bundle_id(value: object) -> str:
